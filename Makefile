@@ -1,0 +1,41 @@
+# Two commands matter: `make demo` and `make test`. Each makes .venv and installs what it needs, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint typecheck imports pytest docs-rules bench-overhead clean
+
+demo: $(STAMP)
+	$(BIN)/lightning-perf demo
+
+test: lint typecheck imports pytest
+
+# Reinstalls only when what is declared has changed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+# One torch thread a worker: two workers on two cores must not fight over them.
+pytest: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+docs-rules: $(STAMP)
+	$(BIN)/python docs/generate_rules.py
+
+bench-overhead: $(STAMP)
+	$(BIN)/python benchmarks/overhead/run.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,54 @@
+"""lightning-perf: why a Lightning training is slow, what to change, and how much it gains.
+
+Names are loaded on first use: ``import lightning_perf`` loads neither torch nor lightning.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import traces
+    from .doctor import PerfDoctor
+    from .errors import ConfigError, PerfDoctorError, SessionError, TraceError, TrialError
+    from .records import Session, load
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "PerfDoctor": ".doctor",
+    "Session": ".records",
+    "load": ".records",
+    "ConfigError": ".errors",
+    "PerfDoctorError": ".errors",
+    "SessionError": ".errors",
+    "TraceError": ".errors",
+    "TrialError": ".errors",
+    "traces": ".traces",
+}
+
+__all__ = [
+    "ConfigError",
+    "PerfDoctor",
+    "PerfDoctorError",
+    "Session",
+    "SessionError",
+    "TraceError",
+    "TrialError",
+    "load",
+    "traces",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name], __name__)
+    value = module if _HOMES[name] == f".{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,129 @@
+"""What the rules said: findings, with evidence, prescriptions and the gain to expect."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .base import Record
+
+Severity = Literal["high", "medium", "low", "info"]
+Confidence = Literal["high", "medium", "low"]
+Safety = Literal["exact", "numerics", "semantics"]
+Effort = Literal["one line", "minutes", "hours"]
+
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "info")
+"""From worst to least."""
+
+
+class Evidence(Record):
+    """A measured fact that a finding rests on.
+
+    Attributes:
+        metric: What was measured, in words a report can print, e.g. ``"share of the step waiting for data"``.
+        value: The figure, or a short text for a setting.
+        unit: ``"s"``, ``"fraction"``, ``"bytes"``, ``"count"``, ``"ratio"`` … ; empty for a setting.
+        threshold: The bound that it crossed; None where there is none.
+        n: Number of observations behind it; None for a setting.
+    """
+
+    metric: str
+    value: float | int | str | bool
+    unit: str = ""
+    threshold: float | None = None
+    n: int | None = None
+
+
+class Prescription(Record):
+    """One change that a user can make.
+
+    Attributes:
+        treatment: Id of the treatment, e.g. ``"loader-workers"``; empty where it is advice only.
+        summary: One sentence.
+        safety: ``exact`` (same results up to data order), ``numerics`` (rounding), ``semantics`` (the training itself).
+        effort: ``"one line"``, ``"minutes"`` or ``"hours"``.
+        trainer_flags: Keyword arguments for ``Trainer``.
+        loader_args: Keyword arguments for ``DataLoader``.
+        code: What to paste, as Python.
+    """
+
+    treatment: str
+    summary: str
+    safety: Safety
+    effort: Effort
+    trainer_flags: dict[str, Any] = {}
+    loader_args: dict[str, Any] = {}
+    code: str = ""
+
+
+class Gain(Record):
+    """The speed-up to expect: old wall time ÷ new wall time of the steady span.
+
+    Attributes:
+        low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
+        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl).
+        basis: What the interval rests on.
+    """
+
+    low: float
+    high: float
+    basis: str
+
+
+class Finding(Record):
+    """One diagnosis.
+
+    Attributes:
+        code: ``"PD101"``.
+        name: Reads as "allow <name>".
+        category: ``data``, ``transfer``, ``compute``, ``memory``, ``host``, ``loop``, ``distributed``, ``system``
+            or ``quality``.
+        severity: From the share of wall time that the fix could win back.
+        summary: One or two sentences with the figures.
+        evidence: The facts.
+        prescriptions: What to change, best first.
+        gain: None where no gain in time can be promised (quality of measurement, memory).
+        confidence: Lowered by ``PD9xx`` findings and by ``is_preflight``.
+        claims: Seconds of the steady span, by phase, that the fix could win back at most. Findings that claim the same
+            phase share that time; their gains never add up.
+        is_preflight: Said before the first step, from settings alone.
+    """
+
+    code: str
+    name: str
+    category: str
+    severity: Severity
+    summary: str
+    evidence: tuple[Evidence, ...]
+    prescriptions: tuple[Prescription, ...] = ()
+    gain: Gain | None = None
+    confidence: Confidence = "high"
+    claims: dict[str, float] = {}
+    is_preflight: bool = False
+
+
+class RuleOutcome(Record):
+    """What became of one rule: the engine answers for each, never in silence.
+
+    Attributes:
+        code: The rule's code.
+        status: ``finding``, ``passed``, ``skipped`` (a signal is missing), ``ignored`` (deselected) or ``failed``.
+        reason: Why it was skipped, ignored or failed; empty otherwise.
+    """
+
+    code: str
+    status: Literal["finding", "passed", "skipped", "ignored", "failed"]
+    reason: str = ""
+
+
+class Verdict(Record):
+    """The one thing to do first.
+
+    Attributes:
+        category: The finding's category, or ``"healthy"``, or ``"unknown"`` when too little was measured.
+        code: The finding's code; None when healthy or unknown.
+        text: One line.
+    """
+
+    category: str
+    code: str | None
+    text: str

@@ -1,0 +1,63 @@
+"""The machine that a session was recorded on."""
+
+from __future__ import annotations
+
+from .base import Record
+
+
+class Device(Record):
+    """One accelerator that this process uses.
+
+    Attributes:
+        index: torch's index.
+        name: As the driver gives it.
+        kind: ``"cuda"``, ``"mps"``, ``"xpu"`` …
+        memory_bytes: Total memory; None when not told.
+        capability: Compute capability such as ``"9.0"``; None outside CUDA.
+        has_fast_bf16: Whether bf16 matrix products run faster than fp32 ones; None when not known.
+        has_fast_fp16: The same for fp16.
+    """
+
+    index: int
+    name: str
+    kind: str
+    memory_bytes: int | None = None
+    capability: str | None = None
+    has_fast_bf16: bool | None = None
+    has_fast_fp16: bool | None = None
+
+
+class Machine(Record):
+    """Host, devices and versions.
+
+    Attributes:
+        cpu_model: As the kernel gives it; None when not told.
+        n_logical_cores: Of the whole machine.
+        n_physical_cores: None when not told.
+        usable_cores: What this process may use: CPU affinity and cgroup quota taken together, at least 1.
+            Not rounded: a quota of 150 % is 1.5.
+        cpu_quota_cores: The cgroup's quota in cores; None without one.
+        memory_bytes: Of the whole machine.
+        memory_limit_bytes: The cgroup's limit; None without one.
+        shm_bytes: Size of /dev/shm; None where there is none.
+        local_world_size: Ranks on this node.
+        has_fast_cpu_bf16: Whether the CPU has bf16 matrix instructions (AMX or AVX512-BF16); None when not told.
+        cpu_features: Of ``amx_bf16``, ``amx_int8``, ``avx512_bf16``, ``avx512f``, ``avx2`` those it has.
+    """
+
+    os: str
+    python: str
+    hostname: str = ""
+    cpu_model: str | None = None
+    n_logical_cores: int | None = None
+    n_physical_cores: int | None = None
+    usable_cores: float = 1.0
+    cpu_quota_cores: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    shm_bytes: int | None = None
+    local_world_size: int = 1
+    has_fast_cpu_bf16: bool | None = None
+    cpu_features: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = ()
+    versions: dict[str, str] = {}

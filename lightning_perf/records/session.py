@@ -1,0 +1,263 @@
+"""The session: everything that was seen and said about one run, and its file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ..errors import SessionError
+from .base import Record
+from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
+from .machine import Machine
+from .memory import Memory
+from .settings import Settings
+from .steps import Epoch, StageTimes
+from .trace import TraceRecord
+
+SCHEMA_VERSION = 1
+SESSION_FILE = "perf_session.json"
+
+# How an older document becomes the next newer one: {from_version: function}. Empty while 1 is the only version.
+_UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+_SAFETY_ORDER: tuple[Safety, ...] = ("exact", "numerics", "semantics")
+
+
+class Run(Record):
+    """One call of fit, validate, test or predict.
+
+    Attributes:
+        id: Unique; also tells two runs in one folder apart.
+        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        status: ``running`` until the end; ``interrupted`` by Ctrl-C; ``failed`` by an exception.
+        started_at: ISO 8601, UTC.
+        wall_s: From ``setup`` to the end.
+        n_steps: Batches.
+        n_optimizer_steps: ``trainer.global_step`` at the end minus at the start.
+        time_to_first_step_s: From ``setup`` to the end of the first step; None when there was none.
+        startup: What happened before the first fetch, seconds by part: ``sanity_validation``, ``loader_start`` (the
+            first fetch beyond a usual one), ``first_step`` (beyond a usual one), ``callbacks`` …, ``other``.
+        error: Type of the exception that ended the run; None without one.
+    """
+
+    id: str
+    stage: str
+    status: Literal["running", "finished", "interrupted", "failed"]
+    started_at: str
+    wall_s: float
+    n_steps: int = 0
+    n_epochs: int = 0
+    n_optimizer_steps: int | None = None
+    time_to_first_step_s: float | None = None
+    startup: dict[str, float] = {}
+    rank: int = 0
+    world_size: int = 1
+    error: str | None = None
+    lightning_perf: str = ""
+
+
+class Overhead(Record):
+    """What PerfDoctor itself cost.
+
+    Attributes:
+        per_step_us: Microseconds a step in its hooks and spans, without the reports of epoch ends.
+        reporting_s: Seconds spent diagnosing and reporting, in total.
+        share: Both, ÷ the wall time of the run.
+        budget_us: The budget a step.
+        backed_off: What it stopped measuring because it was above its budget; empty normally.
+    """
+
+    per_step_us: float
+    reporting_s: float
+    share: float
+    budget_us: float
+    backed_off: tuple[str, ...] = ()
+
+
+class ProbeFailure(Record):
+    """A probe or report that raised and was switched off for the rest of the run."""
+
+    probe: str
+    error: str
+    step: int
+
+
+class Window(Record):
+    """One profiler window.
+
+    Attributes:
+        first_step: The first active step.
+        n_steps: Active steps.
+        status: ``recorded``, ``empty``, ``incomplete`` or ``failed``.
+        reason: Why it was opened, and where it failed, why.
+        cost_s: What it cost.
+        file: The trace file, relative to the session; None when it was not kept.
+        trace: What it says; None when there is nothing to read.
+    """
+
+    first_step: int
+    n_steps: int
+    status: Literal["recorded", "empty", "incomplete", "failed"]
+    reason: str
+    cost_s: float
+    file: str | None = None
+    trace: TraceRecord | None = None
+
+
+class Session(Record):
+    """One run: what was measured, what it means, what to do.
+
+    Attributes:
+        steady: The training steps (fit) or batches (other stages) in the steady state; None before enough of them.
+        validation: The batches of validation inside fit, all rounds together; None without.
+        outcomes: What became of each rule.
+        probes_off: Probes that failed.
+        missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run: Run
+    machine: Machine
+    settings: Settings = Settings()
+    epochs: tuple[Epoch, ...] = ()
+    steady: StageTimes | None = None
+    validation: StageTimes | None = None
+    memory: Memory = Memory()
+    windows: tuple[Window, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    outcomes: tuple[RuleOutcome, ...] = ()
+    verdict: Verdict = Verdict(category="unknown", code=None, text="nothing measured yet")
+    trials: tuple[dict[str, Any], ...] = ()
+    overhead: Overhead | None = None
+    probes_off: tuple[ProbeFailure, ...] = ()
+    missing: dict[str, str] = {}
+
+    def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
+        """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""
+        return self._merged("trainer_flags", safety)
+
+    def loader_args(self, safety: Safety = "exact") -> dict[str, Any]:
+        """The prescribed ``DataLoader`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""
+        return self._merged("loader_args", safety)
+
+    def to_json(self) -> bytes:
+        """The session as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the session; a crash leaves an existing file whole.
+
+        Args:
+            path: The file, or a folder to put ``perf_session.json`` in. Parents are made. The session of another run
+                that stands there already is kept, renamed to ``perf_session.<its id>.json``.
+
+        Returns:
+            The file written.
+
+        Raises:
+            SessionError: The file cannot be written, or something else than a session stands there.
+        """
+        target = Path(path)
+        if target.is_dir() or target.suffix != ".json":
+            target = target / SESSION_FILE
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._set_aside(target)
+            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(self.to_json())
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(temporary, 0o666 & ~_umask())
+                os.replace(temporary, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            raise SessionError(f"cannot write the session to {target}: {error}; choose another out_dir") from error
+        return target
+
+    def _set_aside(self, target: Path) -> None:
+        if not target.exists():
+            return
+        try:
+            other = load(target).run.id
+        except SessionError as error:
+            raise SessionError(
+                f"{target} exists and is not a session that this version can read ({error}); "
+                "move it away or choose another out_dir"
+            ) from error
+        if other != self.run.id:
+            os.replace(target, target.with_name(f"{target.stem}.{other}.json"))
+
+    def _merged(self, field: str, safety: Safety) -> dict[str, Any]:
+        if safety not in _SAFETY_ORDER:
+            raise SessionError(f"safety={safety!r} is not one of {', '.join(_SAFETY_ORDER)}")
+        allowed = _SAFETY_ORDER[: _SAFETY_ORDER.index(safety) + 1]
+        merged: dict[str, Any] = {}
+        for finding in sorted(self.findings, key=lambda f: SEVERITIES.index(f.severity)):
+            first: Prescription | None = next((p for p in finding.prescriptions if p.safety in allowed), None)
+            for key, value in (getattr(first, field) if first else {}).items():
+                merged.setdefault(key, value)
+        return merged
+
+
+def load(path: str | os.PathLike[str]) -> Session:
+    """Reads a session; needs neither torch nor lightning.
+
+    Args:
+        path: A session file, or a folder that holds ``perf_session.json``.
+
+    Returns:
+        The session, upgraded to this version's schema.
+
+    Raises:
+        SessionError: No such file, not a session, cut short, or written by a newer version.
+    """
+    source = Path(path)
+    if source.is_dir():
+        source = source / SESSION_FILE
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise SessionError(
+            f"cannot read a session from {source}: {error.strerror or error}; "
+            f"expected a {SESSION_FILE} written by PerfDoctor"
+        ) from error
+    try:
+        document = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SessionError(f"{source} is not complete JSON ({error}); expected a {SESSION_FILE}") from error
+    return _from_document(document, str(source))
+
+
+def _from_document(document: Any, source: str) -> Session:
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1 or "run" not in document:
+        raise SessionError(f"{source} is not a PerfDoctor session: it has no schema_version and run; expected both")
+    if version > SCHEMA_VERSION:
+        raise SessionError(
+            f"{source} has schema_version {version}, this lightning-perf reads up to {SCHEMA_VERSION}; "
+            "upgrade with: pip install -U lightning-perf"
+        )
+    while version < SCHEMA_VERSION:
+        document = _UPGRADES[version](document)
+        version += 1
+    try:
+        return msgspec.convert({**document, "schema_version": SCHEMA_VERSION}, Session)
+    except msgspec.ValidationError as error:
+        raise SessionError(f"{source} does not hold what a session must: {error}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

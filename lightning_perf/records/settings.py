@@ -1,0 +1,176 @@
+"""What was set: loaders, Trainer, model, optimizers, torch."""
+
+from __future__ import annotations
+
+from .base import Record
+
+
+class LoaderSettings(Record):
+    """One DataLoader.
+
+    Attributes:
+        stage: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+        index: Position among the loaders of the stage.
+        class_name: Qualified class name; only a plain ``torch.utils.data.DataLoader`` fills in the rest.
+        is_plain: Whether it is exactly ``torch.utils.data.DataLoader``.
+        dataset_class: Class name of the dataset.
+        is_iterable: Whether the dataset is an ``IterableDataset``.
+        n_batches: Batches an epoch; None when unsized.
+        n_samples: Length of the dataset; None when unsized.
+        batch_size: None when a custom batch sampler or ``batch_size=None`` decides.
+        num_workers: Worker processes.
+        prefetch_factor: Batches each worker prepares ahead; None without workers.
+        sampler_class: Class name of the (batch) sampler in use.
+        is_in_memory_tensors: The dataset is a ``TensorDataset``.
+    """
+
+    stage: str
+    index: int
+    class_name: str
+    is_plain: bool
+    dataset_class: str | None = None
+    is_iterable: bool | None = None
+    n_batches: int | None = None
+    n_samples: int | None = None
+    batch_size: int | None = None
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    prefetch_factor: int | None = None
+    drop_last: bool | None = None
+    sampler_class: str | None = None
+    is_shuffled: bool | None = None
+    collate: str | None = None
+    multiprocessing_context: str | None = None
+    is_in_memory_tensors: bool | None = None
+
+
+class TrainerSettings(Record):
+    """Flags of the Trainer, as in force during the run; None where this version of Lightning does not tell.
+
+    Attributes:
+        precision: ``"32-true"``, ``"bf16-mixed"`` …
+        strategy: Class name of the strategy, e.g. ``"DDPStrategy"``.
+        progress_bar: Class name of the progress bar; None when there is none.
+        progress_bar_refresh_rate: Steps between refreshes; None when there is none.
+        callbacks: Class names, without PerfDoctor.
+        loggers: Class names.
+        prog_bar_metrics: How many metrics the progress bar shows each step; None when not yet known.
+        sync_dist_on_step: Whether a metric is reduced over ranks at each step; None when not yet known.
+    """
+
+    precision: str | None = None
+    accelerator: str | None = None
+    strategy: str | None = None
+    n_devices: int | None = None
+    n_nodes: int | None = None
+    world_size: int = 1
+    max_epochs: int | None = None
+    max_steps: int | None = None
+    accumulate_grad_batches: int | None = None
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
+    log_every_n_steps: int | None = None
+    val_check_interval: float | int | None = None
+    check_val_every_n_epoch: int | None = None
+    limit_train_batches: float | int | None = None
+    limit_val_batches: float | int | None = None
+    num_sanity_val_steps: int | float | None = None
+    reload_dataloaders_every_n_epochs: int | None = None
+    is_anomaly_detection_on: bool | None = None
+    is_inference_mode: bool | None = None
+    is_deterministic: bool | None = None
+    is_barebones: bool | None = None
+    is_fast_dev_run: bool | None = None
+    is_automatic_optimization: bool | None = None
+    progress_bar: str | None = None
+    progress_bar_refresh_rate: int | None = None
+    profiler: str | None = None
+    callbacks: tuple[str, ...] = ()
+    loggers: tuple[str, ...] = ()
+    prog_bar_metrics: int | None = None
+    sync_dist_on_step: bool | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    gradient_as_bucket_view: bool | None = None
+
+
+class ParameterGroup(Record):
+    """Parameters or buffers of one dtype: how many elements, how many bytes (shared storages once)."""
+
+    dtype: str
+    n_elements: int
+    n_bytes: int
+
+
+class OptimizerSettings(Record):
+    """One optimizer.
+
+    Attributes:
+        class_name: E.g. ``"AdamW"``.
+        implementation: What a step really runs: ``"fused"``, ``"foreach"``, ``"single-tensor"`` or ``"unknown"``.
+        n_tensors: Parameters it updates.
+        n_elements: Their elements.
+        supports_fused: Whether the class has a fused implementation on this device; None when not known.
+        zero_grad_keeps_tensors: True when gradients were zeroed in place rather than dropped; None when not seen.
+        steps_without_zero_grad: Of the steps watched, those before which gradients of the step before had not been
+            cleared; None when not watched (automatic optimization clears them itself).
+        n_steps_watched: Steps watched for that.
+    """
+
+    class_name: str
+    implementation: str
+    n_tensors: int
+    n_elements: int
+    supports_fused: bool | None = None
+    zero_grad_keeps_tensors: bool | None = None
+    steps_without_zero_grad: int | None = None
+    n_steps_watched: int = 0
+
+
+class ModelSettings(Record):
+    """The LightningModule.
+
+    Attributes:
+        class_name: Its class.
+        parameters: By dtype.
+        buffers: By dtype.
+        n_trainable: Elements that require a gradient.
+        layers: How often each layer type occurs, e.g. ``{"Linear": 12}``.
+        matmul_parameter_fraction: Share of the parameters that belong to Linear, Conv, RNN or attention layers.
+        conv_bias_before_norm: Qualified names of convolutions with a bias that feed a batch norm (by definition order).
+        is_compiled: Whether the module or a part of it is compiled.
+        optimizers: In order.
+        eval_outputs_have_graph: Whether validation outputs held an autograd graph; None when not seen.
+    """
+
+    class_name: str
+    parameters: tuple[ParameterGroup, ...] = ()
+    buffers: tuple[ParameterGroup, ...] = ()
+    n_trainable: int | None = None
+    layers: dict[str, int] = {}
+    matmul_parameter_fraction: float | None = None
+    conv_bias_before_norm: tuple[str, ...] = ()
+    is_compiled: bool | None = None
+    optimizers: tuple[OptimizerSettings, ...] = ()
+    eval_outputs_have_graph: bool | None = None
+
+
+class TorchSettings(Record):
+    """Process-wide switches of torch."""
+
+    float32_matmul_precision: str | None = None
+    is_cudnn_benchmark_on: bool | None = None
+    is_deterministic: bool | None = None
+    n_threads: int | None = None
+    n_interop_threads: int | None = None
+    omp_num_threads: str | None = None
+
+
+class Settings(Record):
+    """All that was set."""
+
+    trainer: TrainerSettings = TrainerSettings()
+    loaders: tuple[LoaderSettings, ...] = ()
+    model: ModelSettings | None = None
+    torch: TorchSettings = TorchSettings()

@@ -1,0 +1,254 @@
+"""Where the time of steps, epochs and stages went."""
+
+from __future__ import annotations
+
+from .base import Record
+
+PHASES: tuple[str, ...] = (
+    "data_wait",
+    "transfer",
+    "forward",
+    "backward",
+    "optimizer",
+    "callbacks",
+    "logging",
+    "validation",
+    "checkpoint",
+    "epoch_boundary",
+    "startup",
+    "other",
+)
+"""Exclusive phases: at each moment of a run the host is in exactly one, so they add up to the wall time.
+
+``data_wait``: the host is blocked in the loader's ``next``. ``transfer``: batch hooks and the copy to the device.
+``forward``, ``backward``, ``optimizer`` (step, clipping, unscaling, zero_grad, LR schedulers): the host's time in them.
+``callbacks``: other callbacks' hooks and the module's own hooks. ``logging``: metric collection and loggers.
+``validation``: the whole validation loop inside fit. ``checkpoint``: saving. ``epoch_boundary``: between the last step
+of an epoch and the first of the next, without what belongs to a phase above, plus what the epoch's first fetch took
+beyond a usual one. ``startup``: from ``setup`` to the first fetch. ``other``: the loop's own remainder.
+"""
+
+STEP_PHASES: tuple[str, ...] = (
+    "data_wait",
+    "transfer",
+    "forward",
+    "backward",
+    "optimizer",
+    "callbacks",
+    "logging",
+    "other",
+)
+"""The phases whose sum is the duration of a step; the rest happens between steps."""
+
+
+class Distribution(Record):
+    """The spread of a repeated measurement; all five in the unit that the field holding it names."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    std: float
+
+
+class PhaseTime(Record):
+    """One phase over a span of wall time.
+
+    Attributes:
+        total_s: Seconds of the span spent in the phase.
+        share: ``total_s`` ÷ the span.
+        p50_s: Median seconds a step; None for phases that happen between steps.
+        p95_s: 95th percentile of seconds a step; None likewise.
+    """
+
+    total_s: float
+    share: float
+    p50_s: float | None = None
+    p95_s: float | None = None
+
+
+class NamedTime(Record):
+    """Time attributed to one named piece of code that the loop called.
+
+    Attributes:
+        name: Class name of the callback, module or logger, e.g. ``"EarlyStopping"``.
+        kind: ``"callback"``, ``"progress_bar"``, ``"checkpoint_callback"``, ``"module_hook"``, ``"logger"`` or
+            ``"loop"`` (Lightning's own parts, e.g. ``zero_grad``, ``metrics``).
+        hook: The hook or method, e.g. ``"on_train_batch_end"``.
+        phase: The phase that the time is counted in.
+        total_s: Seconds, without what was spent in other names called from it.
+        share: ``total_s`` ÷ the steady span.
+        n_calls: How often it was entered.
+    """
+
+    name: str
+    kind: str
+    hook: str
+    phase: str
+    total_s: float
+    share: float
+    n_calls: int
+
+
+class Block(Record):
+    """A run of successive steps, as one point of the timeline (the timeline has at most 512 of them).
+
+    Attributes:
+        first_step: Index of the first step of the block, counted from the start of the run.
+        n_steps: Steps in it.
+        start_s: Seconds since the start of the run at which it began.
+        step_s: Mean seconds a step.
+        max_step_s: Its slowest step.
+        phases: Mean seconds a step, by phase name.
+    """
+
+    first_step: int
+    n_steps: int
+    start_s: float
+    step_s: float
+    max_step_s: float
+    phases: dict[str, float]
+
+
+class SlowStep(Record):
+    """A step that took more than three times the median.
+
+    Attributes:
+        step: Index, counted from the start of the run.
+        duration_s: Its duration.
+        excess_s: What it took beyond the median.
+        phase: The phase that grew most.
+    """
+
+    step: int
+    duration_s: float
+    excess_s: float
+    phase: str
+
+
+class Outliers(Record):
+    """Steps that took more than ``threshold_s`` (three times the median).
+
+    Attributes:
+        n: How many.
+        excess_s: What they took beyond the median, together.
+        share: ``excess_s`` ÷ the steady span.
+        threshold_s: The bound.
+        excess_by_phase_s: ``excess_s`` by the phase that grew most in each of them.
+        worst: The slowest ten.
+    """
+
+    n: int
+    excess_s: float
+    share: float
+    threshold_s: float
+    excess_by_phase_s: dict[str, float]
+    worst: tuple[SlowStep, ...] = ()
+
+
+class Fetch(Record):
+    """How batches arrived from the training loader.
+
+    Attributes:
+        n: Fetches measured, without the first of each epoch.
+        wait_s: Host seconds blocked in one fetch.
+        p90_over_p50: Ratio of the 90th percentile to the median; None when the median is 0.
+        waiting_fraction: Share of fetches that blocked for more than a tenth of the median step.
+        burst_period: Most frequent number of steps from one wait to the next; None when fewer than 8 waits were seen.
+        burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None likewise.
+        first_s: What the first fetch of each epoch took, at most the last 64 epochs.
+        in_process_batch_s: Measured seconds to make one batch in a process without workers (median); None where
+            it was not measured.
+        in_process_basis: How ``in_process_batch_s`` was measured, or why it was not.
+    """
+
+    n: int
+    wait_s: Distribution
+    p90_over_p50: float | None
+    waiting_fraction: float
+    burst_period: int | None = None
+    burst_fraction: float | None = None
+    first_s: tuple[float, ...] = ()
+    in_process_batch_s: float | None = None
+    in_process_basis: str = "not measured"
+
+
+class Epoch(Record):
+    """One training epoch.
+
+    Attributes:
+        index: ``trainer.current_epoch``.
+        n_steps: Batches trained on.
+        wall_s: From the end of the last epoch's boundary (the start of the run for the first) to the end of this
+            epoch's. The phases add up to it.
+        phases: Seconds by phase name.
+        samples: Samples seen; None when the batch size is not known.
+        step_p50_s: Median step; None for an epoch without a complete step.
+        first_fetch_s: What its first fetch took; None when it had none.
+        boundary_s: Wall seconds from its last step to the first fetch of the next epoch, whatever was done
+            meanwhile; None while that has not come.
+    """
+
+    index: int
+    n_steps: int
+    wall_s: float
+    phases: dict[str, float]
+    samples: int | None = None
+    step_p50_s: float | None = None
+    first_fetch_s: float | None = None
+    boundary_s: float | None = None
+
+
+class DeviceTimes(Record):
+    """What the device's own clock says of the steady steps (pooled events, resolved later).
+
+    Attributes:
+        n: Steps resolved.
+        starved_s: Seconds during which the device had nothing to do while the host waited for data, in total.
+        starved_share: ``starved_s`` ÷ the wall time of the steps resolved.
+        busy_s: Seconds from the first to the last piece of work of each step, in total, without ``starved_s``.
+        step_s: Device seconds from the start of one step's work to the start of the next.
+        backend: ``"cuda"``, ``"mps"``, ``"xpu"`` or the fake's name.
+    """
+
+    n: int
+    starved_s: float
+    starved_share: float
+    busy_s: float
+    step_s: Distribution
+    backend: str
+
+
+class StageTimes(Record):
+    """A stage's steps in the steady state: of fit, or of validation, testing, predicting.
+
+    Attributes:
+        n_steps: Steps (batches) measured: without warm-up, without the first of each epoch.
+        n_warmup_steps: Steps left out at the start.
+        span_s: Wall seconds from the first measured step to the end; the phases add up to it.
+        step_s: Seconds a step (the sum of ``STEP_PHASES``).
+        samples_per_s: Samples ÷ span; None when the batch size is not known.
+        phases: By phase name; only phases that occurred.
+        named: Time by name, largest first, at most 32.
+        fetch: How batches arrived; None when no fetch was seen.
+        device: The device's own clock; None without one (see ``Session.missing``).
+        outliers: None when there are fewer than 20 steps.
+        timeline: The course of the run.
+        gc_s: Seconds spent in Python's garbage collector during the span; None when not measured.
+        is_steady: Whether the two halves of the measured steps agree (median within 10 %); None with
+            fewer than 20 steps.
+    """
+
+    n_steps: int
+    n_warmup_steps: int
+    span_s: float
+    step_s: Distribution
+    samples_per_s: float | None
+    phases: dict[str, PhaseTime]
+    named: tuple[NamedTime, ...] = ()
+    fetch: Fetch | None = None
+    device: DeviceTimes | None = None
+    outliers: Outliers | None = None
+    timeline: tuple[Block, ...] = ()
+    gc_s: float | None = None
+    is_steady: bool | None = None

@@ -1,0 +1,34 @@
+"""What a rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from ..records import Finding, Session
+
+
+class Skip(Exception):
+    """Raised by a check when the session lacks a signal that the rule needs; the message says which and why."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One diagnosis.
+
+    Attributes:
+        code: ``"PD101"``; never reused.
+        name: Reads as "allow <name>", e.g. ``"starved-by-loader"``.
+        category: The folder it stands in.
+        docs: Markdown with the headings What it measures, Why it costs, Example, Prescription, When it is wrong,
+            Sources.
+        check: Reads a session; a finding, or None when there is nothing to say. Raises Skip.
+        preflight: The same from settings alone, before the first step; None where that cannot be.
+    """
+
+    code: str
+    name: str
+    category: str
+    docs: str
+    check: Callable[[Session], Finding | None]
+    preflight: Callable[[Session], Finding | None] | None = None
