@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..errors import SessionError
+from lightning_perf.errors import SessionError
 from .base import Record
 from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .machine import Machine
@@ -29,7 +29,7 @@ _UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 _SAFETY_ORDER: tuple[Safety, ...] = ("exact", "numerics", "semantics")
 
 
-class Run(Record):
+class Run(Record, kw_only=True):
     """One call of fit, validate, test or predict.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run(Record):
     lightning_perf: str = ""
 
 
-class Overhead(Record):
+class Overhead(Record, kw_only=True):
     """What PerfDoctor itself cost.
 
     Attributes:
@@ -80,7 +80,7 @@ class Overhead(Record):
     backed_off: tuple[str, ...] = ()
 
 
-class ProbeFailure(Record):
+class ProbeFailure(Record, kw_only=True):
     """A probe or report that raised and was switched off for the rest of the run."""
 
     probe: str
@@ -88,7 +88,7 @@ class ProbeFailure(Record):
     step: int
 
 
-class Window(Record):
+class Window(Record, kw_only=True):
     """One profiler window.
 
     Attributes:
@@ -110,7 +110,7 @@ class Window(Record):
     trace: TraceRecord | None = None
 
 
-class Session(Record):
+class Session(Record, kw_only=True):
     """One run: what was measured, what it means, what to do.
 
     Attributes:

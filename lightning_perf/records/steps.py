@@ -41,7 +41,7 @@ STEP_PHASES: tuple[str, ...] = (
 """The phases whose sum is the duration of a step; the rest happens between steps."""
 
 
-class Distribution(Record):
+class Distribution(Record, kw_only=True):
     """The spread of a repeated measurement; all five in the unit that the field holding it names."""
 
     p50: float
@@ -51,7 +51,7 @@ class Distribution(Record):
     std: float
 
 
-class PhaseTime(Record):
+class PhaseTime(Record, kw_only=True):
     """One phase over a span of wall time.
 
     Attributes:
@@ -67,7 +67,7 @@ class PhaseTime(Record):
     p95_s: float | None = None
 
 
-class NamedTime(Record):
+class NamedTime(Record, kw_only=True):
     """Time attributed to one named piece of code that the loop called.
 
     Attributes:
@@ -90,7 +90,7 @@ class NamedTime(Record):
     n_calls: int
 
 
-class Block(Record):
+class Block(Record, kw_only=True):
     """A run of successive steps, as one point of the timeline (the timeline has at most 512 of them).
 
     Attributes:
@@ -110,7 +110,7 @@ class Block(Record):
     phases: dict[str, float]
 
 
-class SlowStep(Record):
+class SlowStep(Record, kw_only=True):
     """A step that took more than three times the median.
 
     Attributes:
@@ -126,7 +126,7 @@ class SlowStep(Record):
     phase: str
 
 
-class Outliers(Record):
+class Outliers(Record, kw_only=True):
     """Steps that took more than ``threshold_s`` (three times the median).
 
     Attributes:
@@ -146,7 +146,7 @@ class Outliers(Record):
     worst: tuple[SlowStep, ...] = ()
 
 
-class Fetch(Record):
+class Fetch(Record, kw_only=True):
     """How batches arrived from the training loader.
 
     Attributes:
@@ -173,7 +173,7 @@ class Fetch(Record):
     in_process_basis: str = "not measured"
 
 
-class Epoch(Record):
+class Epoch(Record, kw_only=True):
     """One training epoch.
 
     Attributes:
@@ -199,7 +199,7 @@ class Epoch(Record):
     boundary_s: float | None = None
 
 
-class DeviceTimes(Record):
+class DeviceTimes(Record, kw_only=True):
     """What the device's own clock says of the steady steps (pooled events, resolved later).
 
     Attributes:
@@ -219,7 +219,7 @@ class DeviceTimes(Record):
     backend: str
 
 
-class StageTimes(Record):
+class StageTimes(Record, kw_only=True):
     """A stage's steps in the steady state: of fit, or of validation, testing, predicting.
 
     Attributes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..records import Finding, Session
+from lightning_perf.records import Finding, Session
 
 
 class Skip(Exception):
