@@ -15,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "info")
 """From worst to least."""
 
 
-class Evidence(Record, kw_only=True):
+class Evidence(Record, frozen=True, kw_only=True):
     """A measured fact that a finding rests on.
 
     Attributes:
@@ -33,7 +33,7 @@ class Evidence(Record, kw_only=True):
     n: int | None = None
 
 
-class Prescription(Record, kw_only=True):
+class Prescription(Record, frozen=True, kw_only=True):
     """One change that a user can make.
 
     Attributes:
@@ -55,7 +55,7 @@ class Prescription(Record, kw_only=True):
     code: str = ""
 
 
-class Gain(Record, kw_only=True):
+class Gain(Record, frozen=True, kw_only=True):
     """The speed-up to expect: old wall time ÷ new wall time of the steady span.
 
     Attributes:
@@ -69,7 +69,7 @@ class Gain(Record, kw_only=True):
     basis: str
 
 
-class Finding(Record, kw_only=True):
+class Finding(Record, frozen=True, kw_only=True):
     """One diagnosis.
 
     Attributes:
@@ -101,7 +101,7 @@ class Finding(Record, kw_only=True):
     is_preflight: bool = False
 
 
-class RuleOutcome(Record, kw_only=True):
+class RuleOutcome(Record, frozen=True, kw_only=True):
     """What became of one rule: the engine answers for each, never in silence.
 
     Attributes:
@@ -115,7 +115,7 @@ class RuleOutcome(Record, kw_only=True):
     reason: str = ""
 
 
-class Verdict(Record, kw_only=True):
+class Verdict(Record, frozen=True, kw_only=True):
     """The one thing to do first.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Record
 
 
-class Device(Record, kw_only=True):
+class Device(Record, frozen=True, kw_only=True):
     """One accelerator that this process uses.
 
     Attributes:
@@ -27,7 +27,7 @@ class Device(Record, kw_only=True):
     has_fast_fp16: bool | None = None
 
 
-class Machine(Record, kw_only=True):
+class Machine(Record, frozen=True, kw_only=True):
     """Host, devices and versions.
 
     Attributes:

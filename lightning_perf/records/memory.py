@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Record
 
 
-class DeviceMemory(Record, kw_only=True):
+class DeviceMemory(Record, frozen=True, kw_only=True):
     """torch's caching allocator on one device, at its highest during the run.
 
     Attributes:
@@ -23,7 +23,7 @@ class DeviceMemory(Record, kw_only=True):
     alloc_retries: int | None = None
 
 
-class Memory(Record, kw_only=True):
+class Memory(Record, frozen=True, kw_only=True):
     """Memory of the run. Peaks are read, never reset: a user's own tracking stays as it was.
 
     Attributes:

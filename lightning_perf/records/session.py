@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from lightning_perf.errors import SessionError
+
 from .base import Record
 from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .machine import Machine
@@ -29,7 +30,7 @@ _UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 _SAFETY_ORDER: tuple[Safety, ...] = ("exact", "numerics", "semantics")
 
 
-class Run(Record, kw_only=True):
+class Run(Record, frozen=True, kw_only=True):
     """One call of fit, validate, test or predict.
 
     Attributes:
@@ -62,7 +63,7 @@ class Run(Record, kw_only=True):
     lightning_perf: str = ""
 
 
-class Overhead(Record, kw_only=True):
+class Overhead(Record, frozen=True, kw_only=True):
     """What PerfDoctor itself cost.
 
     Attributes:
@@ -80,7 +81,7 @@ class Overhead(Record, kw_only=True):
     backed_off: tuple[str, ...] = ()
 
 
-class ProbeFailure(Record, kw_only=True):
+class ProbeFailure(Record, frozen=True, kw_only=True):
     """A probe or report that raised and was switched off for the rest of the run."""
 
     probe: str
@@ -88,7 +89,7 @@ class ProbeFailure(Record, kw_only=True):
     step: int
 
 
-class Window(Record, kw_only=True):
+class Window(Record, frozen=True, kw_only=True):
     """One profiler window.
 
     Attributes:
@@ -110,7 +111,7 @@ class Window(Record, kw_only=True):
     trace: TraceRecord | None = None
 
 
-class Session(Record, kw_only=True):
+class Session(Record, frozen=True, kw_only=True):
     """One run: what was measured, what it means, what to do.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Record
 
 
-class LoaderSettings(Record, kw_only=True):
+class LoaderSettings(Record, frozen=True, kw_only=True):
     """One DataLoader.
 
     Attributes:
@@ -45,7 +45,7 @@ class LoaderSettings(Record, kw_only=True):
     is_in_memory_tensors: bool | None = None
 
 
-class TrainerSettings(Record, kw_only=True):
+class TrainerSettings(Record, frozen=True, kw_only=True):
     """Flags of the Trainer, as in force during the run; None where this version of Lightning does not tell.
 
     Attributes:
@@ -95,7 +95,7 @@ class TrainerSettings(Record, kw_only=True):
     gradient_as_bucket_view: bool | None = None
 
 
-class ParameterGroup(Record, kw_only=True):
+class ParameterGroup(Record, frozen=True, kw_only=True):
     """Parameters or buffers of one dtype: how many elements, how many bytes (shared storages once)."""
 
     dtype: str
@@ -103,7 +103,7 @@ class ParameterGroup(Record, kw_only=True):
     n_bytes: int
 
 
-class OptimizerSettings(Record, kw_only=True):
+class OptimizerSettings(Record, frozen=True, kw_only=True):
     """One optimizer.
 
     Attributes:
@@ -128,7 +128,7 @@ class OptimizerSettings(Record, kw_only=True):
     n_steps_watched: int = 0
 
 
-class ModelSettings(Record, kw_only=True):
+class ModelSettings(Record, frozen=True, kw_only=True):
     """The LightningModule.
 
     Attributes:
@@ -156,7 +156,7 @@ class ModelSettings(Record, kw_only=True):
     eval_outputs_have_graph: bool | None = None
 
 
-class TorchSettings(Record, kw_only=True):
+class TorchSettings(Record, frozen=True, kw_only=True):
     """Process-wide switches of torch."""
 
     float32_matmul_precision: str | None = None
@@ -167,7 +167,7 @@ class TorchSettings(Record, kw_only=True):
     omp_num_threads: str | None = None
 
 
-class Settings(Record, kw_only=True):
+class Settings(Record, frozen=True, kw_only=True):
     """All that was set."""
 
     trainer: TrainerSettings = TrainerSettings()

@@ -41,7 +41,7 @@ STEP_PHASES: tuple[str, ...] = (
 """The phases whose sum is the duration of a step; the rest happens between steps."""
 
 
-class Distribution(Record, kw_only=True):
+class Distribution(Record, frozen=True, kw_only=True):
     """The spread of a repeated measurement; all five in the unit that the field holding it names."""
 
     p50: float
@@ -51,7 +51,7 @@ class Distribution(Record, kw_only=True):
     std: float
 
 
-class PhaseTime(Record, kw_only=True):
+class PhaseTime(Record, frozen=True, kw_only=True):
     """One phase over a span of wall time.
 
     Attributes:
@@ -67,7 +67,7 @@ class PhaseTime(Record, kw_only=True):
     p95_s: float | None = None
 
 
-class NamedTime(Record, kw_only=True):
+class NamedTime(Record, frozen=True, kw_only=True):
     """Time attributed to one named piece of code that the loop called.
 
     Attributes:
@@ -90,7 +90,7 @@ class NamedTime(Record, kw_only=True):
     n_calls: int
 
 
-class Block(Record, kw_only=True):
+class Block(Record, frozen=True, kw_only=True):
     """A run of successive steps, as one point of the timeline (the timeline has at most 512 of them).
 
     Attributes:
@@ -110,7 +110,7 @@ class Block(Record, kw_only=True):
     phases: dict[str, float]
 
 
-class SlowStep(Record, kw_only=True):
+class SlowStep(Record, frozen=True, kw_only=True):
     """A step that took more than three times the median.
 
     Attributes:
@@ -126,7 +126,7 @@ class SlowStep(Record, kw_only=True):
     phase: str
 
 
-class Outliers(Record, kw_only=True):
+class Outliers(Record, frozen=True, kw_only=True):
     """Steps that took more than ``threshold_s`` (three times the median).
 
     Attributes:
@@ -146,7 +146,7 @@ class Outliers(Record, kw_only=True):
     worst: tuple[SlowStep, ...] = ()
 
 
-class Fetch(Record, kw_only=True):
+class Fetch(Record, frozen=True, kw_only=True):
     """How batches arrived from the training loader.
 
     Attributes:
@@ -173,7 +173,7 @@ class Fetch(Record, kw_only=True):
     in_process_basis: str = "not measured"
 
 
-class Epoch(Record, kw_only=True):
+class Epoch(Record, frozen=True, kw_only=True):
     """One training epoch.
 
     Attributes:
@@ -199,7 +199,7 @@ class Epoch(Record, kw_only=True):
     boundary_s: float | None = None
 
 
-class DeviceTimes(Record, kw_only=True):
+class DeviceTimes(Record, frozen=True, kw_only=True):
     """What the device's own clock says of the steady steps (pooled events, resolved later).
 
     Attributes:
@@ -219,7 +219,7 @@ class DeviceTimes(Record, kw_only=True):
     backend: str
 
 
-class StageTimes(Record, kw_only=True):
+class StageTimes(Record, frozen=True, kw_only=True):
     """A stage's steps in the steady state: of fit, or of validation, testing, predicting.
 
     Attributes:

@@ -18,7 +18,7 @@ CATEGORIES: tuple[str, ...] = (
 """Exclusive categories of a step's time, by falling priority: what is hidden behind a kernel is not charged."""
 
 
-class TraceStep(Record, kw_only=True):
+class TraceStep(Record, frozen=True, kw_only=True):
     """One step of a trace; its categories add up to ``duration_s``."""
 
     name: str
@@ -28,7 +28,7 @@ class TraceStep(Record, kw_only=True):
     categories: dict[str, float]
 
 
-class Idle(Record, kw_only=True):
+class Idle(Record, frozen=True, kw_only=True):
     """Time between kernels of the busiest stream, by cause.
 
     Attributes:
@@ -42,7 +42,7 @@ class Idle(Record, kw_only=True):
     other_s: float
 
 
-class Communication(Record, kw_only=True):
+class Communication(Record, frozen=True, kw_only=True):
     """Collectives: in total, the part not hidden behind compute, and the hidden fraction (None without any)."""
 
     total_s: float
@@ -50,7 +50,7 @@ class Communication(Record, kw_only=True):
     overlap_fraction: float | None
 
 
-class Copies(Record, kw_only=True):
+class Copies(Record, frozen=True, kw_only=True):
     """Copies between host and device, and how many of them came from pageable memory."""
 
     h2d_s: float
@@ -60,7 +60,7 @@ class Copies(Record, kw_only=True):
     d2h_n: int
 
 
-class SyncSite(Record, kw_only=True):
+class SyncSite(Record, frozen=True, kw_only=True):
     """One place that makes the host wait for the device.
 
     Attributes:
@@ -78,7 +78,7 @@ class SyncSite(Record, kw_only=True):
     idle_after_s: float | None = None
 
 
-class Syncs(Record, kw_only=True):
+class Syncs(Record, frozen=True, kw_only=True):
     """Synchronising calls; ``item_n`` counts those made to read a single number."""
 
     n: int
@@ -87,7 +87,7 @@ class Syncs(Record, kw_only=True):
     sites: tuple[SyncSite, ...] = ()
 
 
-class KernelTime(Record, kw_only=True):
+class KernelTime(Record, frozen=True, kw_only=True):
     """A device kernel by name; ``kind`` is matmul, convolution, attention, elementwise, reduction, … or other."""
 
     name: str
@@ -97,7 +97,7 @@ class KernelTime(Record, kw_only=True):
     share: float
 
 
-class Kernels(Record, kw_only=True):
+class Kernels(Record, frozen=True, kw_only=True):
     """Kernels; ``median_s`` and ``tensor_core_fraction`` are None without any."""
 
     median_s: float | None
@@ -105,7 +105,7 @@ class Kernels(Record, kw_only=True):
     top: tuple[KernelTime, ...] = ()
 
 
-class OperatorTime(Record, kw_only=True):
+class OperatorTime(Record, frozen=True, kw_only=True):
     """An operator: host time with and without its children, and the time of the kernels that it launched."""
 
     name: str
@@ -115,7 +115,7 @@ class OperatorTime(Record, kw_only=True):
     device_total_s: float
 
 
-class TraceRecord(Record, kw_only=True):
+class TraceRecord(Record, frozen=True, kw_only=True):
     """One trace of one rank.
 
     Attributes:
