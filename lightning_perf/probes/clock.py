@@ -1,0 +1,172 @@
+"""Clocks: the host's, the device's, and stand-ins for both that tests drive by hand."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+now_ns: Callable[[], int] = time.perf_counter_ns
+"""The host's clock: monotonic nanoseconds."""
+
+
+class DeviceEvent(Protocol):
+    """A mark in the device's queue of work, as ``torch.cuda.Event`` is."""
+
+    def record(self) -> None:
+        """Puts the mark behind all work queued so far."""
+
+    def query(self) -> bool:
+        """Whether the device has reached it; never waits."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds from this mark to ``end``; both must have been reached."""
+
+
+class DeviceClock:
+    """Measures what the device did around each fetch, without ever waiting for it.
+
+    A pair of events encloses each fetch. When the host runs ahead of the device both stand side by side in the queue and
+    the device passes them at once; when the device had finished before the batch came, the time between them is the time
+    it had nothing to do. Events are resolved steps later, when ``query`` says that they have been reached, and reused.
+
+    Args:
+        make_event: Makes an event that measures time.
+        backend: What to call the device in the record.
+    """
+
+    MAX_PENDING = 1024
+    """A device this many steps behind is not being measured any more: new fetches are left out."""
+
+    def __init__(self, make_event: Callable[[], DeviceEvent], backend: str) -> None:
+        self.backend = backend
+        self._make_event = make_event
+        self._free: list[DeviceEvent] = []
+        self._pending: deque[tuple[DeviceEvent, DeviceEvent, bool]] = deque()
+        self._open: DeviceEvent | None = None
+        self._last_after: DeviceEvent | None = None
+        self.resolved: list[tuple[int, int]] = []
+        """(step_ns, starved_ns) of the fetches resolved since the owner last emptied the list."""
+
+    def before_fetch(self) -> None:
+        """Marks that the host begins to wait for a batch."""
+        if len(self._pending) < self.MAX_PENDING:
+            self._open = self._event()
+            self._open.record()
+
+    def after_fetch(self, is_counted: bool) -> None:
+        """Marks that the batch has come.
+
+        Args:
+            is_counted: False for the first fetch of an epoch, which is no steady one.
+        """
+        if self._open is None:
+            return
+        after = self._event()
+        after.record()
+        self._pending.append((self._open, after, is_counted))
+        self._open = None
+        self._resolve()
+
+    def forget(self) -> None:
+        """Drops what is pending, e.g. because the loop paused: the next step starts afresh."""
+        for before, after, _ in self._pending:
+            self._free += (before, after)
+        self._pending.clear()
+        self._open = self._last_after = None
+
+    def _event(self) -> DeviceEvent:
+        return self._free.pop() if self._free else self._make_event()
+
+    def _resolve(self) -> None:
+        pending = self._pending
+        while pending and pending[0][1].query():
+            before, after, is_counted = pending.popleft()
+            if self._last_after is not None:
+                if is_counted:
+                    step_ms = self._last_after.elapsed_time(after)
+                    self.resolved.append((int(step_ms * 1e6), int(before.elapsed_time(after) * 1e6)))
+                self._free.append(self._last_after)
+            self._free.append(before)
+            self._last_after = after
+
+
+def device_clock(device: Any) -> tuple[DeviceClock | None, str]:
+    """The clock of a device.
+
+    Args:
+        device: The ``torch.device`` that the training runs on.
+
+    Returns:
+        The clock and an empty reason, or None and why there is none.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return None, "the CPU has no device clock: the host's clock says it all"
+    try:
+        if device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            make: Callable[[], DeviceEvent] = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
+        else:
+            event = torch.Event(device=device, enable_timing=True)  # type: ignore[assignment]
+            make = lambda: torch.Event(device=device, enable_timing=True)  # noqa: E731
+        event.record()
+    except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
+        return None, f"{device.type} has no timed events in torch {torch.__version__}: {error}"
+    return DeviceClock(make, device.type), ""
+
+
+class FakeClock:
+    """A host clock that stands still until told otherwise; call it to read it."""
+
+    def __init__(self, start_ns: int = 0) -> None:
+        self.now = start_ns
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass."""
+        self.now += round(seconds * 1e9)
+
+
+class FakeDevice:
+    """An asynchronous device on a ``FakeClock``: work is queued and done in order, as on a CUDA stream."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.free_at_ns = 0
+
+    def launch(self, seconds: float) -> None:
+        """Queues work; returns at once."""
+        self.free_at_ns = max(self.free_at_ns, self.clock.now) + round(seconds * 1e9)
+
+    def event(self) -> FakeEvent:
+        """A new event of this device."""
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    """An event of a ``FakeDevice``; reading one that was not reached raises, as a CUDA event does."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._reached_at_ns: int | None = None
+
+    def record(self) -> None:
+        """Puts the mark behind the work queued so far."""
+        self._reached_at_ns = max(self._device.free_at_ns, self._device.clock.now)
+
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+        return self._reached_at_ns is not None and self._reached_at_ns <= self._device.clock.now
+
+    def elapsed_time(self, end: FakeEvent, /) -> float:
+        """Milliseconds to ``end``."""
+        if not (self.query() and end.query()):
+            raise RuntimeError("device not ready")
+        assert self._reached_at_ns is not None
+        assert end._reached_at_ns is not None
+        return (end._reached_at_ns - self._reached_at_ns) / 1e6

@@ -1,0 +1,170 @@
+"""The host's time, cut without gap or overlap into the parts of the training loop.
+
+At each moment exactly one span is current. Entering a span charges the time since the last change to the span that was
+current, leaving it charges the span itself; so the parts are exclusive and add up to the wall time by construction,
+however spans nest, and each change costs one clock read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning_perf.records import PHASES
+
+N_PHASES = len(PHASES)
+PHASE_INDEX = {name: index for index, name in enumerate(PHASES)}
+
+
+class Span:
+    """A named part of the loop, as a reusable context manager.
+
+    Attributes:
+        phase: Index of the phase that its time is counted in.
+        ns: Nanoseconds spent in it so far, without the spans entered from it.
+        n: How often it was entered.
+    """
+
+    __slots__ = ("hook", "kind", "n", "name", "ns", "phase", "timeline")
+
+    def __init__(self, timeline: Timeline, phase: str, name: str = "", kind: str = "loop", hook: str = "") -> None:
+        self.timeline = timeline
+        self.phase = PHASE_INDEX[phase]
+        self.name = name
+        self.kind = kind
+        self.hook = hook
+        self.ns = 0
+        self.n = 0
+
+    def __enter__(self) -> None:
+        timeline = self.timeline
+        try:
+            now = timeline.now_ns()
+            current = timeline.current
+            passed = now - timeline.last_ns
+            current.ns += passed
+            timeline.phase_ns[current.phase] += passed
+            timeline.last_ns = now
+            timeline.stack.append(current)
+            timeline.current = self
+            self.n += 1
+        except Exception as error:  # noqa: BLE001 - reported; a broken clock must not break the training
+            timeline.fail(error)
+
+    def __exit__(self, *exception: object) -> None:
+        timeline = self.timeline
+        try:
+            now = timeline.now_ns()
+            passed = now - timeline.last_ns
+            current = timeline.current
+            current.ns += passed
+            timeline.phase_ns[current.phase] += passed
+            timeline.last_ns = now
+            timeline.current = timeline.stack.pop()
+        except Exception as error:  # noqa: BLE001 - as above
+            timeline.fail(error)
+
+
+class FetchSpan(Span):
+    """The wait for a batch; tells its owner when it begins and ends."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self, timeline: Timeline, before: Callable[[], None], after: Callable[[], None]) -> None:
+        super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next")
+        self.before = before
+        self.after = after
+
+    def __enter__(self) -> None:
+        try:
+            self.before()
+        except Exception as error:  # noqa: BLE001 - reported
+            self.timeline.fail(error)
+        super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__()
+        try:
+            self.after()
+        except Exception as error:  # noqa: BLE001 - reported
+            self.timeline.fail(error)
+
+
+class Timeline:
+    """Which span is current, and what each phase has taken since the last row was taken.
+
+    Args:
+        now_ns: The host's clock.
+        on_fail: Called with the first error inside a span; spans then go on doing nothing of value.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], on_fail: Callable[[Exception], None]) -> None:
+        self.now_ns = now_ns
+        self.on_fail = on_fail
+        self.has_failed = False
+        self.phase_ns = [0] * N_PHASES
+        self.stack: list[Span] = []
+        self.base = Span(self, "startup", "base")
+        self.current: Span = self.base
+        self.last_ns = now_ns()
+        self.start_ns = self.last_ns
+
+    def charge(self) -> int:
+        """Charges the time since the last change to the current span; the time now, in nanoseconds."""
+        now = self.now_ns()
+        passed = now - self.last_ns
+        self.current.ns += passed
+        self.phase_ns[self.current.phase] += passed
+        self.last_ns = now
+        return now
+
+    def set_base(self, phase: str) -> None:
+        """From now on time outside all spans belongs to ``phase``."""
+        self.charge()
+        self.base.phase = PHASE_INDEX[phase]
+
+    def unwind(self) -> None:
+        """Forgets spans that were entered and never left, as an exception can leave them."""
+        self.charge()
+        self.stack.clear()
+        self.current = self.base
+
+    def swap_row(self, row: list[int]) -> list[int]:
+        """Goes on counting phases in ``row``; returns the one used so far. For stages inside a stage."""
+        self.charge()
+        used, self.phase_ns = self.phase_ns, row
+        return used
+
+    def fail(self, error: Exception) -> None:
+        """Reports the first error."""
+        if not self.has_failed:
+            self.has_failed = True
+            self.on_fail(error)
+
+
+class NoSpan:
+    """A context manager that does nothing, for the parts of the loop that need no span of their own."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: Any) -> None:
+        return None
+
+
+def span_cost_ns(timeline_factory: Callable[[], Timeline], rounds: int = 200) -> float:
+    """What entering and leaving a span costs here, in nanoseconds: the least of five rounds' means."""
+    import time
+
+    timeline = timeline_factory()
+    span = Span(timeline, "other")
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter_ns()
+        for _ in range(rounds):
+            with span:
+                pass
+        best = min(best, (time.perf_counter_ns() - start) / rounds)
+    return best

@@ -1,0 +1,328 @@
+"""Cuts a stage into steps and keeps what each phase of them took."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_perf.records import STEP_PHASES, DeviceTimes, Distribution, Epoch, StageTimes
+from lightning_perf.stats.quantiles import LogHistograms
+from lightning_perf.stats.steady import warmup_length
+
+from .clock import DeviceClock
+from .spans import N_PHASES, PHASE_INDEX, Timeline
+from .tally import EPOCH, FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, USUAL_STEP, Tally
+
+ROWS_BEFORE_FOLDING = 256
+"""Rows kept as they are; at the first folding they also say where the warm-up ended."""
+
+_STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
+_MAX_EPOCHS = 1000
+
+
+class StageProbe:
+    """The steps of one stage.
+
+    A row is the time from one step's first fetch to the next one's, cut into phases. Rows are exclusive and without gaps:
+    added up they are the wall time of the stage.
+
+    Args:
+        timeline: What charges the time.
+        device_clock: None where the device has no clock.
+    """
+
+    def __init__(self, timeline: Timeline, device_clock: DeviceClock | None = None) -> None:
+        self.timeline = timeline
+        self.device_clock = device_clock
+        self.n_steps = 0
+        self.epoch = 0
+        self.epochs: list[Epoch] = []
+        self._rows = array("q")
+        self._tally: Tally | None = None
+        self._n_warmup_steps = 0
+        self._row_has_step = False
+        self._is_row_fresh = False
+        self._is_in_batch = False
+        self._is_first_of_epoch = True
+        self._is_fetch_counted = False
+        self._samples = -1
+        self._size_of: Callable[[Any], int] | None = None
+        self._device = _DeviceTally()
+        self._epoch_rows_ns = np.zeros(N_PHASES, dtype=np.int64)
+        self._epoch_steps = 0
+        self._epoch_samples: int | None = 0
+        self._epoch_step_ns = LogHistograms(1)
+        self._epoch_first_fetch_ns: int | None = None
+        self._summed_rows = 0
+
+    # -- the loop's events, in the order in which they come ------------------------------------------------------
+
+    def fetch_begins(self) -> None:
+        """The loop asks for a batch; unless a step asks for it itself, a new row begins."""
+        if not self._is_in_batch:
+            self._take_row()
+            self._is_row_fresh = True
+        if self.device_clock is not None:
+            self.device_clock.before_fetch()
+
+    def fetch_ends(self) -> None:
+        """The batch has come, or the loader is exhausted."""
+        if self.device_clock is not None:
+            self.device_clock.after_fetch(not self._is_first_of_epoch)
+
+    def batch_begins(self, batch: Any) -> None:
+        """The step itself begins; a row too where no fetch preceded it."""
+        if not self._is_row_fresh:
+            self._take_row()
+        self._is_row_fresh = False
+        self._is_in_batch = True
+        self._row_has_step = True
+        self._samples = self._batch_size(batch)
+
+    def batch_ends(self) -> None:
+        """The step is over; what comes until the next row still belongs to its row."""
+        self._is_in_batch = False
+        self.n_steps += 1
+        if len(self._rows) >= ROWS_BEFORE_FOLDING * ROW_WIDTH:
+            self.fold()
+
+    def epoch_ends(self) -> None:
+        """The last step of an epoch is over; time from here on is the epoch's boundary."""
+        if self._is_in_batch:  # on_train_batch_start said -1: this step never ran
+            self._row_has_step = False
+        self._is_in_batch = self._is_row_fresh = False
+        self._take_row()
+        self._is_first_of_epoch = True
+        if self.device_clock is not None:
+            self.device_clock.forget()
+
+    def epoch_begins(self, index: int) -> None:
+        """From here on rows belong to the epoch of this index."""
+        self._take_row()
+        self._close_epoch()
+        self.epoch = index
+
+    def pause(self) -> None:
+        """Another stage runs inside this one: what the device does meanwhile is not this stage's step."""
+        if self.device_clock is not None:
+            self.device_clock.forget()
+
+    # -- what it comes to -----------------------------------------------------------------------------------------
+
+    def stage_times(self) -> StageTimes | None:
+        """The steps so far; None before the first steady one."""
+        self._take_row()
+        if self._tally is not None:
+            self.fold()
+            times = self._tally.stage_times(self._n_warmup_steps)
+        else:
+            tally, warmup = self._started(self._matrix())
+            times = tally.stage_times(warmup)
+        return times
+
+    def device_times(self) -> DeviceTimes | None:
+        """The device's side of the steps resolved so far; None without a device clock or before any was resolved."""
+        if self.device_clock is None:
+            return None
+        self._device.add(self.device_clock)
+        return self._device.record(self.device_clock.backend)
+
+    def epochs_so_far(self) -> tuple[Epoch, ...]:
+        """The epochs, the one under way included."""
+        self._take_row()
+        self._sum_epoch()
+        current = self._epoch_record()
+        return (*self.epochs, current) if current else tuple(self.epochs)
+
+    def fold(self) -> None:
+        """Adds the rows kept so far to the tally."""
+        self._sum_epoch()
+        rows = self._matrix()
+        if self._tally is None:
+            self._tally, self._n_warmup_steps = self._started(rows)
+        else:
+            self._tally.add(rows)
+        self._rows = array("q")
+        self._summed_rows = 0
+        if self.device_clock is not None:
+            self._device.add(self.device_clock)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _take_row(self) -> None:
+        timeline = self.timeline
+        timeline.charge()
+        phase_ns = timeline.phase_ns
+        self._rows.extend(phase_ns)
+        if self._row_has_step:
+            self._rows.extend((FIRST_STEP if self._is_first_of_epoch else USUAL_STEP, self._samples, self.epoch))
+            self._is_first_of_epoch = self._row_has_step = False
+        else:
+            self._rows.extend((NOT_A_STEP, 0, self.epoch))
+        phase_ns[:] = _ZEROS
+
+    def _matrix(self) -> NDArray[np.int64]:
+        return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, ROW_WIDTH).copy()
+
+    def _started(self, rows: NDArray[np.int64]) -> tuple[Tally, int]:
+        """A tally of what follows the warm-up, and how many steps that was."""
+        is_step = rows[:, KIND] != NOT_A_STEP
+        is_usual = rows[:, KIND] == USUAL_STEP
+        steps_ns = rows[:, _STEP_COLUMNS].sum(axis=1)
+        positions = np.flatnonzero(is_usual)
+        # The very first step is the first of its epoch and so no usual one: it is always part of the warm-up.
+        n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)
+        if n_left_out < len(positions):
+            start = int(positions[n_left_out])
+        else:
+            start = len(rows)
+        n_warmup = int(is_step[:start].sum())
+        tally = Tally(first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()))
+        tally.add(rows[start:])
+        return tally, n_warmup
+
+    def _sum_epoch(self) -> None:
+        rows = self._matrix()[self._summed_rows :]
+        self._summed_rows += len(rows)
+        rows = rows[rows[:, EPOCH] == self.epoch]
+        if len(rows) == 0:
+            return
+        is_step = rows[:, KIND] != NOT_A_STEP
+        self._epoch_rows_ns += rows[:, :N_PHASES].sum(axis=0)
+        self._epoch_steps += int(is_step.sum())
+        self._epoch_step_ns.add(rows[is_step][:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
+        samples = rows[is_step, N_PHASES + 1]
+        if self._epoch_samples is not None:
+            self._epoch_samples = None if (samples < 0).any() else self._epoch_samples + int(samples.sum())
+        first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
+        if len(first):
+            self._epoch_first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
+
+    def _epoch_record(self) -> Epoch | None:
+        total_ns = int(self._epoch_rows_ns.sum())
+        if total_ns == 0:
+            return None
+        median = self._epoch_step_ns.quantiles(0, (0.5,))[0] if self._epoch_step_ns.n else None
+        first = self._epoch_first_fetch_ns
+        return Epoch(
+            index=self.epoch,
+            n_steps=self._epoch_steps,
+            wall_s=total_ns / 1e9,
+            phases={
+                name: float(self._epoch_rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._epoch_rows_ns[i]
+            },
+            samples=self._epoch_samples,
+            step_p50_s=None if median is None else median / 1e9,
+            first_fetch_s=None if first is None else first / 1e9,
+        )
+
+    def _close_epoch(self) -> None:
+        self._sum_epoch()
+        record = self._epoch_record()
+        if record is not None and (record.n_steps or self.epochs or self.n_steps):
+            self.epochs.append(record)
+            del self.epochs[:-_MAX_EPOCHS]
+            self._epoch_rows_ns[:] = 0
+            self._epoch_steps = 0
+            self._epoch_samples = 0
+            self._epoch_step_ns = LogHistograms(1)
+            self._epoch_first_fetch_ns = None
+
+    def _batch_size(self, batch: Any) -> int:
+        try:
+            if self._size_of is None:
+                self._size_of = size_reader(batch)
+            return self._size_of(batch)
+        except Exception:  # noqa: BLE001 - a batch of another shape: its size is unknown, which the record says
+            self._size_of = None
+            return -1
+
+
+_ZEROS = [0] * N_PHASES
+
+
+def size_reader(batch: Any) -> Callable[[Any], int]:
+    """A function that reads the batch size of batches built like this one: the first dimension of its first tensor.
+
+    Args:
+        batch: A tensor, or (nested) tuples, lists and dicts of tensors.
+
+    Returns:
+        Batch → number of samples; -1 where there is no tensor with a dimension.
+    """
+    path = _path_to_tensor(batch, depth=4)
+    if path is None:
+        return lambda _: -1
+    if path == ():
+        return lambda b: int(b.shape[0])
+    if len(path) == 1:
+        key = path[0]
+        return lambda b: int(b[key].shape[0])
+
+    def read(nested: Any) -> int:
+        for key in path:
+            nested = nested[key]
+        return int(nested.shape[0])
+
+    return read
+
+
+def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return () if len(shape) else None
+    if depth == 0:
+        return None
+    if isinstance(batch, dict):
+        items: Any = batch.items()
+    elif isinstance(batch, (list, tuple)):
+        items = enumerate(batch)
+    else:
+        return None
+    for key, value in items:
+        path = _path_to_tensor(value, depth - 1)
+        if path is not None:
+            return (key, *path)
+    return None
+
+
+class _DeviceTally:
+    """Adds up what the device clock resolved."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.step_ns = 0.0
+        self.starved_ns = 0.0
+        self._squares = 0.0
+        self._histogram = LogHistograms(1)
+
+    def add(self, clock: DeviceClock) -> None:
+        if not clock.resolved:
+            return
+        pairs = np.array(clock.resolved, dtype=np.int64)
+        clock.resolved.clear()
+        steps = np.maximum(pairs[:, 0], 0)
+        self.n += len(pairs)
+        self.step_ns += float(steps.sum())
+        self.starved_ns += float(np.clip(pairs[:, 1], 0, steps).sum())
+        self._squares += float(((steps / 1e9) ** 2).sum())
+        self._histogram.add(steps[:, None])
+
+    def record(self, backend: str) -> DeviceTimes | None:
+        if self.n == 0 or self.step_ns == 0:
+            return None
+        p50, p95, p99 = self._histogram.quantiles(0, (0.5, 0.95, 0.99))
+        mean = self.step_ns / self.n / 1e9
+        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
+        return DeviceTimes(
+            n=self.n,
+            starved_s=self.starved_ns / 1e9,
+            starved_share=self.starved_ns / self.step_ns,
+            busy_s=(self.step_ns - self.starved_ns) / 1e9,
+            step_s=Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std),
+            backend=backend,
+        )

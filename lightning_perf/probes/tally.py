@@ -1,0 +1,284 @@
+"""Adds up the steps of a stage in constant memory, and says what they come to."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_perf.records import (
+    PHASES,
+    STEP_PHASES,
+    Block,
+    Distribution,
+    Fetch,
+    Outliers,
+    PhaseTime,
+    SlowStep,
+    StageTimes,
+)
+from lightning_perf.stats.quantiles import LogHistograms
+from lightning_perf.stats.steady import halves_agree
+
+from .spans import N_PHASES, PHASE_INDEX
+
+# A row holds N_PHASES nanoseconds, then these.
+KIND, SAMPLES, EPOCH = N_PHASES, N_PHASES + 1, N_PHASES + 2
+ROW_WIDTH = N_PHASES + 3
+
+NOT_A_STEP, USUAL_STEP, FIRST_STEP = 0, 1, 2
+"""Kinds of rows: time between steps; a step; the first step of an epoch, which the medians leave out."""
+
+_STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
+_WAIT = PHASE_INDEX["data_wait"]
+_BOUNDARY = PHASE_INDEX["epoch_boundary"]
+_STEP_SERIES = N_PHASES  # the histogram behind those of the phases is the whole step's
+
+SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (SageMaker's StepOutlier uses 3 sigma; RULES PD606)
+WAITING_FRACTION = 0.1  # a fetch that blocks for more than this share of the median step is a wait
+_MIN_STEPS_FOR_OUTLIERS = 20
+_MIN_WAITS_FOR_BURSTS = 8
+_MAX_BLOCKS = 512
+_FIRST_BLOCK_STEPS = 4
+_RECENT_FETCHES = 2048
+
+
+class Tally:
+    """Sums, quantiles, outliers and the course of the steps of one stage.
+
+    Args:
+        first_step: Index of the first step that will be added, counted from the start of the run.
+        start_ns: When it began, in nanoseconds since the start of the run.
+    """
+
+    def __init__(self, first_step: int = 0, start_ns: int = 0) -> None:
+        self.n_steps = 0
+        self.span_ns = 0
+        self.samples: int | None = 0
+        self.phase_ns = np.zeros(N_PHASES, dtype=np.int64)
+        self.outlier_ns = 0
+        self._first_step = first_step
+        self._n_step_rows = 0
+        self._start_ns = start_ns
+        self._histograms = LogHistograms(N_PHASES + 1)
+        self._sum_ns = 0.0
+        self._sum_squares = 0.0
+        self._wait_sums = [0.0, 0.0]
+        self._recent_waits: deque[int] = deque(maxlen=_RECENT_FETCHES)
+        self._n_waiting = 0
+        self._first_waits: deque[int] = deque(maxlen=64)
+        self._n_outliers = 0
+        self._outlier_phase_ns: dict[int, int] = {}
+        self._worst: list[tuple[int, int, int, int]] = []
+        self._blocks = _Blocks()
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """Adds rows in order.
+
+        Args:
+            rows: Shape (rows, ROW_WIDTH). Not changed.
+        """
+        if len(rows) == 0:
+            return
+        kinds = rows[:, KIND]
+        usual = kinds == USUAL_STEP
+        phases = self._with_first_fetches_moved(rows[:, :N_PHASES].copy(), kinds, usual)
+        row_ns = phases.sum(axis=1)
+        step_ns = phases[:, _STEP_COLUMNS].sum(axis=1)
+        self._add_outliers(phases[usual], step_ns[usual], np.flatnonzero(usual), kinds)
+        self._histograms.add(np.column_stack([phases[usual], step_ns[usual]]))
+        usual_s = step_ns[usual] / 1e9
+        self._sum_ns += float(usual_s.sum())
+        self._sum_squares += float((usual_s**2).sum())
+        waits = phases[usual, _WAIT]
+        self._wait_sums[0] += float((waits / 1e9).sum())
+        self._wait_sums[1] += float(((waits / 1e9) ** 2).sum())
+        self._recent_waits.extend(waits.tolist())
+        self._first_waits.extend(rows[kinds == FIRST_STEP, _WAIT].tolist())
+        median_step = self._median(_STEP_SERIES)
+        self._n_waiting += int((waits > WAITING_FRACTION * median_step).sum())
+        starts = self._start_ns + self.span_ns + np.cumsum(row_ns) - row_ns
+        numbers = self._first_step + self._n_step_rows + np.cumsum(kinds != NOT_A_STEP) - 1
+        self._blocks.add(numbers[usual], starts[usual], step_ns[usual], phases[usual])
+        self.n_steps += int(usual.sum())
+        self._n_step_rows += int((kinds != NOT_A_STEP).sum())
+        self.span_ns += int(row_ns.sum())
+        self.phase_ns += phases.sum(axis=0)
+        if self.samples is not None:
+            known = rows[kinds != NOT_A_STEP, SAMPLES]
+            self.samples = None if (known < 0).any() else self.samples + int(known.sum())
+
+    def step_median_s(self) -> float | None:
+        """Median step; None without steps."""
+        return self._median(_STEP_SERIES) / 1e9 if self.n_steps else None
+
+    def stage_times(self, n_warmup_steps: int) -> StageTimes | None:
+        """The record, without what the tally cannot know (names, device, garbage collector); None without steps."""
+        if self.n_steps == 0:
+            return None
+        span_s = self.span_ns / 1e9
+        return StageTimes(
+            n_steps=self.n_steps,
+            n_warmup_steps=n_warmup_steps,
+            span_s=span_s,
+            step_s=self._distribution(_STEP_SERIES, self._sum_ns, self._sum_squares),
+            samples_per_s=self.samples / span_s if self.samples and span_s > 0 else None,
+            phases={name: self._phase(index, span_s) for name, index in PHASE_INDEX.items() if self.phase_ns[index]},
+            fetch=self._fetch(),
+            outliers=self._outliers(span_s),
+            timeline=self._blocks.records(),
+            is_steady=self._blocks.is_steady(),
+        )
+
+    def _median(self, series: int) -> float:
+        return self._histograms.quantiles(series, (0.5,))[0]
+
+    def _with_first_fetches_moved(
+        self, phases: NDArray[np.int64], kinds: NDArray[np.int64], usual: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """What the first fetch of an epoch took beyond a usual one (workers starting) belongs to the epoch boundary."""
+        first = (kinds == FIRST_STEP) | ((kinds == NOT_A_STEP) & (phases[:, _BOUNDARY] > 0))
+        if first.any():
+            if usual.any():
+                typical = int(np.median(phases[usual, _WAIT]))
+            else:
+                typical = int(self._median(_WAIT)) if self._histograms.n else 0
+            excess = np.where(first, np.maximum(phases[:, _WAIT] - typical, 0), 0)
+            phases[:, _WAIT] -= excess
+            phases[:, _BOUNDARY] += excess
+        return phases
+
+    def _add_outliers(
+        self,
+        phases: NDArray[np.int64],
+        step_ns: NDArray[np.int64],
+        positions: NDArray[np.intp],
+        kinds: NDArray[np.int64],
+    ) -> None:
+        if len(step_ns) == 0:
+            return
+        is_known = self._histograms.n >= _MIN_STEPS_FOR_OUTLIERS
+        median = self._median(_STEP_SERIES) if is_known else float(np.median(step_ns))
+        usual_phases = np.median(phases, axis=0)
+        step_numbers = self._first_step + self._n_step_rows + np.cumsum(kinds != NOT_A_STEP) - 1
+        for position in np.flatnonzero(step_ns > SLOW_FACTOR * median):
+            excess = int(step_ns[position] - median)
+            phase = max(_STEP_COLUMNS, key=lambda c, p=position: phases[p, c] - usual_phases[c])
+            self._n_outliers += 1
+            self.outlier_ns += excess
+            self._outlier_phase_ns[phase] = self._outlier_phase_ns.get(phase, 0) + excess
+            entry = (int(step_ns[position]), int(step_numbers[positions[position]]), excess, phase)
+            heapq.heappush(self._worst, entry)
+            if len(self._worst) > 10:
+                heapq.heappop(self._worst)
+
+    def _distribution(self, series: int, total_s: float, squares: float) -> Distribution:
+        p50, p95, p99 = self._histograms.quantiles(series, (0.5, 0.95, 0.99))
+        mean = total_s / self.n_steps
+        variance = max(0.0, squares / self.n_steps - mean**2)
+        return Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=float(np.sqrt(variance)))
+
+    def _phase(self, index: int, span_s: float) -> PhaseTime:
+        total_s = float(self.phase_ns[index]) / 1e9
+        if index not in _STEP_COLUMNS:
+            return PhaseTime(total_s=total_s, share=total_s / span_s)
+        p50, p95 = self._histograms.quantiles(index, (0.5, 0.95))
+        return PhaseTime(total_s=total_s, share=total_s / span_s, p50_s=p50 / 1e9, p95_s=p95 / 1e9)
+
+    def _fetch(self) -> Fetch:
+        p50, p90 = self._histograms.quantiles(_WAIT, (0.5, 0.9))
+        recent = np.fromiter(self._recent_waits, dtype=np.int64)
+        period, fraction = _bursts(recent > WAITING_FRACTION * self._median(_STEP_SERIES))
+        return Fetch(
+            n=self.n_steps,
+            wait_s=self._distribution(_WAIT, *self._wait_sums),
+            p90_over_p50=p90 / p50 if p50 > 0 else None,
+            waiting_fraction=self._n_waiting / self.n_steps,
+            burst_period=period,
+            burst_fraction=fraction,
+            first_s=tuple(ns / 1e9 for ns in self._first_waits),
+        )
+
+    def _outliers(self, span_s: float) -> Outliers | None:
+        if self.n_steps < _MIN_STEPS_FOR_OUTLIERS:
+            return None
+        return Outliers(
+            n=self._n_outliers,
+            excess_s=self.outlier_ns / 1e9,
+            share=self.outlier_ns / 1e9 / span_s,
+            threshold_s=SLOW_FACTOR * self._median(_STEP_SERIES) / 1e9,
+            excess_by_phase_s={PHASES[p]: ns / 1e9 for p, ns in self._outlier_phase_ns.items()},
+            worst=tuple(
+                SlowStep(step=step, duration_s=duration / 1e9, excess_s=excess / 1e9, phase=PHASES[phase])
+                for duration, step, excess, phase in sorted(self._worst, reverse=True)
+            ),
+        )
+
+
+def _bursts(is_waiting: NDArray[np.bool_]) -> tuple[int | None, float | None]:
+    """The most frequent distance between successive waits, and the share of waits at that distance."""
+    positions = np.flatnonzero(is_waiting)
+    if len(positions) < _MIN_WAITS_FOR_BURSTS:
+        return None, None
+    distances = np.diff(positions)
+    counts = np.bincount(distances)
+    period = int(counts.argmax())
+    return period, float(counts[period] / len(distances))
+
+
+class _Blocks:
+    """The timeline: blocks of equally many steps, twice as many steps a block whenever there are too many blocks."""
+
+    def __init__(self) -> None:
+        self._steps_a_block = _FIRST_BLOCK_STEPS
+        # Columns: first step, steps, start ns, sum of step ns, slowest step ns, then the sums of the step's phases.
+        self._table = np.zeros((0, 5 + len(_STEP_COLUMNS)))
+
+    def add(
+        self,
+        numbers: NDArray[np.int64],
+        starts_ns: NDArray[np.int64],
+        step_ns: NDArray[np.int64],
+        phases: NDArray[np.int64],
+    ) -> None:
+        fresh = np.column_stack(
+            [numbers, np.ones(len(numbers)), starts_ns, step_ns, step_ns, phases[:, _STEP_COLUMNS]]
+        ).astype(float)
+        if len(self._table) and self._table[-1, 1] < self._steps_a_block:
+            lacking = int(self._steps_a_block - self._table[-1, 1])
+            self._table[-1] = _merged(np.vstack([self._table[-1:], fresh[:lacking]]))
+            fresh = fresh[lacking:]
+        size = self._steps_a_block
+        merged = [_merged(fresh[i : i + size]) for i in range(0, len(fresh), size)]
+        if merged:
+            self._table = np.vstack([self._table, *merged])
+        while len(self._table) > _MAX_BLOCKS:
+            self._steps_a_block *= 2
+            self._table = np.vstack([_merged(self._table[i : i + 2]) for i in range(0, len(self._table), 2)])
+
+    def is_steady(self) -> bool | None:
+        """Whether the halves agree; None with fewer than 20 steps."""
+        if len(self._table) < 2 or self._table[:, 1].sum() < _MIN_STEPS_FOR_OUTLIERS:
+            return None
+        return halves_agree(self._table[:, 3] / self._table[:, 1])
+
+    def records(self) -> tuple[Block, ...]:
+        return tuple(
+            Block(
+                first_step=int(row[0]),
+                n_steps=int(row[1]),
+                start_s=row[2] / 1e9,
+                step_s=row[3] / row[1] / 1e9,
+                max_step_s=row[4] / 1e9,
+                phases={name: value / row[1] / 1e9 for name, value in zip(STEP_PHASES, row[5:].tolist(), strict=True)},
+            )
+            for row in self._table
+        )
+
+
+def _merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    total = rows.sum(axis=0)
+    total[0], total[2], total[4] = rows[0, 0], rows[0, 2], rows[:, 4].max()
+    return np.asarray(total)

@@ -1,0 +1,356 @@
+"""The only file that touches private parts of Lightning: one function a seam, each guarded for Lightning 2.4 … 2.6.
+
+A seam that this version of Lightning lacks gives None, and the caller records why its measurement is missing. Whatever
+a seam puts in place is taken out by the function it returns, and only if it still stands there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, NamedTuple
+
+Undo = Callable[[], None]
+"""Puts back what a seam replaced; calling it twice does no harm."""
+
+SpanFor = Callable[[str], AbstractContextManager[None]]
+"""The span for an action that Lightning's loops announce to the profiler."""
+
+_LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
+
+
+# -- the actions that Lightning's loops announce to `trainer.profiler` ----------------------------------------------
+
+
+class Action(NamedTuple):
+    """What an action's name says.
+
+    Attributes:
+        kind: ``callback``, ``module``, ``datamodule``, ``strategy``, ``fetch`` or ``other``.
+        owner: Class name of who acts; for a fetch the stage: ``train``, ``val``, ``test`` or ``predict``.
+        hook: The hook or method.
+        target: The callback meant, or None.
+    """
+
+    kind: str
+    owner: str
+    hook: str
+    target: Any = None
+
+
+_ACTION = re.compile(
+    r"\[(?P<kind>Callback|LightningModule|LightningDataModule|Strategy)\](?P<who>.*)\.(?P<hook>\w+)", re.S
+)
+_FETCH = re.compile(r"\[\w+\]\.(?P<stage>\w+?)(_dataloader)?_next")
+_KINDS = {
+    "Callback": "callback",
+    "LightningModule": "module",
+    "LightningDataModule": "datamodule",
+    "Strategy": "strategy",
+}
+
+
+def describe_action(trainer: Any, action_name: str) -> Action:
+    """Takes an action's name apart; a name of unknown form is kind ``other``."""
+    if match := _FETCH.fullmatch(action_name):
+        stage = match["stage"]
+        return Action("fetch", {"validation": "val"}.get(stage, stage), "next")
+    if match := _ACTION.fullmatch(action_name):
+        who, hook = match["who"], match["hook"]
+        target = None
+        if match["kind"] == "Callback":
+            target = next((c for c in trainer.callbacks if c.state_key == who), None)
+        owner = type(target).__name__ if target is not None else re.split(r"\W", who)[0] or who
+        return Action(_KINDS[match["kind"]], owner, hook, target)
+    return Action("other", "", action_name)
+
+
+def is_overridden(target: Any, hook: str) -> bool:
+    """Whether a callback's or module's hook does anything: it is not just the one inherited from Lightning's base."""
+    if hook in vars(target):
+        return True
+    base = _base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
+    return base is None or getattr(type(target), hook, None) is not getattr(base, hook, None)
+
+
+def is_progress_bar(callback: Any) -> bool:
+    """Whether a callback is one of Lightning's progress bars or derives from one."""
+    return _base_class(type(callback), ("ProgressBar",)) is not None
+
+
+def is_checkpoint_callback(callback: Any) -> bool:
+    """Whether a callback saves checkpoints (derives from Lightning's ``Checkpoint``)."""
+    return _base_class(type(callback), ("Checkpoint",)) is not None
+
+
+def _base_class(cls: type, names: tuple[str, ...]) -> type | None:
+    for base in reversed(cls.__mro__):
+        if base.__name__ in names and base.__module__.startswith(_LIGHTNING_PACKAGES):
+            return base
+    return None
+
+
+# -- the profiler seam ------------------------------------------------------------------------------------------------
+
+
+def tap_profiler(trainer: Any, span_for: SpanFor) -> Undo | None:
+    """Puts a delegating profiler in front of the user's, so that each action enters the span that belongs to it.
+
+    Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``. Where the user has no profiler, the tap answers
+    with the span itself instead of the generator that Lightning's pass-through profiler makes each time: measuring
+    costs less than what it replaces. A user's own profiler sees all it saw before.
+
+    Args:
+        trainer: The Trainer.
+        span_for: Called once for each action's name.
+
+    Returns:
+        The undo; None when this Trainer has no profiler that can be tapped.
+    """
+    inner = getattr(trainer, "profiler", None)
+    base = _base_class(type(inner), ("Profiler",))
+    if inner is None or base is None:
+        return None
+    tap = _tap_class(base)(inner, span_for)
+    trainer.profiler = tap
+
+    def undo() -> None:
+        tap.release()
+        if trainer.profiler is tap:
+            trainer.profiler = inner
+
+    return undo
+
+
+@cache
+def _tap_class(base: type) -> Any:
+    """The delegating profiler, derived from the ``Profiler`` of whichever namespace the Trainer is from."""
+
+    class ProfilerTap(base):  # type: ignore[misc, valid-type]
+        """Stands in for ``trainer.profiler``."""
+
+        def __init__(self, inner: Any, span_for: SpanFor) -> None:
+            # Not super().__init__(): all state is the inner profiler's.
+            vars(self).update(_inner=inner, _span_for=span_for, _spans={})
+            vars(self)["_is_inner_silent"] = type(inner).__name__ == "PassThroughProfiler"
+
+        def profile(self, action_name: str) -> AbstractContextManager[Any]:
+            span = self._spans.get(action_name)
+            return span if span is not None else self._first_sight(action_name)
+
+        def start(self, action_name: str) -> None:
+            self.profile(action_name)  # makes the span where it is new
+            if not self._is_inner_silent:
+                self._inner.start(action_name)
+            self._own_span(action_name).__enter__()
+
+        def stop(self, action_name: str) -> None:
+            self._own_span(action_name).__exit__(None, None, None)
+            if not self._is_inner_silent:
+                self._inner.stop(action_name)
+
+        def _own_span(self, action_name: str) -> Any:
+            span = self._spans[action_name]
+            return span.outer if isinstance(span, _SpanAndProfile) else span
+
+        def _first_sight(self, action_name: str) -> AbstractContextManager[Any]:
+            span = self._span_for(action_name)
+            if not self._is_inner_silent:
+                span = _SpanAndProfile(span, self._inner, action_name)
+            self._spans[action_name] = span
+            return span
+
+        def release(self) -> None:
+            """From now on only the inner profiler is asked, should anyone have kept this one."""
+            vars(self).update(profile=self._inner.profile, start=self._inner.start, stop=self._inner.stop)
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in _TAP_OWN or name in vars(type(self)) or name.startswith("__"):
+                return object.__getattribute__(self, name)
+            return getattr(object.__getattribute__(self, "_inner"), name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            setattr(self._inner, name, value)
+
+        def __del__(self) -> None:
+            """The inner profiler's own ``__del__`` tears it down when its time has come."""
+
+    return ProfilerTap
+
+
+_TAP_OWN = frozenset({"_inner", "_span_for", "_spans", "_is_inner_silent", "profile", "start", "stop"})
+
+
+class _SpanAndProfile:
+    """Enters the user's profiler, then the span; reused for every call, since it keeps its open contexts on a stack."""
+
+    __slots__ = ("action_name", "inner", "open", "outer")
+
+    def __init__(self, span: AbstractContextManager[None], inner: Any, action_name: str) -> None:
+        self.outer = span
+        self.inner = inner
+        self.action_name = action_name
+        self.open: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> Any:
+        context = self.inner.profile(self.action_name)
+        entered = context.__enter__()
+        self.open.append(context)
+        self.outer.__enter__()
+        return entered
+
+    def __exit__(self, *exception: Any) -> Any:
+        self.outer.__exit__(*exception)
+        return self.open.pop().__exit__(*exception)
+
+
+# -- methods wrapped on their instance --------------------------------------------------------------------------------
+
+
+class _Timed:
+    """A method inside a span. Copies and pickles as the plain method, so that its owner stays picklable."""
+
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[None]) -> None:
+        self._owner, self._name = owner, name
+        self.__wrapped__ = getattr(owner, name)
+        self.__name__ = name
+        self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
+        self.span: AbstractContextManager[None] | None = span
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.span is None:
+            return self.__wrapped__(*args, **kwargs)
+        with self.span:
+            return self.__wrapped__(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)
+
+
+class _TimedLogMetrics(_Timed):
+    """``logger.log_metrics`` inside a span, with the doctor's own figures added once when there are new ones."""
+
+    def __init__(
+        self, owner: Any, name: str, span: AbstractContextManager[None], more_metrics: Callable[[Any], dict[str, float]]
+    ) -> None:
+        super().__init__(owner, name, span)
+        self._more_metrics = more_metrics
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        more = self._more_metrics(self._owner) if self.span is not None else None
+        if more:
+            if "metrics" in kwargs:
+                kwargs["metrics"] = {**more, **kwargs["metrics"]}
+            elif args and isinstance(args[0], dict):
+                args = ({**more, **args[0]}, *args[1:])
+        return super().__call__(*args, **kwargs)
+
+
+def _put(timed: _Timed) -> Undo:
+    owner, name = timed._owner, timed._name
+    had_own = name in vars(owner)
+    setattr(owner, name, timed)
+
+    def undo() -> None:
+        timed.span = None  # inert, should someone have wrapped it again
+        if vars(owner).get(name) is timed:
+            if had_own:
+                setattr(owner, name, timed.__wrapped__)
+            else:
+                delattr(owner, name)
+
+    return undo
+
+
+def _put_all(undos: Iterable[Undo]) -> Undo:
+    kept = list(undos)
+
+    def undo() -> None:
+        for one in reversed(kept):
+            one()
+
+    return undo
+
+
+def tap_logging(
+    trainer: Any,
+    collecting: AbstractContextManager[None],
+    logger_span: Callable[[str, str], AbstractContextManager[None]],
+    more_metrics: Callable[[Any], dict[str, float]],
+) -> Undo | None:
+    """Times metric collection (``metrics``, ``.item()`` for the progress bar) and every logger.
+
+    Args:
+        trainer: The Trainer.
+        collecting: The span of Lightning's logger connector.
+        logger_span: (logger's class name, method) → its span.
+        more_metrics: Asked before each ``logger.log_metrics`` for figures to log along with it; an empty dict for none.
+
+    Returns:
+        The undo; None when this version has no logger connector.
+    """
+    connector = getattr(trainer, "_logger_connector", None)
+    if connector is None:
+        return None
+    methods = (
+        "on_batch_end",
+        "update_train_step_metrics",
+        "update_train_epoch_metrics",
+        "update_eval_step_metrics",
+        "update_eval_epoch_metrics",
+        "log_eval_end_metrics",
+        "on_epoch_end",
+    )
+    undos = [_put(_Timed(connector, m, collecting)) for m in methods if callable(getattr(connector, m, None))]
+    for logger in trainer.loggers:
+        kind = type(logger).__name__
+        undos.append(_put(_TimedLogMetrics(logger, "log_metrics", logger_span(kind, "log_metrics"), more_metrics)))
+        undos.append(_put(_Timed(logger, "save", logger_span(kind, "save"))))
+    return _put_all(undos)
+
+
+def tap_validation(trainer: Any, around: AbstractContextManager[None]) -> Undo | None:
+    """Encloses every run of the validation loop inside fit, the sanity check's too; None when it is not to be found."""
+    loop = getattr(getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None), "val_loop", None)
+    if loop is None or not callable(getattr(loop, "run", None)):
+        return None
+    return _put(_Timed(loop, "run", around))
+
+
+def tap_backward(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+    """Encloses ``strategy.backward``, which manual optimization calls without announcing an action."""
+    strategy = getattr(trainer, "strategy", None)
+    if strategy is None or not callable(getattr(strategy, "backward", None)):
+        return None
+    return _put(_Timed(strategy, "backward", span))
+
+
+def tap_optimizers(
+    optimizers: Iterable[Any], span: AbstractContextManager[None], after_step: Callable[[Any], None]
+) -> Undo:
+    """Encloses every ``optimizer.step``, also of optimizers used without Lightning's wrapper, by torch's own step hooks."""
+    handles = []
+    for optimizer in optimizers:
+
+        def before(*_: Any) -> None:
+            span.__enter__()
+
+        def after(used: Any, *_: Any) -> None:
+            span.__exit__(None, None, None)
+            after_step(used)
+
+        handles.append(optimizer.register_step_pre_hook(before))
+        handles.append(optimizer.register_step_post_hook(after))
+    return _put_all(handle.remove for handle in handles)
+
+
+# -- small readings -----------------------------------------------------------------------------------------------------
+
+
+def logged_step(trainer: Any) -> int:
+    """The step number that Lightning gives its loggers now."""
+    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    step = getattr(loop, "_batches_that_stepped", None)
+    return int(step) if step is not None else int(trainer.global_step)
