@@ -24,6 +24,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             Sources.
         check: Reads a session; a finding, or None when there is nothing to say. Raises Skip.
         preflight: The same from settings alone, before the first step; None where that cannot be.
+        weakens: Whether this rule's finding lowers the confidence of another one; None where it lowers none.
     """
 
     code: str
@@ -32,3 +33,4 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     docs: str
     check: Callable[[Session], Finding | None]
     preflight: Callable[[Session], Finding | None] | None = None
+    weakens: Callable[[Finding], bool] | None = None

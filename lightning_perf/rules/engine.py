@@ -1,0 +1,154 @@
+"""Runs the rules: every rule is answered for, none is silent, and none can end the caller's run."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import pkgutil
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from lightning_perf import rules
+from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
+
+from .rule import Rule, Skip
+from .selection import check_known, is_selected
+from .verdict import QUALITY, verdict_of
+
+_RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")
+_CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
+
+# How much the effort weighs against the gain when findings are as severe as one another: quick wins come first.
+# One line, some minutes (about 5 to 10) and hours are the steps in which one introduction to profiling ranks its
+# advice; the weights grow more slowly than the time, so that a large gain still beats a small convenience.
+_EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours": 8.0}
+
+_log = logging.getLogger(__name__)
+
+
+@functools.cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, by code: the ``RULE`` of each module ``pdNNN_*`` in the category packages."""
+    modules = (m.name for m in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.") if not m.ispkg)
+    found = (importlib.import_module(name).RULE for name in modules if _RULE_MODULE.search(name))
+    return tuple(sorted(found, key=lambda rule: rule.code))
+
+
+def check_codes(select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> None:
+    """Checks a selection of rules before anything is run.
+
+    Args:
+        select: Codes or prefixes of the rules to run; None for all.
+        ignore: Codes or prefixes of the rules to leave out.
+
+    Raises:
+        ConfigError: One of them starts no rule's code; the message names close ones.
+    """
+    codes = [rule.code for rule in all_rules()]
+    check_known("select", select, codes)
+    check_known("ignore", ignore, codes)
+
+
+def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> Session:
+    """Runs the rules over a session.
+
+    Args:
+        session: What was measured; findings, outcomes and verdict that it holds already are replaced.
+        select: Codes or prefixes of the rules to run; None for all. As in ruff the longest match decides.
+        ignore: Codes or prefixes of the rules to leave out.
+
+    Returns:
+        The session with ``findings`` (best first), ``outcomes`` (one a rule) and ``verdict``. A rule that raises is
+        an outcome ``failed`` with its error, never an exception here.
+
+    Raises:
+        ConfigError: ``select`` or ``ignore`` names no rule.
+    """
+    check_codes(select, ignore)
+    answers = [(rule, *_answer(rule, session)) for rule in all_rules()]
+    weakening = [rule for rule, finding, _ in answers if finding is not None and rule.weakens is not None]
+    findings: list[Finding] = []
+    outcomes: list[RuleOutcome] = []
+    for rule, finding, outcome in answers:
+        if not is_selected(rule.code, select, ignore):
+            outcomes.append(RuleOutcome(code=rule.code, status="ignored", reason="not selected"))
+            continue
+        outcomes.append(outcome)
+        if finding is not None:
+            findings.append(_weakened(finding, weakening))
+    findings.sort(key=_rank)
+    return msgspec.structs.replace(
+        session,
+        findings=tuple(findings),
+        outcomes=tuple(outcomes),
+        verdict=verdict_of(session, findings, outcomes),
+    )
+
+
+def preflight(
+    session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+) -> tuple[Finding, ...]:
+    """What the settings alone make likely, before the first step.
+
+    Args:
+        session: Its ``settings`` and ``machine`` are read.
+        select: As for ``diagnose``.
+        ignore: As for ``diagnose``.
+
+    Returns:
+        Findings with ``is_preflight`` and low confidence, best first.
+
+    Raises:
+        ConfigError: ``select`` or ``ignore`` names no rule.
+    """
+    check_codes(select, ignore)
+    findings = []
+    for rule in all_rules():
+        if rule.preflight is None or not is_selected(rule.code, select, ignore):
+            continue
+        try:
+            finding = rule.preflight(session)
+        except Skip:
+            continue
+        except Exception as error:  # noqa: BLE001 - a rule must not end the user's training; it is reported
+            _log.warning("%s could not look at the settings: %s: %s", rule.code, type(error).__name__, error)
+            continue
+        if finding is not None:
+            findings.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
+    return tuple(sorted(findings, key=_rank))
+
+
+def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
+    try:
+        finding = rule.check(session)
+    except Skip as skip:
+        return None, RuleOutcome(code=rule.code, status="skipped", reason=str(skip))
+    except Exception as error:  # noqa: BLE001 - whatever a rule raises is told in its outcome
+        reason = f"{type(error).__name__}: {error}"
+        return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
+    return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")
+
+
+def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
+    """The finding with its confidence one step lower for each finding about the measurement that it rests on."""
+    n_steps = sum(rule.weakens(finding) for rule in weakening if rule.weakens is not None and rule.category == QUALITY)
+    if n_steps == 0 or finding.category == QUALITY:
+        return finding
+    place = min(_CONFIDENCES.index(finding.confidence) + n_steps, len(_CONFIDENCES) - 1)
+    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place])
+
+
+def _rank(finding: Finding) -> tuple[int, bool, float, int, str]:
+    """Sort key: worst first, what is about the measurement last, then expected gain over effort."""
+    gain = (finding.gain.low + finding.gain.high) / 2 - 1.0 if finding.gain else 0.0
+    effort = _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
+    return (
+        SEVERITIES.index(finding.severity),
+        finding.category == QUALITY,
+        -gain / effort,
+        _CONFIDENCES.index(finding.confidence),
+        finding.code,
+    )

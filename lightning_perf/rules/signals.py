@@ -1,0 +1,56 @@
+"""What most rules read from a session, each with the reason to skip where it is missing."""
+
+from __future__ import annotations
+
+from lightning_perf.records import LoaderSettings, Session, StageTimes
+
+from .rule import Skip
+
+# Fewer than this many steps have no spread to speak of; PD901 asks for more before it is content.
+MIN_STEPS = 5
+
+_LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+
+FULL_PRECISION = ("32", "32-true")
+
+
+def steady_of(session: Session) -> StageTimes:
+    """The steps in the steady state, enough of them to say something.
+
+    Raises:
+        Skip: There are none, or fewer than ``MIN_STEPS``.
+    """
+    steady = session.steady
+    if steady is None:
+        raise Skip(session.missing.get("steady", "no step was measured in the steady state"))
+    if steady.n_steps < MIN_STEPS or steady.span_s <= 0:
+        raise Skip(f"{steady.n_steps} steps in the steady state; at least {MIN_STEPS} are needed")
+    return steady
+
+
+def phase_s(stage: StageTimes, *names: str) -> float:
+    """Seconds of the span spent in these phases together; a phase that did not occur took none."""
+    return sum(stage.phases[name].total_s for name in names if name in stage.phases)
+
+
+def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:
+    """The loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
+
+    Raises:
+        Skip: None is known.
+    """
+    wanted = stage or _LOADER_STAGE.get(session.run.stage, "train")
+    loaders = tuple(loader for loader in session.settings.loaders if loader.stage == wanted)
+    if not loaders:
+        raise Skip(session.missing.get("settings.loaders", f"the settings of the {wanted} loader are not known"))
+    return loaders
+
+
+def is_cpu_run(session: Session) -> bool:
+    """Whether the model computes on the CPU: no accelerator is in use."""
+    return not session.machine.devices
+
+
+def cores_per_rank(session: Session) -> float:
+    """Cores that this rank may use: the usable ones shared evenly by the ranks of the node."""
+    return session.machine.usable_cores / max(1, session.machine.local_world_size)

@@ -1,0 +1,59 @@
+"""The one line that a diagnosis comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_perf.records import Finding, Gain, RuleOutcome, Session, Verdict
+
+from .severity import LOW_SHARE
+from .signals import MIN_STEPS
+
+QUALITY = "quality"
+
+
+def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
+    """The first thing to do.
+
+    Args:
+        session: What the findings were read from.
+        findings: Best first.
+        outcomes: One a rule.
+
+    Returns:
+        The first finding above ``info`` that is not about the measurement itself; ``healthy`` where there is none;
+        ``unknown`` where too little was measured or too few rules ran to say so.
+    """
+    n_steps = session.steady.n_steps if session.steady else 0
+    if n_steps < MIN_STEPS:
+        reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")
+        return Verdict(category="unknown", code=None, text=f"unknown: too little was measured ({reason})")
+    worst = next((f for f in findings if f.severity != "info" and f.category != QUALITY), None)
+    if worst is not None:
+        return Verdict(category=worst.category, code=worst.code, text=_line(worst))
+    n_answered = sum(outcome.status in ("finding", "passed") for outcome in outcomes)
+    if n_answered == 0:
+        return Verdict(category="unknown", code=None, text="unknown: no rule was selected that could be answered")
+    n_failed = sum(outcome.status == "failed" for outcome in outcomes)
+    failed = f"; {n_failed} rules failed" if n_failed else ""
+    n_ignored = sum(outcome.status == "ignored" for outcome in outcomes)
+    among = f" by the {len(outcomes) - n_ignored} rules selected" if n_ignored else ""
+    text = f"healthy: nothing found{among} that would gain {LOW_SHARE:.0%} or more{failed}".replace("%", " %")
+    return Verdict(category="healthy", code=None, text=text)
+
+
+def expectation(gain: Gain) -> str:
+    """A gain in words, e.g. ``"expect 1.7-2.1x"``."""
+    low, high = f"{gain.low:.2g}", f"{gain.high:.2g}"
+    if gain.high < 2:
+        low, high = f"{gain.low:.2f}", f"{gain.high:.2f}"
+    if gain.low < 1.005:
+        return f"expect up to {high}x"
+    return f"expect about {high}x" if low == high else f"expect {low}-{high}x"
+
+
+def _line(finding: Finding) -> str:
+    headline = finding.summary.split(". ")[0].rstrip(".")
+    advice = f": {finding.prescriptions[0].summary.rstrip('.')}" if finding.prescriptions else ""
+    gain = f" ({expectation(finding.gain)})" if finding.gain is not None and finding.gain.high >= 1.005 else ""
+    return headline + advice + gain
