@@ -1,0 +1,125 @@
+"""The diagnosis as Markdown: for TensorBoard's text tab and for pull requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from lightning_perf.records import Finding, Session, StageTimes
+
+from . import summary, wording
+
+_BAR_WIDTH = 20
+# Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
+_SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#=]|(?<=^\d)[.)]")
+# Signs that only some Markdowns give a meaning to, and that others would show with their backslash.
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"})
+
+
+def to_markdown(session: Session) -> str:
+    """The whole diagnosis; verdict and table come first because TensorBoard's card shows about 500 pixels."""
+    parts = [f"**PerfDoctor: {escape(summary.verdict_text(session))}**", _facts(summary.run_facts(session))]
+    if session.steady is not None:
+        word = summary.step_word(session)
+        parts += _stage(f"Where the time goes: {wording.count(session.steady.n_steps, f'steady {word}')} "
+                        f"in {wording.seconds(session.steady.span_s)}", session.steady, word)  # fmt: skip
+    findings = summary.ordered_findings(session)
+    if findings:
+        parts += ["### Findings", _findings_table(findings)]
+        for finding in findings:
+            parts += _finding(finding)
+    if session.validation is not None:
+        what = wording.count(session.validation.n_steps, "batch")
+        title = f"Validation: {what} in {wording.seconds(session.validation.span_s)}"
+        parts += _stage(title, session.validation, "batch")
+    parts += _footer(session)
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Foreign text so that it shows as it stands: neither Markdown nor HTML."""
+    return _SPECIAL.sub(lambda match: "\\" + match[0], text.translate(_ENTITIES))
+
+
+def _stage(title: str, stage: StageTimes, word: str) -> Iterator[str]:
+    yield f"### {title}"
+    yield _facts([*summary.rate_facts(stage, word), *filter(None, [summary.device_fact(stage)])])
+    rows = summary.stage_rows(stage)
+    if not rows:
+        return
+    totals = wording.seconds_column([row.total_s for row in rows])
+    p50s = wording.seconds_column([row.p50_s for row in rows])
+    bars = ["▇" * length for _, length in summary.bar_spans(rows, _BAR_WIDTH)]
+    cells = [
+        (escape(row.name), bar, wording.share(row.share, decimals=1), total, p50)
+        for row, bar, total, p50 in zip(rows, bars, totals, p50s, strict=True)
+    ]
+    yield _table(("phase", "", "share", "total", f"p50 a {word}"), "llrrr", cells)
+
+
+def _findings_table(findings: Sequence[Finding]) -> str:
+    cells = []
+    for finding in findings:
+        fix = escape(wording.line(finding.prescriptions[0].summary, 160)) if finding.prescriptions else ""
+        cells.append((finding.severity, _title(finding), wording.gain(finding.gain), finding.confidence, fix))
+    return _table(("severity", "finding", "speed-up", "confidence", "fix"), "lllll", cells)
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield f"#### {finding.severity}: {_title(finding)}"
+    likely = " This comes from the settings alone: likely, not yet measured." if finding.is_preflight else ""
+    yield escape(wording.line(finding.summary, 600)) + likely
+    if finding.evidence:
+        yield _evidence(finding)
+    for prescription in finding.prescriptions:
+        kind = f"({prescription.effort}, {prescription.safety})"
+        yield f"**Fix:** {escape(wording.line(prescription.summary, 300))} {kind}"
+        code = wording.block(prescription.code)
+        if code:
+            yield _fenced(code)
+    expected = summary.gain_text(finding)
+    if expected:
+        yield f"**Gain:** {escape(expected)} (confidence {finding.confidence})"
+
+
+def _title(finding: Finding) -> str:
+    return escape(f"{wording.line(finding.code, 16)} {wording.line(finding.name, 60)}")
+
+
+def _evidence(finding: Finding) -> str:
+    lines = []
+    for fact in finding.evidence:
+        basis = wording.evidence_basis(fact)
+        told = f" ({escape(basis)})" if basis else ""
+        lines.append(f"- {escape(wording.line(fact.metric, 120))}: {escape(wording.evidence_value(fact))}{told}")
+    return "\n".join(lines)
+
+
+def _footer(session: Session) -> Iterator[str]:
+    facts = (
+        ("Memory", summary.memory_fact(session)),
+        ("Overhead", summary.overhead_fact(session)),
+        ("Rules", summary.rules_fact(session)),
+        ("Missing", summary.missing_fact(session)),
+        ("Failed", summary.probes_fact(session)),
+    )
+    lines = [f"- {label}: {escape(fact)}" for label, fact in facts if fact]
+    if lines:
+        yield "### About this measurement"
+        yield "\n".join(lines)
+
+
+def _facts(facts: Sequence[str]) -> str:
+    return escape(" · ".join(facts))
+
+
+def _table(heads: Sequence[str], alignments: str, rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---:" if alignment == "r" else "---" for alignment in alignments]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
+
+
+def _fenced(lines: list[str]) -> str:
+    # A fence longer than any inside, so that nothing in the code can close it.
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}python", *lines, fence])

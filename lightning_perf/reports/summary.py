@@ -1,0 +1,206 @@
+"""What every report says of a session, worked out once: where time went, what was measured, what was not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lightning_perf.records import SEVERITIES, Finding, Session, StageTimes
+
+from .wording import count, gain, line, phase_name, seconds, share, size
+
+FOLDED_BELOW_SHARE = 0.005
+"""Phases under half a percent share one line: together they are rarely worth a look."""
+
+
+class PhaseRow(NamedTuple):
+    """One line of a breakdown; the rows of a breakdown add up to its span.
+
+    Attributes:
+        name: As shown.
+        phase: Its name in the records; empty for what was folded.
+        total_s: Seconds.
+        share: Of the span.
+        p50_s: Median seconds a step; None between steps.
+    """
+
+    name: str
+    phase: str
+    total_s: float
+    share: float
+    p50_s: float | None
+
+
+def stage_rows(stage: StageTimes) -> list[PhaseRow]:
+    """Where the span of a stage went, largest first."""
+    totals = {name: phase.total_s for name, phase in stage.phases.items()}
+    p50s = {name: phase.p50_s for name, phase in stage.phases.items()}
+    return phase_rows(totals, stage.span_s, p50s)
+
+
+def phase_rows(totals: Mapping[str, float], span_s: float, p50s: Mapping[str, float | None] = {}) -> list[PhaseRow]:
+    """Phases largest first, the small ones folded into one row; empty without a span.
+
+    Args:
+        totals: Seconds by phase.
+        span_s: Wall seconds that they describe. What the phases leave of it becomes a row of its own.
+        p50s: Median seconds a step by phase.
+    """
+    if not span_s > 0:
+        return []
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    shown = [(name, total) for name, total in ordered if total / span_s >= FOLDED_BELOW_SHARE]
+    small = [(name, total) for name, total in ordered if 0 < total / span_s < FOLDED_BELOW_SHARE]
+    rows = [PhaseRow(phase_name(name), name, total, total / span_s, p50s.get(name)) for name, total in shown]
+    if len(small) == 1:
+        [(name, total)] = small
+        rows.append(PhaseRow(phase_name(name), name, total, total / span_s, p50s.get(name)))
+    elif small:
+        total = sum(total for _, total in small)
+        rows.append(PhaseRow(f"{len(small)} smaller", "", total, total / span_s, None))
+    rest = span_s - sum(totals.values())
+    if rest / span_s >= FOLDED_BELOW_SHARE:
+        rows.append(PhaseRow("unaccounted", "", rest, rest / span_s, None))
+    return rows
+
+
+def bar_spans(rows: list[PhaseRow], width: int) -> list[tuple[int, int]]:
+    """Start and length of each row's bar in characters: each begins where the one above ended, all fill ``width``."""
+    total = sum(row.total_s for row in rows)
+    edges, passed = [0], 0.0
+    for row in rows:
+        passed += row.total_s
+        edges.append(round(width * passed / total))
+    return [(start, end - start) for start, end in itertools.pairwise(edges)]
+
+
+def ordered_findings(session: Session) -> list[Finding]:
+    """From worst to least; the verdict's own first, equals in the order of the rules engine."""
+
+    def rank(finding: Finding) -> tuple[bool, int]:
+        return finding.code != session.verdict.code, SEVERITIES.index(finding.severity)
+
+    return sorted(session.findings, key=rank)
+
+
+def step_word(session: Session) -> str:
+    """``step`` in training, ``batch`` elsewhere."""
+    return "step" if session.run.stage == "fit" else "batch"
+
+
+def verdict_text(session: Session) -> str:
+    """The verdict in one line, naming its rule."""
+    text = line(session.verdict.text, 400)
+    code = session.verdict.code
+    return f"{text} ({line(code, 16)})" if code and code not in text else text
+
+
+def run_facts(session: Session) -> list[str]:
+    """Stage and status, size, duration and machine of the run."""
+    run = session.run
+    facts = [f"{line(run.stage, 16)} {line(run.status, 16)}" + (f" ({line(run.error, 60)})" if run.error else "")]
+    if run.n_epochs > 1:
+        facts.append(count(run.n_epochs, "epoch"))
+    facts += [count(run.n_steps, step_word(session)), seconds(run.wall_s)]
+    if run.world_size > 1:
+        facts.append(f"rank {run.rank} of {run.world_size}")
+    return [*facts, machine_text(session)]
+
+
+def machine_text(session: Session) -> str:
+    """Devices, else the processor, and usable cores."""
+    machine = session.machine
+    cores = count(int(machine.usable_cores), "core") if machine.usable_cores >= 1 else "1 core"
+    if machine.devices:
+        name = line(machine.devices[0].name, 40)
+        many = f"{len(machine.devices)} × " if len(machine.devices) > 1 else ""
+        return f"{many}{name}, {cores}"
+    return f"CPU, {cores}"
+
+
+def rate_facts(stage: StageTimes, word: str) -> list[str]:
+    """Speed of the steady state."""
+    facts = [
+        f"{seconds(stage.step_s.p50)} a {word} (p50)",
+        f"p95 {seconds(stage.step_s.p95)}",
+        f"p99 {seconds(stage.step_s.p99)}",
+    ]
+    if stage.samples_per_s is not None:
+        facts.append(f"{stage.samples_per_s:,.0f} samples/s" if stage.samples_per_s >= 10 else
+                     f"{stage.samples_per_s:.2f} samples/s")  # fmt: skip
+    return facts
+
+
+def device_fact(stage: StageTimes) -> str:
+    """What the device's own clock says; empty without one."""
+    if stage.device is None:
+        return ""
+    device = stage.device
+    return (
+        f"device clock: idle for want of data {share(device.starved_share)} of the time, "
+        f"{seconds(device.step_s.p50)} a step (p50)"
+    )
+
+
+def memory_fact(session: Session) -> str:
+    """Peaks of device and host memory; empty when none was read."""
+    parts = []
+    for device in session.memory.devices[:4]:
+        of_total = f" of {size(device.total_bytes)}" if device.total_bytes else ""
+        parts.append(
+            f"{line(device.device, 16)} peak {size(device.peak_allocated_bytes)} allocated, "
+            f"{size(device.peak_reserved_bytes)} reserved{of_total}"
+        )
+    if len(session.memory.devices) > 4:
+        parts.append(count(len(session.memory.devices) - 4, "more device"))
+    if session.memory.host_peak_rss_bytes is not None:
+        parts.append(f"host peak {size(session.memory.host_peak_rss_bytes)}")
+    return "; ".join(parts)
+
+
+def overhead_fact(session: Session) -> str:
+    """What PerfDoctor itself cost; empty when not known."""
+    overhead = session.overhead
+    if overhead is None:
+        return ""
+    text = (
+        f"PerfDoctor cost {seconds(overhead.per_step_us * 1e-6)} a step (budget {seconds(overhead.budget_us * 1e-6)}) "
+        f"and {seconds(overhead.reporting_s)} of reporting: {share(overhead.share)} of the run"
+    )
+    if overhead.backed_off:
+        text += f"; it stopped measuring {', '.join(line(what, 60) for what in overhead.backed_off)}"
+    return text
+
+
+def rules_fact(session: Session) -> str:
+    """How many rules were checked and skipped; empty when none ran."""
+    if not session.outcomes:
+        return ""
+    by_status = {status: [o for o in session.outcomes if o.status == status] for status in
+                 ("finding", "passed", "skipped", "ignored", "failed")}  # fmt: skip
+    checked = len(by_status["finding"]) + len(by_status["passed"])
+    parts = [f"{count(checked, 'rule')} checked"]
+    parts += [f"{len(by_status[s])} {s}" for s in ("skipped", "ignored", "failed") if by_status[s]]
+    return ", ".join(parts)
+
+
+def missing_fact(session: Session) -> str:
+    """What could not be measured, and why, in one line; empty when nothing is missing."""
+    return "; ".join(f"{line(what, 60)}: {line(why, 120)}" for what, why in sorted(session.missing.items()))
+
+
+def probes_fact(session: Session) -> str:
+    """Probes that failed and were switched off; empty normally."""
+    return "; ".join(
+        f"{line(p.probe, 60)} switched off at step {p.step}: {line(p.error, 160)}" for p in session.probes_off
+    )
+
+
+def gain_text(finding: Finding) -> str:
+    """The gain to expect with what it rests on; empty without one."""
+    expected = gain(finding.gain)
+    if not expected or finding.gain is None:
+        return ""
+    basis = line(finding.gain.basis)
+    return f"{expected} faster" + (f": {basis}" if basis else "")

@@ -1,0 +1,224 @@
+"""How reports write seconds, shares, bytes and gains, and how they make foreign text safe to show.
+
+Figures are written with the signs that physics uses (``µs``, ``×``, ``–``); ``fit_encoding`` replaces them where the
+output cannot show them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from lightning_perf.records import Evidence, Gain
+
+NOT_TOLD = "n/a"
+ELLIPSIS = "…"
+
+_ASCII_SIGNS = {
+    "×": "x",
+    "–": "-",
+    "—": "-",
+    "−": "-",
+    "÷": "/",
+    "µ": "u",
+    "μ": "u",
+    "·": "|",
+    "…": "...",
+    "≥": ">=",
+    "≤": "<=",
+    "≈": "~",
+    "→": "->",
+    "█": "#",
+    "▏": "|",
+    "▇": "#",
+}
+
+# A unit is left at 999.5, where three digits would round to 1000.
+_UNITS = (
+    (999.5e-9, 1e9, "ns"),
+    (999.5e-6, 1e6, "µs"),
+    (999.5e-3, 1e3, "ms"),
+    (1e4, 1.0, "s"),
+    (math.inf, 1 / 3600, "h"),
+)
+
+_ESCAPE_SEQUENCE = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]")
+# Control characters can repaint a terminal, bidi marks can make a line read as another one.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_BLANKS = re.compile(r"\s+")
+
+
+def seconds(value: float | None) -> str:
+    """A duration given in seconds, with three significant digits: ``12.3 ms``, ``2 min 03 s``, ``1 h 02 min``."""
+    if value is None or not math.isfinite(value):
+        return NOT_TOLD
+    size = abs(value)
+    if size == 0:
+        return "0 s"
+    if size >= 59.5:
+        return _minutes(value)
+    factor, unit = next((f, u) for limit, f, u in _UNITS if size < limit)
+    return f"{_three_digits(value * factor)} {unit}"
+
+
+def seconds_column(values: Sequence[float | None]) -> list[str]:
+    """Durations in seconds that stand below one another: one unit, fit for the largest; empty for None."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    largest = max(map(abs, finite), default=0.0)
+    factor, unit = next((f, u) for limit, f, u in _UNITS if largest < limit)
+    decimals = 2 if largest * factor < 99.5 else 1
+    return [
+        "" if value is None else f"{value * factor:.{decimals}f} {unit}" if math.isfinite(value) else NOT_TOLD
+        for value in values
+    ]
+
+
+def share(value: float | None, decimals: int | None = None) -> str:
+    """A fraction as percent: ``54 %``, ``0.3 %``; ``decimals`` fixes their number, for columns."""
+    if value is None or not math.isfinite(value):
+        return NOT_TOLD
+    percent = value * 100
+    if decimals is None:
+        if 0 < percent < 0.05:
+            return "<0.1 %"
+        decimals = 0 if percent == 0 or abs(percent) >= 9.95 else 1
+    return f"{percent:,.{decimals}f} %"
+
+
+def size(value: float | None) -> str:
+    """A number of bytes: ``1.50 GiB``."""
+    if value is None or not math.isfinite(value):
+        return NOT_TOLD
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 999.5:
+            return f"{_three_digits(amount)} {unit}" if unit != "B" else f"{amount:.0f} B"
+        amount /= 1024
+    return f"{_three_digits(amount)} TiB"
+
+
+def number(value: float | None) -> str:
+    """A bare number: thousands are separated, what is small keeps three significant digits."""
+    if value is None or not math.isfinite(value):
+        return NOT_TOLD
+    if value == int(value) or abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return _three_digits(value)
+
+
+def count(n: int, noun: str) -> str:
+    """``1 step``, ``1,234 steps``, ``2 batches``."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}{'es' if noun.endswith('batch') else 's'}"
+
+
+def gain(value: Gain | None) -> str:
+    """The speed-up to expect: ``1.7–2.1×``, or ``up to 2.1×`` where it may gain nothing; empty without one."""
+    if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)):
+        return ""
+    for decimals in (1, 2):
+        low, high = f"{value.low:.{decimals}f}", f"{value.high:.{decimals}f}"
+        if low != high and (decimals == 2 or value.high >= 1.5):
+            return f"up to {high}×" if float(low) <= 1 else f"{low}–{high}×"
+    return f"{high}×"
+
+
+def evidence_value(evidence: Evidence) -> str:
+    """The figure of a piece of evidence in its unit."""
+    return quantity(evidence.value, evidence.unit)
+
+
+def evidence_basis(evidence: Evidence) -> str:
+    """The bound that it crossed and the number of observations, ``limit 20 %, n 400``; empty without either."""
+    parts = []
+    if evidence.threshold is not None:
+        parts.append(f"limit {quantity(evidence.threshold, evidence.unit)}")
+    if evidence.n is not None:
+        parts.append(f"n {evidence.n:,}")
+    return ", ".join(parts)
+
+
+def quantity(value: float | int | str | bool, unit: str) -> str:
+    """A value in the unit of an ``Evidence``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return line(value)
+    if unit == "s":
+        return seconds(value)
+    if unit == "us":
+        return seconds(value * 1e-6)
+    if unit in ("fraction", "share"):
+        return share(value)
+    if unit == "bytes":
+        return size(value)
+    if unit == "ratio":
+        return f"{number(value)}×"
+    if unit in ("", "count"):
+        return number(value)
+    return f"{number(value)} {line(unit, 24)}"
+
+
+def phase_name(name: str) -> str:
+    """A phase as reports show it: ``data wait``."""
+    return line(name.replace("_", " "), 32)
+
+
+def line(text: str, limit: int = 200) -> str:
+    """Foreign text as one line: no control characters, blanks folded, cut at ``limit`` characters."""
+    return cut(_BLANKS.sub(" ", _safe(text[: 4 * limit])).strip(), limit)
+
+
+def block(text: str, max_lines: int = 40, limit: int = 400) -> list[str]:
+    """Foreign text as lines, e.g. code: no control characters, tabs as four blanks, long lines and texts cut."""
+    lines = _safe(text).strip("\n").split("\n")
+    shown = [cut(one.expandtabs(4).rstrip(), limit) for one in lines[:max_lines]]
+    if len(lines) > max_lines:
+        shown.append(f"# {ELLIPSIS} {count(len(lines) - max_lines, 'more line')}")
+    return shown if shown != [""] else []
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, at most ``limit`` characters of it."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + ELLIPSIS
+
+
+def fit_encoding(text: str, encoding: str | None) -> str:
+    """The text with signs that the encoding lacks replaced: ``×`` by ``x``, what has no likeness by ``?``."""
+    encoding = encoding or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(_fitting(character, encoding) for character in text)
+    except LookupError:
+        return fit_encoding(text, "ascii")
+    return text
+
+
+def _safe(text: str) -> str:
+    return _UNSAFE.sub("", _ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+
+
+def _fitting(character: str, encoding: str) -> str:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return _ASCII_SIGNS.get(character, "?")
+    return character
+
+
+def _minutes(value: float) -> str:
+    total = round(value)
+    if abs(total) < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    total = round(value / 60)
+    return f"{total // 60:,} h {total % 60:02d} min"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    if size < 0.01:
+        return f"{value:.2g}"
+    return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
