@@ -21,7 +21,7 @@ SpanFor = Callable[[str], AbstractContextManager[None]]
 _LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
 
 
-# -- the actions that Lightning's loops announce to `trainer.profiler` ----------------------------------------------
+# -- the actions that Lightning's loops announce to `trainer.profiler` ---------------------
 
 
 class Action(NamedTuple):
@@ -92,15 +92,15 @@ def _base_class(cls: type, names: tuple[str, ...]) -> type | None:
     return None
 
 
-# -- the profiler seam ------------------------------------------------------------------------------------------------
+# -- the profiler seam ------------------------------------------------------------
 
 
 def tap_profiler(trainer: Any, span_for: SpanFor) -> Undo | None:
     """Puts a delegating profiler in front of the user's, so that each action enters the span that belongs to it.
 
-    Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``. Where the user has no profiler, the tap answers
-    with the span itself instead of the generator that Lightning's pass-through profiler makes each time: measuring
-    costs less than what it replaces. A user's own profiler sees all it saw before.
+    Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``. Where the user has no profiler, the tap
+    answers with the span itself instead of the generator that Lightning's pass-through profiler makes each time:
+    measuring costs less than what it replaces. A user's own profiler sees all it saw before.
 
     Args:
         trainer: The Trainer.
@@ -128,48 +128,44 @@ def tap_profiler(trainer: Any, span_for: SpanFor) -> Undo | None:
 def _tap_class(base: type) -> Any:
     """The delegating profiler, derived from the ``Profiler`` of whichever namespace the Trainer is from."""
 
-    class ProfilerTap(base):  # type: ignore[misc, valid-type]
-        """Stands in for ``trainer.profiler``."""
+    class ProfilerTap(base):  # type: ignore[misc]
+        """Stands in for ``trainer.profiler``; whatever is not measured here is asked of the inner profiler."""
 
         def __init__(self, inner: Any, span_for: SpanFor) -> None:
             # Not super().__init__(): all state is the inner profiler's.
-            vars(self).update(_inner=inner, _span_for=span_for, _spans={})
-            vars(self)["_is_inner_silent"] = type(inner).__name__ == "PassThroughProfiler"
-
-        def profile(self, action_name: str) -> AbstractContextManager[Any]:
-            span = self._spans.get(action_name)
-            return span if span is not None else self._first_sight(action_name)
+            spans = _Spans(inner, span_for)
+            own = {"_inner": inner, "_spans": spans, "profile": spans.__getitem__}
+            self.__dict__.update(own)
 
         def start(self, action_name: str) -> None:
-            self.profile(action_name)  # makes the span where it is new
-            if not self._is_inner_silent:
+            if not self._spans.is_inner_silent:
                 self._inner.start(action_name)
-            self._own_span(action_name).__enter__()
+            self._spans.own(action_name).__enter__()
 
         def stop(self, action_name: str) -> None:
-            self._own_span(action_name).__exit__(None, None, None)
-            if not self._is_inner_silent:
+            self._spans.own(action_name).__exit__(None, None, None)
+            if not self._spans.is_inner_silent:
                 self._inner.stop(action_name)
-
-        def _own_span(self, action_name: str) -> Any:
-            span = self._spans[action_name]
-            return span.outer if isinstance(span, _SpanAndProfile) else span
-
-        def _first_sight(self, action_name: str) -> AbstractContextManager[Any]:
-            span = self._span_for(action_name)
-            if not self._is_inner_silent:
-                span = _SpanAndProfile(span, self._inner, action_name)
-            self._spans[action_name] = span
-            return span
 
         def release(self) -> None:
             """From now on only the inner profiler is asked, should anyone have kept this one."""
-            vars(self).update(profile=self._inner.profile, start=self._inner.start, stop=self._inner.stop)
+            inner = self._inner
+            self.__dict__.update(profile=inner.profile, start=inner.start, stop=inner.stop)
 
-        def __getattribute__(self, name: str) -> Any:
-            if name in _TAP_OWN or name in vars(type(self)) or name.startswith("__"):
-                return object.__getattribute__(self, name)
-            return getattr(object.__getattribute__(self, "_inner"), name)
+        def setup(self, *args: Any, **kwargs: Any) -> None:
+            self._inner.setup(*args, **kwargs)
+
+        def teardown(self, *args: Any, **kwargs: Any) -> None:
+            self._inner.teardown(*args, **kwargs)
+
+        def describe(self) -> None:
+            self._inner.describe()
+
+        def summary(self) -> str:
+            return str(self._inner.summary())
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.__dict__["_inner"], name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             setattr(self._inner, name, value)
@@ -180,7 +176,28 @@ def _tap_class(base: type) -> Any:
     return ProfilerTap
 
 
-_TAP_OWN = frozenset({"_inner", "_span_for", "_spans", "_is_inner_silent", "profile", "start", "stop"})
+class _Spans(dict[str, "AbstractContextManager[Any]"]):
+    """Action name → what to enter for it. Looking up is all that ``profile`` does after the first time."""
+
+    def __init__(self, inner: Any, span_for: SpanFor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.is_inner_silent = type(inner).__name__ == "PassThroughProfiler"
+        self._span_for = span_for
+        self._own: dict[str, AbstractContextManager[None]] = {}
+
+    def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
+        span = self.own(action_name)
+        context = span if self.is_inner_silent else _SpanAndProfile(span, self.inner, action_name)
+        self[action_name] = context
+        return context
+
+    def own(self, action_name: str) -> AbstractContextManager[None]:
+        """The span alone, for actions that are started and stopped by hand."""
+        span = self._own.get(action_name)
+        if span is None:
+            span = self._own[action_name] = self._span_for(action_name)
+        return span
 
 
 class _SpanAndProfile:
@@ -206,7 +223,7 @@ class _SpanAndProfile:
         return self.open.pop().__exit__(*exception)
 
 
-# -- methods wrapped on their instance --------------------------------------------------------------------------------
+# -- methods wrapped on their instance ------------------------------------------------------------
 
 
 class _Timed:
@@ -330,7 +347,7 @@ def tap_backward(trainer: Any, span: AbstractContextManager[None]) -> Undo | Non
 def tap_optimizers(
     optimizers: Iterable[Any], span: AbstractContextManager[None], after_step: Callable[[Any], None]
 ) -> Undo:
-    """Encloses every ``optimizer.step``, also of optimizers used without Lightning's wrapper, by torch's own step hooks."""
+    """Encloses every ``optimizer.step`` by torch's step hooks: also of optimizers used without Lightning's wrapper."""
     handles = []
     for optimizer in optimizers:
 
@@ -346,7 +363,7 @@ def tap_optimizers(
     return _put_all(handle.remove for handle in handles)
 
 
-# -- small readings -----------------------------------------------------------------------------------------------------
+# -- small readings ------------------------------------------------------------
 
 
 def logged_step(trainer: Any) -> int:
@@ -354,3 +371,55 @@ def logged_step(trainer: Any) -> int:
     loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
     step = getattr(loop, "_batches_that_stepped", None)
     return int(step) if step is not None else int(trainer.global_step)
+
+
+# -- what is set ------------------------------------------------------------
+
+
+def user_profiler(trainer: Any) -> Any | None:
+    """The profiler that the user gave, also while ours stands in front; None when there is none."""
+    profiler = getattr(trainer, "profiler", None)
+    if type(profiler).__name__ == "ProfilerTap":
+        profiler = vars(profiler)["_inner"]
+    return None if type(profiler).__name__ == "PassThroughProfiler" else profiler
+
+
+def loop_iterables(loop: Any) -> Any | None:
+    """The loaders of one loop as the user nested them; None before they are set up or where they are not told."""
+    return getattr(getattr(loop, "_combined_loader", None), "iterables", None)
+
+
+def is_anomaly_detection_asked(trainer: Any) -> bool | None:
+    """``Trainer(detect_anomaly=...)``, which takes effect only once a loop runs."""
+    is_asked = getattr(trainer, "_detect_anomaly", None)
+    return None if is_asked is None else bool(is_asked)
+
+
+def ddp_arguments(strategy: Any) -> dict[str, Any] | None:
+    """What will be passed to torch's DistributedDataParallel; None when the strategy is not a DDP one."""
+    arguments = getattr(strategy, "_ddp_kwargs", None)
+    return dict(arguments) if isinstance(arguments, dict) else None
+
+
+def refreshes_by_step(progress_bar: Any) -> bool:
+    """Whether the bar's ``refresh_rate`` counts steps; that of RichProgressBar is per second from Lightning 2.6 on."""
+    return hasattr(progress_bar, "_should_update")
+
+
+def step_logging(trainer: Any) -> tuple[int, bool] | None:
+    """How many metrics the bar shows each step, and whether any logged on a step is reduced over ranks.
+
+    None before the first ``self.log`` of training, and where this version does not tell. No value is read.
+    """
+    results = getattr(getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None), "_results", None)
+    if not isinstance(results, dict) or not results:
+        return None
+    metas = [meta for meta in (getattr(result, "meta", None) for result in results.values()) if meta is not None]
+    on_step = [meta for meta in metas if meta.on_step]
+    return sum(bool(meta.prog_bar) for meta in on_step), any(meta.sync.should for meta in on_step)
+
+
+def live_console(trainer: Any) -> Any | None:
+    """The rich console of a live RichProgressBar, which makes room for what is printed through it; None without one."""
+    progress = getattr(getattr(trainer, "progress_bar_callback", None), "progress", None)
+    return getattr(progress, "console", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 now_ns: Callable[[], int] = time.perf_counter_ns
@@ -27,9 +28,10 @@ class DeviceEvent(Protocol):
 class DeviceClock:
     """Measures what the device did around each fetch, without ever waiting for it.
 
-    A pair of events encloses each fetch. When the host runs ahead of the device both stand side by side in the queue and
-    the device passes them at once; when the device had finished before the batch came, the time between them is the time
-    it had nothing to do. Events are resolved steps later, when ``query`` says that they have been reached, and reused.
+    A pair of events encloses each fetch. When the host runs ahead of the device both stand side by side in the queue
+    and the device passes them at once; when the device had finished before the batch came, the time between them is
+    the time it had nothing to do. Events are resolved steps later, when ``query`` says that they have been reached,
+    and reused.
 
     Args:
         make_event: Makes an event that measures time.
@@ -105,17 +107,17 @@ def device_clock(device: Any) -> tuple[DeviceClock | None, str]:
 
     if device.type == "cpu":
         return None, "the CPU has no device clock: the host's clock says it all"
+    kind: Any = torch.cuda.Event if device.type == "cuda" else partial(torch.Event, device=device)
+
+    def make_event() -> DeviceEvent:
+        event: DeviceEvent = kind(enable_timing=True)
+        return event
+
     try:
-        if device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            make: Callable[[], DeviceEvent] = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
-        else:
-            event = torch.Event(device=device, enable_timing=True)  # type: ignore[assignment]
-            make = lambda: torch.Event(device=device, enable_timing=True)  # noqa: E731
-        event.record()
+        make_event().record()
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
         return None, f"{device.type} has no timed events in torch {torch.__version__}: {error}"
-    return DeviceClock(make, device.type), ""
+    return DeviceClock(make_event, device.type), ""
 
 
 class FakeClock:

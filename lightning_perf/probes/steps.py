@@ -27,28 +27,33 @@ _MAX_EPOCHS = 1000
 class StageProbe:
     """The steps of one stage.
 
-    A row is the time from one step's first fetch to the next one's, cut into phases. Rows are exclusive and without gaps:
-    added up they are the wall time of the stage.
+    A row is the time from one step's first fetch to the next one's, cut into phases. Rows are exclusive and without
+    gaps: added up they are the wall time of the stage.
 
     Args:
         timeline: What charges the time.
         device_clock: None where the device has no clock.
+        row: What the timeline charges while this stage runs; by default what it charges now.
     """
 
-    def __init__(self, timeline: Timeline, device_clock: DeviceClock | None = None) -> None:
+    def __init__(
+        self, timeline: Timeline, device_clock: DeviceClock | None = None, row: list[int] | None = None
+    ) -> None:
         self.timeline = timeline
+        self.row = timeline.phase_ns if row is None else row
+        self.first_step_ns: tuple[int, ...] | None = None
+        """The phases of the run's very first step; None before it is over."""
         self.device_clock = device_clock
         self.n_steps = 0
         self.epoch = 0
         self.epochs: list[Epoch] = []
         self._rows = array("q")
-        self._tally: Tally | None = None
+        self._tally: Tally | None = None  # none until the warm-up is known
         self._n_warmup_steps = 0
         self._row_has_step = False
         self._is_row_fresh = False
         self._is_in_batch = False
         self._is_first_of_epoch = True
-        self._is_fetch_counted = False
         self._samples = -1
         self._size_of: Callable[[Any], int] | None = None
         self._device = _DeviceTally()
@@ -59,7 +64,7 @@ class StageProbe:
         self._epoch_first_fetch_ns: int | None = None
         self._summed_rows = 0
 
-    # -- the loop's events, in the order in which they come ------------------------------------------------------
+    # -- the loop's events, in the order in which they come ------------------------------------------------------------
 
     def fetch_begins(self) -> None:
         """The loop asks for a batch; unless a step asks for it itself, a new row begins."""
@@ -111,7 +116,7 @@ class StageProbe:
         if self.device_clock is not None:
             self.device_clock.forget()
 
-    # -- what it comes to -----------------------------------------------------------------------------------------
+    # -- what it comes to ------------------------------------------------------------
 
     def stage_times(self) -> StageTimes | None:
         """The steps so far; None before the first steady one."""
@@ -151,14 +156,15 @@ class StageProbe:
         if self.device_clock is not None:
             self._device.add(self.device_clock)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------
 
     def _take_row(self) -> None:
-        timeline = self.timeline
-        timeline.charge()
-        phase_ns = timeline.phase_ns
+        self.timeline.charge()
+        phase_ns = self.row
         self._rows.extend(phase_ns)
         if self._row_has_step:
+            if self.first_step_ns is None:
+                self.first_step_ns = tuple(phase_ns)
             self._rows.extend((FIRST_STEP if self._is_first_of_epoch else USUAL_STEP, self._samples, self.epoch))
             self._is_first_of_epoch = self._row_has_step = False
         else:
@@ -166,7 +172,7 @@ class StageProbe:
         phase_ns[:] = _ZEROS
 
     def _matrix(self) -> NDArray[np.int64]:
-        return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, ROW_WIDTH).copy()
+        return np.array(self._rows, dtype=np.int64).reshape(-1, ROW_WIDTH)
 
     def _started(self, rows: NDArray[np.int64]) -> tuple[Tally, int]:
         """A tally of what follows the warm-up, and how many steps that was."""
@@ -176,10 +182,7 @@ class StageProbe:
         positions = np.flatnonzero(is_usual)
         # The very first step is the first of its epoch and so no usual one: it is always part of the warm-up.
         n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)
-        if n_left_out < len(positions):
-            start = int(positions[n_left_out])
-        else:
-            start = len(rows)
+        start = int(positions[n_left_out]) if n_left_out < len(positions) else len(rows)
         n_warmup = int(is_step[:start].sum())
         tally = Tally(first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()))
         tally.add(rows[start:])

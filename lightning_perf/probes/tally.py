@@ -165,7 +165,8 @@ class Tally:
         step_numbers = self._first_step + self._n_step_rows + np.cumsum(kinds != NOT_A_STEP) - 1
         for position in np.flatnonzero(step_ns > SLOW_FACTOR * median):
             excess = int(step_ns[position] - median)
-            phase = max(_STEP_COLUMNS, key=lambda c, p=position: phases[p, c] - usual_phases[c])
+            growth = phases[position, _STEP_COLUMNS] - usual_phases[_STEP_COLUMNS]
+            phase = _STEP_COLUMNS[int(growth.argmax())]
             self._n_outliers += 1
             self.outlier_ns += excess
             self._outlier_phase_ns[phase] = self._outlier_phase_ns.get(phase, 0) + excess
@@ -272,9 +273,9 @@ class _Blocks:
                 start_s=row[2] / 1e9,
                 step_s=row[3] / row[1] / 1e9,
                 max_step_s=row[4] / 1e9,
-                phases={name: value / row[1] / 1e9 for name, value in zip(STEP_PHASES, row[5:].tolist(), strict=True)},
+                phases={name: value / row[1] / 1e9 for name, value in zip(STEP_PHASES, row[5:], strict=True)},
             )
-            for row in self._table
+            for row in self._table.tolist()
         )
 
 

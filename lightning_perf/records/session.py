@@ -81,6 +81,22 @@ class Overhead(Record, frozen=True, kw_only=True):
     backed_off: tuple[str, ...] = ()
 
 
+class Ranks(Record, frozen=True, kw_only=True):
+    """Figures of all ranks together.
+
+    Attributes:
+        step_mean_s: Mean over the ranks of the mean step.
+        step_max_s: The slowest rank's.
+        data_wait_share_mean: Mean over the ranks of the share of time spent waiting for data.
+        data_wait_share_max: The highest of any rank.
+    """
+
+    step_mean_s: float
+    step_max_s: float
+    data_wait_share_mean: float
+    data_wait_share_max: float
+
+
 class ProbeFailure(Record, frozen=True, kw_only=True):
     """A probe or report that raised and was switched off for the rest of the run."""
 
@@ -117,6 +133,7 @@ class Session(Record, frozen=True, kw_only=True):
     Attributes:
         steady: The training steps (fit) or batches (other stages) in the steady state; None before enough of them.
         validation: The batches of validation inside fit, all rounds together; None without.
+        ranks: All ranks together; None with one rank.
         outcomes: What became of each rule.
         probes_off: Probes that failed.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
@@ -129,6 +146,7 @@ class Session(Record, frozen=True, kw_only=True):
     epochs: tuple[Epoch, ...] = ()
     steady: StageTimes | None = None
     validation: StageTimes | None = None
+    ranks: Ranks | None = None
     memory: Memory = Memory()
     windows: tuple[Window, ...] = ()
     findings: tuple[Finding, ...] = ()

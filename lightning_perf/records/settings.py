@@ -11,7 +11,8 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
     Attributes:
         stage: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
         index: Position among the loaders of the stage.
-        class_name: Qualified class name; only a plain ``torch.utils.data.DataLoader`` fills in the rest.
+        class_name: Qualified class name; only a ``torch.utils.data.DataLoader`` or a subclass fills in the
+            rest.
         is_plain: Whether it is exactly ``torch.utils.data.DataLoader``.
         dataset_class: Class name of the dataset.
         is_iterable: Whether the dataset is an ``IterableDataset``.
@@ -50,9 +51,11 @@ class TrainerSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         precision: ``"32-true"``, ``"bf16-mixed"`` …
+        accelerator: torch's type of the root device: ``"cpu"``, ``"cuda"``, ``"mps"`` …
         strategy: Class name of the strategy, e.g. ``"DDPStrategy"``.
         progress_bar: Class name of the progress bar; None when there is none.
-        progress_bar_refresh_rate: Steps between refreshes; None when there is none.
+        progress_bar_refresh_rate: Steps between refreshes; None when there is none, or when it refreshes by time.
+        profiler: Class name of the user's profiler; None without one.
         callbacks: Class names, without PerfDoctor.
         loggers: Class names.
         prog_bar_metrics: How many metrics the progress bar shows each step; None when not yet known.

@@ -19,13 +19,38 @@ CATEGORIES: tuple[str, ...] = (
 
 
 class TraceStep(Record, frozen=True, kw_only=True):
-    """One step of a trace; its categories add up to ``duration_s``."""
+    """One step of a trace; its categories add up to ``duration_s``.
+
+    A step lasts from the end of the step before it (or its own start on the host, if later) to the end of its own work
+    on the device (or on the host, if later): what the host enqueues in a step runs later on the device.
+
+    Attributes:
+        name: As the trace gives it, e.g. ``"ProfilerStep#5"``; ``"trace"`` for a trace without steps.
+        device_busy_s: Seconds of the step in which any stream of the device worked; None without a device.
+        busy_fraction: ``device_busy_s`` ÷ ``duration_s``; None likewise.
+        start_s: Seconds since the start of the trace.
+        host_s: Length of the step on the host alone; None where the trace has no host side.
+        host_busy_s: Seconds of that host window in which the device worked; None likewise.
+        loader_s: Host seconds waiting for data, hidden ones included.
+        loader_exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all of them).
+        n_kernels: Kernels that the step launched.
+        n_operators: Operators that Python called directly.
+        host_needed_s: Host seconds without waiting for data or for the device.
+    """
 
     name: str
     duration_s: float
-    device_busy_s: float
-    busy_fraction: float
+    device_busy_s: float | None
+    busy_fraction: float | None
     categories: dict[str, float]
+    start_s: float = 0.0
+    host_s: float | None = None
+    host_busy_s: float | None = None
+    loader_s: float = 0.0
+    loader_exposed_s: float = 0.0
+    n_kernels: int = 0
+    n_operators: int = 0
+    host_needed_s: float | None = None
 
 
 class Idle(Record, frozen=True, kw_only=True):
@@ -35,29 +60,86 @@ class Idle(Record, frozen=True, kw_only=True):
         host_wait_s: The kernel that ended the gap was launched after the gap began: the host was late.
         kernel_wait_s: Launched before, and the gap is short: the queue's own gap between kernels.
         other_s: Launched before, and the gap is longer than that.
+        stream: Of the busiest stream, ``"device.stream"``.
+        span_s: From its first to its last piece of work.
+        host_wait_by_phase_s: Seconds in which the whole device was idle because the host was late, by what the host
+            was doing: ``data_loading``, ``forward``, ``backward``, ``optimizer``, ``other``.
     """
 
     host_wait_s: float
     kernel_wait_s: float
     other_s: float
+    stream: str = ""
+    span_s: float = 0.0
+    host_wait_by_phase_s: dict[str, float] = {}
 
 
 class Communication(Record, frozen=True, kw_only=True):
-    """Collectives: in total, the part not hidden behind compute, and the hidden fraction (None without any)."""
+    """Collectives: in total, the part not hidden behind compute, and the hidden fraction (None without any).
+
+    Attributes:
+        n: Collective kernels; on a trace without device, collective calls.
+        n_per_step: Mean in a step (in the trace, where it has no steps).
+        small_per_step: Of these, how many moved less than 1 MiB; None when the trace does not give sizes.
+        median_bytes: None likewise.
+        by_name: Seconds by collective.
+    """
 
     total_s: float
     exposed_s: float
     overlap_fraction: float | None
+    n: int = 0
+    n_per_step: float = 0.0
+    small_per_step: float | None = None
+    median_bytes: int | None = None
+    by_name: dict[str, float] = {}
+
+
+class CopySite(Record, frozen=True, kw_only=True):
+    """One place that copies between host and device.
+
+    Attributes:
+        site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call.
+        direction: ``"h2d"`` or ``"d2h"``.
+        exposed_s: Seconds of copying during which no kernel ran.
+    """
+
+    site: str
+    direction: str
+    n: int
+    total_s: float
+    exposed_s: float
+    is_pageable: bool
+    function: str = ""
 
 
 class Copies(Record, frozen=True, kw_only=True):
-    """Copies between host and device, and how many of them came from pageable memory."""
+    """Copies between host and device, and how many of them came from pageable memory.
+
+    Attributes:
+        h2d_pageable_s: Seconds of the copies from pageable memory.
+        h2d_exposed_s: Seconds of copies to the device during which no kernel ran.
+        h2d_pageable_exposed_s: The same of those from pageable memory.
+        h2d_bytes: None when the trace does not give sizes.
+        d2h_exposed_s: Seconds of copies from the device during which no kernel ran.
+        d2d_s: Copies inside the device.
+        sites: Largest first, at most 16.
+    """
 
     h2d_s: float
     h2d_n: int
     h2d_pageable_n: int
     d2h_s: float
     d2h_n: int
+    h2d_pageable_s: float = 0.0
+    h2d_exposed_s: float = 0.0
+    h2d_pageable_exposed_s: float = 0.0
+    h2d_bytes: int | None = None
+    d2h_exposed_s: float = 0.0
+    d2h_bytes: int | None = None
+    d2d_s: float = 0.0
+    d2d_n: int = 0
+    sites: tuple[CopySite, ...] = ()
 
 
 class SyncSite(Record, frozen=True, kw_only=True):
@@ -68,7 +150,10 @@ class SyncSite(Record, frozen=True, kw_only=True):
         call: The operator or runtime call.
         n: How often.
         wait_s: Host seconds blocked in it.
-        idle_after_s: Seconds the device then had nothing to do because the host had waited: its true cost.
+        idle_after_s: Seconds the device then had nothing to do because the host had waited: its true cost. None on a
+            trace without device work.
+        function: The user's function; empty without stacks.
+        in_step_n: Of ``n``, those inside steps.
     """
 
     site: str
@@ -76,15 +161,30 @@ class SyncSite(Record, frozen=True, kw_only=True):
     n: int
     wait_s: float
     idle_after_s: float | None = None
+    function: str = ""
+    in_step_n: int = 0
 
 
 class Syncs(Record, frozen=True, kw_only=True):
-    """Synchronising calls; ``item_n`` counts those made to read a single number."""
+    """Synchronising calls; ``item_n`` counts those made to read a single number.
+
+    Attributes:
+        n: Stream and device synchronisations.
+        item_n: Calls of ``aten::item``.
+        wait_s: Host seconds blocked in the ``n`` calls.
+        sites: Costliest first, at most 32; blocking copies and, on a CPU, ``aten::item`` are among them.
+        idle_after_s: Device seconds lost to all sites together; None on a trace without device work.
+        blocking_copy_n: Copies whose call returned only when they were done: synchronisations in disguise.
+        blocking_copy_wait_s: Host seconds blocked in these.
+    """
 
     n: int
     item_n: int
     wait_s: float
     sites: tuple[SyncSite, ...] = ()
+    idle_after_s: float | None = None
+    blocking_copy_n: int = 0
+    blocking_copy_wait_s: float = 0.0
 
 
 class KernelTime(Record, frozen=True, kw_only=True):
@@ -97,22 +197,258 @@ class KernelTime(Record, frozen=True, kw_only=True):
     share: float
 
 
+class KindTime(Record, frozen=True, kw_only=True):
+    """Kernels of one kind; ``share`` is of the time of all kernels."""
+
+    total_s: float
+    n: int
+    share: float
+
+
 class Kernels(Record, frozen=True, kw_only=True):
-    """Kernels; ``median_s`` and ``tensor_core_fraction`` are None without any."""
+    """Kernels; ``median_s`` and ``tensor_core_fraction`` are None without any.
+
+    Attributes:
+        tensor_core_fraction: Time of kernels that use matrix units (by their names) ÷ time of all kernels.
+        matrix_s: Seconds in matmul, convolution and attention kernels: those that could use matrix units.
+        matrix_tensor_core_fraction: Of ``matrix_s``, the fraction on matrix units; None when there is none.
+        matrix_precisions: Seconds of ``matrix_s`` by precision as kernel names tell it (``fp32``, ``tf32``, ``fp16``,
+            ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
+        kinds: By kind.
+        layout_s: Seconds in kernels that only convert between NCHW and NHWC.
+        layout_n: How many of them.
+        n_per_step: Kernels in the median step (in the trace, where it has no steps).
+    """
 
     median_s: float | None
     tensor_core_fraction: float | None
     top: tuple[KernelTime, ...] = ()
+    matrix_s: float = 0.0
+    matrix_tensor_core_fraction: float | None = None
+    matrix_precisions: dict[str, float] = {}
+    kinds: dict[str, KindTime] = {}
+    layout_s: float = 0.0
+    layout_n: int = 0
+    n_per_step: float = 0.0
 
 
 class OperatorTime(Record, frozen=True, kw_only=True):
-    """An operator: host time with and without its children, and the time of the kernels that it launched."""
+    """An operator: host time with and without its children, and the time of the kernels that it launched.
+
+    Attributes:
+        device_total_s: Kernels launched by it or by operators that it called.
+        device_self_s: Kernels launched by it directly.
+    """
 
     name: str
     calls: int
     host_total_s: float
     host_self_s: float
     device_total_s: float
+    device_self_s: float = 0.0
+
+
+class DeviceActivity(Record, frozen=True, kw_only=True):
+    """What the device did from its first to its last piece of work, over the whole trace.
+
+    Attributes:
+        kind: ``"cuda"``, ``"rocm"`` or ``"unknown"``.
+        span_s: From the first to the last piece of work.
+        busy_s: Seconds in which any stream worked.
+        compute_s: Seconds in which any kernel but a collective ran (setting memory counts as one).
+        communication_exposed_s: Seconds of collectives during which no other kernel ran.
+        memcpy_exposed_s: Seconds of copies during which neither kernels nor collectives ran.
+        memory_bytes: Of the device; None when the trace does not tell.
+        capability: E.g. ``"8.0"``; None likewise.
+    """
+
+    kind: str
+    span_s: float
+    busy_s: float
+    idle_s: float
+    compute_s: float
+    communication_s: float
+    communication_exposed_s: float
+    memcpy_s: float
+    memcpy_exposed_s: float
+    n_devices: int = 1
+    n_streams: int = 1
+    memory_bytes: int | None = None
+    capability: str | None = None
+
+
+class LoaderWait(Record, frozen=True, kw_only=True):
+    """Waiting for the loader inside the analysed span. Medians hide stalls: read totals and tails with them.
+
+    Attributes:
+        total_s: Host seconds.
+        exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all).
+        n: Fetches.
+        stalled_fraction: Share of the fetches that took more than a tenth of the mean step (of the mean distance
+            between fetches, where there are no steps).
+    """
+
+    total_s: float
+    exposed_s: float
+    n: int
+    p50_s: float
+    p95_s: float
+    max_s: float
+    stalled_fraction: float
+
+
+class CallTime(Record, frozen=True, kw_only=True):
+    """A runtime call by name."""
+
+    name: str
+    n: int
+    total_s: float
+
+
+class Allocator(Record, frozen=True, kw_only=True):
+    """Calls that ask the driver for memory or give it back, inside the analysed span.
+
+    Attributes:
+        exposed_s: Seconds in such calls during which the device had nothing to do.
+    """
+
+    n: int
+    total_s: float
+    exposed_s: float
+    calls: tuple[CallTime, ...] = ()
+
+
+class Startup(Record, frozen=True, kw_only=True):
+    """One-off costs (device context, library handles, loading of code) that are not part of a steady step.
+
+    Attributes:
+        total_s: Seconds, overlapping calls counted once.
+        span_s: From the start of the trace to the end of the last such call.
+    """
+
+    total_s: float
+    span_s: float
+    calls: tuple[CallTime, ...] = ()
+
+
+class PhaseWork(Record, frozen=True, kw_only=True):
+    """A phase of training: ``data_loading``, ``forward``, ``backward``, ``optimizer`` or ``other``.
+
+    Attributes:
+        host_s: Host seconds in the phase.
+        device_s: Seconds of the device work that it launched (streams added up).
+        n_kernels: Kernels that it launched.
+    """
+
+    name: str
+    host_s: float
+    device_s: float
+    n_kernels: int
+
+
+class MatrixShape(Record, frozen=True, kw_only=True):
+    """A matrix product or convolution of one shape.
+
+    Attributes:
+        operator: E.g. ``"aten::mm"``.
+        shapes: Input shapes as recorded.
+        dtype: As recorded; empty when not told.
+        m, n, k: The product's dimensions; None for convolutions.
+        is_aligned: Whether m, n and k suit the matrix units (multiples of 8 for 16-bit, 16 for 8-bit types, 4 for
+            32-bit); None for convolutions.
+    """
+
+    operator: str
+    shapes: str
+    dtype: str
+    calls: int
+    host_s: float
+    device_s: float
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    is_aligned: bool | None = None
+
+
+class Convolutions(Record, frozen=True, kw_only=True):
+    """Convolutions.
+
+    Attributes:
+        n_input_shapes: Different shapes of the first convolution's input; None without recorded shapes.
+        bias_before_batch_norm_n: Convolutions with a bias directly followed by batch normalisation; None likewise.
+        bias_s: Device (on a CPU: host) seconds of adding those biases forward; None when it cannot be told apart.
+    """
+
+    n: int
+    n_input_shapes: int | None = None
+    bias_before_batch_norm_n: int | None = None
+    bias_s: float | None = None
+
+
+class MaterialisedAttention(Record, frozen=True, kw_only=True):
+    """A product, a softmax and a product again over a square of scores that was written to memory.
+
+    Attributes:
+        n: How often the sequence was seen.
+        host_s: Host seconds of the three, with what lies between them.
+        device_s: Seconds of their kernels.
+        share: Of the device's time; on a CPU, of the host's time in operators.
+        site: ``file:line`` of the user's code; empty without stacks.
+        rows, columns: Of one score matrix; None without recorded shapes.
+    """
+
+    n: int
+    host_s: float
+    device_s: float
+    share: float
+    site: str = ""
+    function: str = ""
+    rows: int | None = None
+    columns: int | None = None
+
+
+class CodeSite(Record, frozen=True, kw_only=True):
+    """A place in the user's code, by the operators it calls. Only with recorded stacks.
+
+    Attributes:
+        site: ``file:line`` of the function.
+        n_operators: Operators that Python called directly.
+        host_s: Host seconds in them.
+        device_s: Seconds of kernels that they launched.
+        top_operator: Called most often from here.
+        top_n: How often.
+        max_repeats: Most calls of one operator within one call of the function: a Python loop.
+    """
+
+    site: str
+    function: str
+    n_operators: int
+    host_s: float
+    device_s: float
+    top_operator: str
+    top_n: int
+    max_repeats: int
+
+
+class WhatIf(Record, frozen=True, kw_only=True):
+    """The step if one cause were gone.
+
+    Attributes:
+        cause: ``loader``, ``sync``, ``pageable_copy``, ``transfer``, ``device_to_host``, ``allocator``,
+            ``communication`` or ``launch``.
+        step_s: The mean step as it is (the span, where the trace has no steps).
+        low_s: It cannot become shorter than this: the larger of what device and host still need.
+        high_s: It should become at least this short.
+        claim_s: Seconds of the whole analysed span that are exclusive to the cause.
+        basis: How it was derived.
+    """
+
+    cause: str
+    step_s: float
+    low_s: float
+    high_s: float
+    claim_s: float
+    basis: str
 
 
 class TraceRecord(Record, frozen=True, kw_only=True):
@@ -123,7 +459,18 @@ class TraceRecord(Record, frozen=True, kw_only=True):
         rank: None when the trace does not tell.
         world_size: None likewise.
         device_name: None when the trace does not tell or has no device.
+        steps: Empty for a trace without steps: then the whole trace is what was analysed.
         missing: What could not be told, and why.
+        span_s: Seconds analysed: the steps together, else the whole trace. Shares are of this.
+        era: Which profiler wrote it, by its category names: ``"kineto-2021"`` (torch 1.8 to 1.11),
+            ``"kineto-2022"`` or ``"unknown"``. Traces carry no version of torch.
+        whole: The whole trace as one step, with or without steps in it.
+        has_stacks: Whether Python stacks were recorded.
+        has_shapes: Whether input shapes were recorded.
+        device: None when there was no work of a known device.
+        n_operators: Operators that Python called directly, in the analysed span.
+        operator_mean_s: Mean host seconds of these; None without any.
+        what_if: One entry a cause that was seen.
     """
 
     source: str
@@ -142,3 +489,20 @@ class TraceRecord(Record, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     verdict: Verdict | None = None
     missing: dict[str, str] = {}
+    span_s: float = 0.0
+    whole: TraceStep | None = None
+    era: str = "unknown"
+    has_stacks: bool = False
+    has_shapes: bool = False
+    device: DeviceActivity | None = None
+    loader: LoaderWait | None = None
+    allocator: Allocator | None = None
+    startup: Startup | None = None
+    phases: tuple[PhaseWork, ...] = ()
+    matrix_shapes: tuple[MatrixShape, ...] = ()
+    convolutions: Convolutions | None = None
+    attention: MaterialisedAttention | None = None
+    code_sites: tuple[CodeSite, ...] = ()
+    n_operators: int = 0
+    operator_mean_s: float | None = None
+    what_if: tuple[WhatIf, ...] = ()

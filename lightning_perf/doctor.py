@@ -1,0 +1,11 @@
+"""PerfDoctor for ``lightning.pytorch``."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback
+
+from .hooks import DoctorHooks
+
+
+class PerfDoctor(DoctorHooks, Callback):
+    __doc__ = DoctorHooks.__doc__

@@ -1,0 +1,322 @@
+"""Watches one run of the Trainer: hangs spans on its loops and hands the events to the stages' probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning_perf import seams
+from lightning_perf.records import PHASES, NamedTime
+
+from .clock import DeviceClock
+from .spans import N_PHASES, PHASE_INDEX, FetchSpan, NoSpan, Span, Timeline
+from .steps import StageProbe
+
+NO_SPAN = NoSpan()
+
+_STRATEGY_PHASES = {
+    "batch_to_device": "transfer",
+    "training_step": "forward",
+    "validation_step": "forward",
+    "test_step": "forward",
+    "predict_step": "forward",
+    "backward": "backward",
+}
+_MODULE_PARTS = {
+    "optimizer_step": ("optimizer", "optimizer_step"),
+    "optimizer_zero_grad": ("optimizer", "zero_grad"),
+    "configure_gradient_clipping": ("optimizer", "gradient_clipping"),
+    "lr_scheduler_step": ("optimizer", "lr_scheduler"),
+}
+_STEP_HOOKS = frozenset(
+    {
+        *(
+            f"on_{stage}_batch_{edge}"
+            for stage in ("train", "validation", "test", "predict")
+            for edge in ("start", "end")
+        ),
+        *("on_before_backward", "on_after_backward", "on_before_zero_grad"),
+    }
+)
+_MAX_NAMES = 32
+
+
+class LoopProbe:
+    """Where the time of a run goes.
+
+    Args:
+        trainer: The Trainer, in its ``setup``.
+        pl_module: Its module.
+        owner: The callback that measures, so that its own time is known as such.
+        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        now_ns: The host's clock.
+        on_fail: Called with the first error of any span.
+        device_clock: None where the device has none.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        owner: Any,
+        stage: str,
+        now_ns: Callable[[], int],
+        on_fail: Callable[[Exception], None],
+        device_clock: DeviceClock | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.pl_module = pl_module
+        self.owner = owner
+        self.stage = stage
+        self.timeline = Timeline(now_ns, on_fail)
+        self.main = StageProbe(self.timeline, device_clock)
+        self.validation = StageProbe(self.timeline, row=[0] * N_PHASES)
+        self.startup_ns: dict[str, int] = {}
+        self.sanity_ns = 0
+        self.first_step_end_ns: int | None = None
+        self.missing: dict[str, str] = {}
+        self.backed_off: list[str] = []
+        self._spans: list[Span] = []
+        self._named_at_first_step: dict[int, tuple[int, int]] = {}
+        self._is_between = True  # between epochs, or before the first
+        self._undos: list[seams.Undo] = []
+        self._undo_profiler: seams.Undo | None = None
+
+    # -- in and out ------------------------------------------------------------
+
+    def install(self, more_metrics: Callable[[Any], dict[str, float]]) -> None:
+        """Puts everything in place.
+
+        Args:
+            more_metrics: Asked for figures to add whenever Lightning logs to a logger.
+        """
+        self._keep(
+            seams.tap_profiler(self.trainer, self.span_for), "steady.phases", "this Trainer has no profiler to tap"
+        )
+        collecting = self._span("logging", "metrics", "loop", "")
+        self._keep(
+            seams.tap_logging(self.trainer, collecting, self._logger_span, more_metrics),
+            "steady.phases.logging",
+            "this Lightning has no logger connector",
+        )
+        if self.stage == "fit":
+            self._keep(
+                seams.tap_validation(self.trainer, _Validation(self)),
+                "validation",
+                "the validation loop of this Lightning was not found",
+            )
+
+    def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
+        """Follows backward and steps that manual optimization makes by itself; the optimizers exist now.
+
+        Args:
+            after_step: Called with each optimizer that has made a step.
+        """
+        if self.pl_module.automatic_optimization:
+            return
+        backward = self._span("backward", "backward", "loop", "")
+        self._keep(seams.tap_backward(self.trainer, backward), "steady.phases.backward", "no strategy.backward found")
+        step = self._span("optimizer", "optimizer_step", "loop", "")
+        self._undos.append(seams.tap_optimizers(self.trainer.optimizers, step, after_step))
+
+    def back_off(self) -> None:
+        """Stops timing other callbacks and module hooks: watching them costs more here than the budget allows."""
+        self.backed_off.append("callbacks and module hooks by name")
+        if self._undo_profiler is not None:
+            self._undo_profiler()
+        self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
+
+    def uninstall(self) -> None:
+        """Puts back whatever was replaced."""
+        if self._undo_profiler is not None:
+            self._undo_profiler()
+        while self._undos:
+            self._undos.pop()()
+
+    def _keep(self, undo: seams.Undo | None, path: str, reason: str) -> None:
+        if undo is None:
+            self.missing[path] = reason
+        else:
+            self._undos.append(undo)
+
+    # -- which span an action gets ------------------------------------------------------------
+
+    def span_for(self, action_name: str) -> Any:
+        """The span of an action that Lightning announces; one that does nothing where the time belongs elsewhere."""
+        action = seams.describe_action(self.trainer, action_name)
+        if action.kind == "fetch":
+            if self.stage == "fit" and action.owner == "val":
+                return FetchSpan(self.timeline, self._validation_fetch_begins, self._validation_fetch_ends)
+            return FetchSpan(self.timeline, self._fetch_begins, self._fetch_ends)
+        if action.kind == "strategy" and action.hook in _STRATEGY_PHASES:
+            return self._span(_STRATEGY_PHASES[action.hook], action.hook, "loop", action.hook)
+        if action.kind == "module":
+            return self._module_span(action)
+        if action.kind == "callback":
+            return self._callback_span(action)
+        if action_name == "save_checkpoint":
+            return self._span("checkpoint", "save_checkpoint", "loop", "save_checkpoint")
+        if action_name == "optimizer_step":
+            return self._span("optimizer", "optimizer_step", "loop", "optimizer_step")
+        return NO_SPAN
+
+    def _module_span(self, action: seams.Action) -> Any:
+        if action.hook in _MODULE_PARTS:
+            phase, name = _MODULE_PARTS[action.hook]
+            return self._span(phase, name, "loop", action.hook)
+        if self.backed_off:
+            return NO_SPAN
+        if action.hook.startswith("on_") and seams.is_overridden(self.pl_module, action.hook):
+            return self._span("callbacks", action.owner, "module_hook", action.hook)
+        return NO_SPAN
+
+    def _callback_span(self, action: seams.Action) -> Any:
+        callback = action.target
+        if self.backed_off and callback is not self.owner:
+            return NO_SPAN
+        if callback is None:
+            return self._span("callbacks", action.owner, "callback", action.hook)
+        if not seams.is_overridden(callback, action.hook):
+            return NO_SPAN
+        if callback is self.owner:
+            return self._span("callbacks", action.owner, "self", action.hook)
+        if seams.is_checkpoint_callback(callback):
+            return self._span("checkpoint", action.owner, "checkpoint_callback", action.hook)
+        kind = "progress_bar" if seams.is_progress_bar(callback) else "callback"
+        return self._span("callbacks", action.owner, kind, action.hook)
+
+    def _logger_span(self, logger: str, method: str) -> Span:
+        return self._span("logging", logger, "logger", method)
+
+    def _span(self, phase: str, name: str, kind: str, hook: str) -> Span:
+        span = Span(self.timeline, phase, name, kind, hook)
+        self._spans.append(span)
+        return span
+
+    # -- the loop's events ------------------------------------------------------------
+
+    def _fetch_begins(self) -> None:
+        if self._is_between:
+            self._begin_epoch()
+        self.main.fetch_begins()
+
+    def _fetch_ends(self) -> None:
+        self.main.fetch_ends()
+
+    def _validation_fetch_begins(self) -> None:
+        self.validation.fetch_begins()
+
+    def _validation_fetch_ends(self) -> None:
+        self.validation.fetch_ends()
+
+    def batch_begins(self, batch: Any) -> None:
+        """``on_*_batch_start`` of the stage that the run is for."""
+        if self._is_between:
+            self._begin_epoch()
+        self.main.batch_begins(batch)
+
+    def batch_ends(self) -> None:
+        """``on_*_batch_end`` of the stage that the run is for."""
+        self.main.batch_ends()
+        if self.first_step_end_ns is None:
+            self.first_step_end_ns = self.timeline.charge()
+            self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
+
+    def epoch_ends(self) -> None:
+        """The stage's epoch is over: what follows is between epochs."""
+        self.main.epoch_ends()
+        self.timeline.set_base("epoch_boundary")
+        self._is_between = True
+
+    def _begin_epoch(self) -> None:
+        self._is_between = False
+        timeline = self.timeline
+        timeline.charge()
+        if not self.startup_ns and self.main.n_steps == 0:
+            self.startup_ns = {name: timeline.phase_ns[i] for name, i in PHASE_INDEX.items() if timeline.phase_ns[i]}
+        self.main.epoch_begins(self.trainer.current_epoch)
+        timeline.set_base("other")
+
+    # -- what it comes to ------------------------------------------------------------
+
+    def named(self) -> tuple[NamedTime, ...]:
+        """Time by name since the end of the first step, largest first; the doctor's own left out."""
+        if self.first_step_end_ns is None:
+            return ()
+        self.timeline.charge()
+        elapsed_ns = max(1, self.timeline.last_ns - self.first_step_end_ns)
+        merged: dict[tuple[str, str, str, int], list[int]] = {}
+        for span in self._spans:
+            ns_before, n_before = self._named_at_first_step.get(id(span), (0, 0))
+            if span.kind != "self" and span.n > n_before:
+                total = merged.setdefault((span.name, span.kind, span.hook, span.phase), [0, 0])
+                total[0] += span.ns - ns_before
+                total[1] += span.n - n_before
+        times = [
+            NamedTime(
+                name=name,
+                kind=kind,
+                hook=hook,
+                phase=PHASES[phase],
+                total_s=ns / 1e9,
+                share=ns / elapsed_ns,
+                n_calls=n,
+            )
+            for (name, kind, hook, phase), (ns, n) in merged.items()
+        ]
+        return tuple(sorted(times, key=lambda t: -t.total_s)[:_MAX_NAMES])
+
+    def own_ns(self) -> tuple[int, int]:
+        """Nanoseconds in the owner's hooks so far: in those of steps, and in all others (reading, reporting)."""
+        self.timeline.charge()
+        own = [span for span in self._spans if span.kind == "self"]
+        stepping_ns = sum(span.ns for span in own if span.hook in _STEP_HOOKS)
+        return stepping_ns, sum(span.ns for span in own) - stepping_ns
+
+    def n_spans(self) -> int:
+        """How many spans were entered so far."""
+        return sum(span.n for span in self._spans) + 2 * self.main.n_steps
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since the start of the run."""
+        return self.timeline.charge() - self.timeline.start_ns
+
+
+class _Validation:
+    """Encloses a run of the validation loop inside fit: one phase of the training, a stage with phases of its own."""
+
+    def __init__(self, loop: LoopProbe) -> None:
+        self._loop = loop
+        self._outer: tuple[list[int], int, int, bool] | None = None
+
+    def __enter__(self) -> None:
+        loop, timeline = self._loop, self._loop.timeline
+        try:
+            is_sanity = bool(loop.trainer.sanity_checking)
+            loop.main.pause()
+            outer_row = timeline.swap_row(loop.validation.row)
+            self._outer = (outer_row, timeline.last_ns, timeline.base.phase, is_sanity)
+            timeline.stack.append(timeline.current)
+            timeline.current = timeline.base
+            timeline.base.phase = PHASE_INDEX["other"]
+        except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
+            timeline.fail(error)
+
+    def __exit__(self, *exception: Any) -> None:
+        loop, timeline = self._loop, self._loop.timeline
+        try:
+            if self._outer is None:
+                return
+            outer_row, start_ns, base_phase, is_sanity = self._outer
+            loop.validation.epoch_ends()
+            timeline.swap_row(outer_row)
+            total_ns = timeline.last_ns - start_ns
+            outer_row[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns
+            timeline.base.phase = base_phase
+            timeline.current = timeline.stack.pop()
+            self._outer = None
+            if is_sanity:
+                loop.sanity_ns += total_ns
+                loop.validation = StageProbe(timeline, row=[0] * N_PHASES)
+        except Exception as error:  # noqa: BLE001 - reported, as above
+            timeline.fail(error)

@@ -1,0 +1,318 @@
+"""Follows one run from ``setup`` to its end and writes down its session."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from lightning_perf import __version__
+from lightning_perf.records import (
+    Machine,
+    Memory,
+    Overhead,
+    Run,
+    Session,
+    Settings,
+    StageTimes,
+    Window,
+)
+
+from .clock import device_clock, now_ns
+from .loader import InProcessCost
+from .loop import LoopProbe
+from .machine import read_machine
+from .memory import read_memory
+from .model import ZeroGradWatch
+from .pauses import GarbagePauses
+from .settings import read_settings, read_step_logging
+from .spans import Timeline, span_cost_ns
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+
+BUDGET_US = 20.0
+"""What measuring may cost a step, beyond what Lightning charges for any callback."""
+
+_EVALUATION_BATCHES_LOOKED_AT = 3
+_SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain anything worth a probe
+_PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that waiting for the loader's probe may take
+
+
+class Recorder:
+    """The probes of one run, and the session that they fill.
+
+    Args:
+        trainer: The Trainer, in its ``setup``.
+        pl_module: Its module.
+        owner: The callback.
+        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        wants_memory: Whether memory is read.
+        wants_device_clock: Whether device events are recorded.
+        on_fail: Called with the name of a probe and its error; the probe is then off.
+        clock: The host's clock, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        owner: Any,
+        stage: str,
+        *,
+        wants_memory: bool,
+        wants_device_clock: bool,
+        on_fail: Callable[[str, Exception], None],
+        clock: Callable[[], int] = now_ns,
+    ) -> None:
+        self.trainer = trainer
+        self.pl_module = pl_module
+        self.stage = stage
+        self.missing: dict[str, str] = {}
+        self.windows: tuple[Window, ...] = ()
+        self.settings = Settings()
+        self.machine = Machine(os=sys.platform, python=sys.version.split()[0])
+        try:
+            device = trainer.strategy.root_device
+            self.machine = read_machine(local_world_size=_local_world_size(trainer), device=device)
+        except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
+            on_fail("machine", error)
+        self._on_fail = on_fail
+        self._clock = clock
+        self._wants_memory = wants_memory
+        self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
+        self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._first_global_step = trainer.global_step
+        self._evaluation_batches_seen = 0
+        self._evaluation_has_graph: bool | None = None
+        self.zero_grad_watch: ZeroGradWatch | None = None
+        self._in_process: InProcessCost | None = None
+        self._in_process_result: float | str | None = None
+        self._span_cost_ns = span_cost_ns(lambda: Timeline(clock, lambda _: None))
+        self.pauses = GarbagePauses(clock)
+        events = None
+        if wants_device_clock:
+            events, reason = device_clock(trainer.strategy.root_device)
+            if events is None:
+                self.missing["steady.device"] = reason
+        else:
+            self.missing["steady.device"] = "device_stats=False"
+        self.loop = LoopProbe(
+            trainer, pl_module, owner, stage, clock, lambda error: on_fail("steps", error), device_clock=events
+        )
+
+    # -- the run's events ---------------------------------------------------------------------------------------------
+
+    def start(self, more_metrics: Callable[[Any], dict[str, float]]) -> None:
+        """Hangs the probes in.
+
+        Args:
+            more_metrics: Asked for figures to add whenever Lightning logs to a logger.
+        """
+        self.loop.install(more_metrics)
+        self.pauses.start()
+
+    def stop(self) -> None:
+        """Puts everything back; calling it twice does no harm."""
+        self.loop.uninstall()
+        self.pauses.stop()
+        if self._in_process is not None:
+            self._in_process.close()
+
+    def loops_ready(self) -> None:
+        """Loaders, model and optimizers exist now."""
+        self.settings, missing = read_settings(self.trainer, self.pl_module)
+        self.missing.update(missing)
+        if self.stage == "fit":
+            self.zero_grad_watch = ZeroGradWatch()
+            self.loop.optimizers_ready(self.zero_grad_watch.after_step)
+
+    def evaluation_begins(self, batch: Any) -> None:
+        """A batch of validation, testing or prediction begins: inside fit that is another stage than the run's."""
+        if self.stage == "fit":
+            self.loop.validation.batch_begins(batch)
+        else:
+            self.loop.batch_begins(batch)
+
+    def evaluation_ends(self, outputs: Any) -> None:
+        """It is over; the first few are asked whether they kept an autograd graph."""
+        if self.stage == "fit":
+            self.loop.validation.batch_ends()
+        else:
+            self.loop.batch_ends()
+        if self._evaluation_batches_seen < _EVALUATION_BATCHES_LOOKED_AT and not self.trainer.sanity_checking:
+            self._evaluation_batches_seen += 1
+            self._evaluation_has_graph = bool(self._evaluation_has_graph) or _has_graph(outputs)
+
+    def epoch_ended(self, is_last: bool) -> None:
+        """Asks what a batch costs without workers, once there is reason to."""
+        if self.stage != "fit" or self._in_process_result is not None:
+            return
+        if self._in_process is None:
+            loader = self._suspicious_loader()
+            if loader is None:
+                return
+            self._in_process = InProcessCost()
+            refusal = self._in_process.start(loader)
+            if refusal is not None:
+                self._in_process_result = refusal
+                return
+        patience_s = min(1.0, _PROBE_COST_SHARE * self.loop.wall_ns() / 1e9) if is_last else 0.0
+        until = time.monotonic() + patience_s
+        while (result := self._in_process.poll()) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        self._in_process_result = result
+
+    def _suspicious_loader(self) -> Any:
+        """The training loader if it has workers and the run waits for it or for their start; else None."""
+        loaders = [s for s in self.settings.loaders if s.stage == "train"]
+        steady = self.loop.main.stage_times()
+        if len(loaders) != 1 or not loaders[0].num_workers or steady is None:
+            return None
+        shares = [steady.phases[name].share for name in ("data_wait", "epoch_boundary") if name in steady.phases]
+        return self.trainer.train_dataloader if sum(shares) > _SUSPICIOUS_WAIT_SHARE else None
+
+    # -- the session ------------------------------------------------------------------------------------------------
+
+    def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
+        """What is known now."""
+        loop = self.loop
+        missing = {**self.missing, **loop.missing}
+        wall_s = loop.wall_ns() / 1e9
+        steady = self._completed(loop.main.stage_times(), missing)
+        if steady is None:
+            missing.setdefault("steady", f"{loop.main.n_steps} steps: too few to tell warm-up from steady state")
+        validation = loop.validation.stage_times() if self.stage == "fit" else None
+        return Session(
+            run=self._run(status, error, wall_s),
+            machine=self.machine,
+            settings=self._settings(),
+            epochs=loop.main.epochs_so_far() if self.stage == "fit" else (),
+            steady=steady,
+            validation=validation,
+            memory=self._memory(missing),
+            windows=self.windows,
+            overhead=self._overhead(wall_s),
+            missing=missing,
+        )
+
+    def _completed(self, steady: StageTimes | None, missing: dict[str, str]) -> StageTimes | None:
+        if steady is None:
+            return None
+        fetch = steady.fetch
+        if fetch is not None and isinstance(self._in_process_result, float):
+            fetch = msgspec.structs.replace(
+                fetch,
+                in_process_batch_s=self._in_process_result,
+                in_process_basis="batches made in a child process without workers",
+            )
+        elif fetch is not None and isinstance(self._in_process_result, str):
+            fetch = msgspec.structs.replace(fetch, in_process_basis=self._in_process_result)
+        device = self.loop.main.device_times()
+        if device is None:
+            missing.setdefault("steady.device", "no step was resolved on the device yet")
+        return msgspec.structs.replace(
+            steady,
+            named=self.loop.named(),
+            fetch=fetch,
+            device=device,
+            gc_s=self.pauses.total_ns / 1e9,
+        )
+
+    def _run(self, status: Status, error: BaseException | None, wall_s: float) -> Run:
+        loop, trainer = self.loop, self.trainer
+        first_end = loop.first_step_end_ns
+        return Run(
+            id=self._id,
+            stage=self.stage,
+            status=status,
+            started_at=self._started_at,
+            wall_s=wall_s,
+            n_steps=loop.main.n_steps,
+            n_epochs=len({epoch.index for epoch in loop.main.epochs_so_far() if epoch.n_steps})
+            if self.stage == "fit"
+            else 0,
+            n_optimizer_steps=trainer.global_step - self._first_global_step if self.stage == "fit" else None,
+            time_to_first_step_s=None if first_end is None else (first_end - loop.timeline.start_ns) / 1e9,
+            startup=self._startup(),
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            error=None if error is None else type(error).__name__,
+            lightning_perf=__version__,
+        )
+
+    def _startup(self) -> dict[str, float]:
+        loop = self.loop
+        parts = {name: ns / 1e9 for name, ns in loop.startup_ns.items()}
+        parts["other"] = parts.pop("startup", 0.0) - loop.sanity_ns / 1e9 + parts.pop("other", 0.0)
+        parts["sanity_validation"] = loop.sanity_ns / 1e9
+        if loop.main.first_step_ns is not None:
+            wait_ns, *rest = loop.main.first_step_ns
+            parts["first_fetch"] = wait_ns / 1e9
+            parts["first_step"] = sum(rest) / 1e9
+        return {name: value for name, value in parts.items() if value > 0}
+
+    def _settings(self) -> Settings:
+        """The settings, with what only the steps could show."""
+        replace = msgspec.structs.replace
+        settings = self.settings
+        prog_bar_metrics, sync_dist_on_step = read_step_logging(self.trainer)
+        if prog_bar_metrics is not None:
+            for name in ("prog_bar_metrics", "sync_dist_on_step"):
+                self.missing.pop(f"settings.trainer.{name}", None)
+        trainer = replace(settings.trainer, prog_bar_metrics=prog_bar_metrics, sync_dist_on_step=sync_dist_on_step)
+        model = settings.model
+        if model is not None:
+            model = replace(model, eval_outputs_have_graph=self._evaluation_has_graph)
+            if self.zero_grad_watch is not None and len(model.optimizers) == len(self.trainer.optimizers):
+                optimizers = zip(model.optimizers, self.trainer.optimizers, strict=True)
+                watched = (replace(record, **self.zero_grad_watch.summary(one)) for record, one in optimizers)
+                model = replace(model, optimizers=tuple(watched))
+        return replace(settings, trainer=trainer, model=model)
+
+    def _memory(self, missing: dict[str, str]) -> Memory:
+        if not self._wants_memory:
+            missing["memory"] = "memory=False"
+            return Memory()
+        try:
+            return read_memory(self.trainer.strategy.root_device)
+        except Exception as error:  # noqa: BLE001 - reported, and memory is not read again
+            self._wants_memory = False
+            self._on_fail("memory", error)
+            return Memory()
+
+    def _overhead(self, wall_s: float) -> Overhead:
+        stepping_ns, reporting_ns = self.loop.own_ns()
+        spans_ns = self.loop.n_spans() * self._span_cost_ns
+        n_batches = self.loop.main.n_steps + self.loop.validation.n_steps
+        return Overhead(
+            per_step_us=(stepping_ns + spans_ns) / 1e3 / max(1, n_batches),
+            reporting_s=reporting_ns / 1e9,
+            share=(stepping_ns + reporting_ns + spans_ns) / 1e9 / wall_s if wall_s > 0 else 0.0,
+            budget_us=BUDGET_US,
+            backed_off=tuple(self.loop.backed_off),
+        )
+
+
+def _local_world_size(trainer: Any) -> int:
+    """Ranks on this node."""
+    told = os.environ.get("LOCAL_WORLD_SIZE")
+    if told and told.isdigit():
+        return max(1, int(told))
+    return max(1, int(trainer.world_size) // max(1, int(trainer.num_nodes)))
+
+
+def _has_graph(outputs: Any, depth: int = 3) -> bool:
+    if getattr(outputs, "grad_fn", None) is not None:
+        return True
+    if depth == 0:
+        return False
+    if isinstance(outputs, dict):
+        return any(_has_graph(value, depth - 1) for value in outputs.values())
+    if isinstance(outputs, (list, tuple)):
+        return any(_has_graph(value, depth - 1) for value in outputs)
+    return False

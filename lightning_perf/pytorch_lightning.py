@@ -1,0 +1,11 @@
+"""PerfDoctor for the ``pytorch_lightning`` namespace, whose ``Callback`` is another class."""
+
+from __future__ import annotations
+
+from pytorch_lightning import Callback
+
+from .hooks import DoctorHooks
+
+
+class PerfDoctor(DoctorHooks, Callback):
+    __doc__ = DoctorHooks.__doc__
