@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import LoaderSettings, Session, StageTimes
+from collections.abc import Iterable
+
+from lightning_perf.records import LoaderSettings, NamedTime, Session, StageTimes
 
 from .rule import Skip
 
@@ -47,10 +49,25 @@ def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettin
 
 
 def is_cpu_run(session: Session) -> bool:
-    """Whether the model computes on the CPU: no accelerator is in use."""
-    return not session.machine.devices
+    """Whether the model computes on the CPU: by the Trainer's accelerator, else by the devices in use."""
+    accelerator = session.settings.trainer.accelerator
+    return accelerator == "cpu" if accelerator is not None else not session.machine.devices
 
 
 def cores_per_rank(session: Session) -> float:
     """Cores that this rank may use: the usable ones shared evenly by the ranks of the node."""
     return session.machine.usable_cores / max(1, session.machine.local_world_size)
+
+
+def named_by_kind(steady: StageTimes, *kinds: str) -> dict[str, list[NamedTime]]:
+    """The named times of these kinds, gathered by name, the costliest name first."""
+    by_name: dict[str, list[NamedTime]] = {}
+    for time in steady.named:
+        if time.kind in kinds:
+            by_name.setdefault(time.name, []).append(time)
+    return dict(sorted(by_name.items(), key=lambda item: -share_of(item[1])))
+
+
+def share_of(times: Iterable[NamedTime]) -> float:
+    """Their share of the steady span together. Shares, not seconds: names are counted from the first step on."""
+    return sum(time.share for time in times)

@@ -1,0 +1,92 @@
+"""PD316: gradients are overwritten with zeros instead of dropped."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD316"
+NAME = "grads-zeroed-not-dropped"
+CATEGORY = "compute"
+
+# torch's pattern matcher reports it at any cost; below 1 % it is not worth a line.
+MIN_SHARE = 0.01
+# Dropping takes a moment too.
+LOW_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+Whether `zero_grad` left gradients in place as zeros, and the share of the time that it takes.
+
+## Why it costs
+Zeroing writes every gradient, and the next backward pass reads it again to add to it. Dropped gradients are simply
+written.
+
+## Example
+```python
+def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+    optimizer.zero_grad(set_to_none=False)
+```
+
+## Prescription
+`zero_grad(set_to_none=True)`, which is the default.
+
+## When it is wrong
+Code that reads `.grad` of parameters that took no part in the step must handle None.
+
+## Sources
+torch's pattern matcher (gradients not set to None); the documentation of `torch.optim.Optimizer.zero_grad`.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the time in zero_grad with the threshold where gradients are kept."""
+    steady = steady_of(session)
+    model = session.settings.model
+    seen = [o.zero_grad_keeps_tensors for o in model.optimizers] if model is not None else []
+    if not any(keeps is not None for keeps in seen):
+        raise Skip("how gradients are cleared was not seen")
+    if not any(seen):
+        return None
+    times = [time for time in steady.named if time.kind == "loop" and time.name == "zero_grad"]
+    if not times:
+        raise Skip("the time in zero_grad was not measured")
+    share = share_of(times)
+    if share < MIN_SHARE:
+        return None
+    seconds = share * steady.span_s
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=f"{percent(share)} of the time goes into writing zeros over gradients.",
+        evidence=(
+            Evidence(
+                metric="share of the time in zero_grad",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=sum(time.n_calls for time in times),
+            ),
+            Evidence(metric="gradients kept as zeros", value=True),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="call zero_grad(set_to_none=True)",
+                safety="exact",
+                effort="one line",
+                code="optimizer.zero_grad(set_to_none=True)",
+            ),
+        ),
+        claims={"optimizer": seconds},
+        low_s=LOW_FRACTION * seconds,
+        basis="half to all of the time in zero_grad",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

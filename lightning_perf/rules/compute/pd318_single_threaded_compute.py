@@ -1,0 +1,100 @@
+"""PD318: a CPU training that uses fewer threads than it has cores."""
+
+from __future__ import annotations
+
+import math
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import cores_per_rank, is_cpu_run, loaders_of, phase_s, steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD318"
+NAME = "single-threaded-compute"
+CATEGORY = "compute"
+
+# Threads can only speed up computing, so it must be most of the step; and an operation must be long enough to be split:
+# torch splits work from some ten thousand elements on, which steps below about 5 ms seldom have.
+MIN_COMPUTE_SHARE = 0.50
+MIN_COMPUTE_S = 5e-3
+
+DOCS = """\
+## What it measures
+torch's number of threads against the cores that this rank may use, less those that loader workers keep busy.
+
+## Why it costs
+On a CPU, matrix products and large element-wise operations are split over threads. Unused cores stay idle.
+
+## Example
+```bash
+OMP_NUM_THREADS=1 python train.py  # left over from a multi-process launch
+```
+
+## Prescription
+`torch.set_num_threads(n)` or `OMP_NUM_THREADS`, with n = usable cores ÷ ranks on the node.
+
+## When it is wrong
+Models of small operations gain nothing, or lose: threads have to meet after each operation. Hence the lower end of the
+gain is 1.0. Cores may be hyper-threads of the same physical core.
+
+## Sources
+The documentation of `torch.set_num_threads`; Amdahl's law over forward, backward and optimizer.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares threads with cores on a CPU run."""
+    steady = steady_of(session)
+    if not is_cpu_run(session):
+        return None
+    n_threads = session.settings.torch.n_threads
+    if n_threads is None:
+        raise Skip("torch's number of threads is not known")
+    n_workers = 0
+    if session.settings.loaders:
+        n_workers = max((loader.num_workers or 0 for loader in loaders_of(session)), default=0)
+    n_wanted = math.floor(cores_per_rank(session)) - n_workers
+    compute = {name: phase_s(steady, name) for name in ("forward", "backward", "optimizer")}
+    compute_s = sum(compute.values())
+    each_s = compute_s / steady.n_steps
+    if n_threads >= n_wanted or compute_s < MIN_COMPUTE_SHARE * steady.span_s or each_s < MIN_COMPUTE_S:
+        return None
+    omp = session.settings.torch.omp_num_threads
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(compute_s / steady.span_s)} of the time computes on {n_threads} of {n_wanted} cores. "
+            f"A step computes for {duration(each_s)}" + (f"; OMP_NUM_THREADS={omp} is set." if omp else ".")
+        ),
+        evidence=(
+            Evidence(metric="threads of torch", value=n_threads, unit="count", threshold=n_wanted),
+            Evidence(
+                metric="share of the time computing",
+                value=compute_s / steady.span_s,
+                unit="fraction",
+                threshold=MIN_COMPUTE_SHARE,
+                n=steady.n_steps,
+            ),
+            Evidence(metric="computing a step", value=each_s, unit="s", threshold=MIN_COMPUTE_S, n=steady.n_steps),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="threads",
+                summary=f"use {n_wanted} threads",
+                safety="numerics",
+                effort="one line",
+                code=f"torch.set_num_threads({n_wanted})",
+            ),
+        ),
+        claims={name: seconds * (1 - n_threads / n_wanted) for name, seconds in compute.items()},
+        low_s=0.0,
+        basis=f"from nothing (small operations) to {n_wanted / n_threads:.2g}x faster computing",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,98 @@
+"""PD103: getting a batch from a worker takes longer than making it."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.wording import duration
+
+CODE = "PD103"
+NAME = "workers-cost-more-than-they-save"
+CATEGORY = "data"
+
+# A finding is worth its line from the share at which severities begin.
+MIN_SHARE = LOW_SHARE
+
+DOCS = """\
+## What it measures
+The median time to fetch a batch from worker processes, and what starting them adds at each epoch, against the measured
+time to make the same batch in one process without workers.
+
+## Why it costs
+A worker sends each batch through a queue and shared memory, and the main process takes it apart again. For small
+samples that takes longer than making the batch. Workers that are not persistent are started anew each epoch.
+
+## Example
+```python
+DataLoader(TensorDataset(x, y), batch_size=64, num_workers=4)  # rows of a tensor: nothing to do in a worker
+```
+
+## Prescription
+`num_workers=0`.
+
+## When it is wrong
+Where the cost varies much from batch to batch, the median of a few measured batches may miss the expensive ones. On a
+machine that was busy with other work while the batch was measured, both figures are too high.
+
+## Sources
+Lightning issue 17410 (tiny data trains faster without workers).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the cost with workers to the measured cost without."""
+    steady = steady_of(session)
+    loader = loaders_of(session)[0]
+    fetch = steady.fetch
+    if loader.num_workers is None:
+        raise Skip("the number of workers is not known")
+    if loader.num_workers == 0:
+        return None
+    if fetch is None or fetch.in_process_batch_s is None:
+        raise Skip(f"the cost of a batch without workers: {fetch.in_process_basis if fetch else 'no fetch was seen'}")
+    in_process_s = fetch.in_process_batch_s
+    restart_s = 0.0 if loader.persistent_workers else phase_s(steady, "epoch_boundary")
+    with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
+    saved_s = steady.n_steps * (with_workers_s - in_process_s)
+    if saved_s < MIN_SHARE * steady.span_s:
+        return None
+    from_boundary_s = min(saved_s, restart_s)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"Worker processes cost {duration(with_workers_s)} a batch where making it takes {duration(in_process_s)}. "
+            "The samples are too cheap to be made elsewhere."
+        ),
+        evidence=(
+            Evidence(metric="time a batch with workers", value=with_workers_s, unit="s", n=fetch.n),
+            Evidence(
+                metric=f"time to make a batch without workers ({fetch.in_process_basis})", value=in_process_s, unit="s"
+            ),
+            Evidence(metric="num_workers", value=loader.num_workers),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="loader-workers" if loader.is_plain else "",
+                summary="set num_workers=0",
+                safety="exact",
+                effort="one line",
+                # Without workers a DataLoader refuses persistent_workers=True.
+                loader_args={"num_workers": 0, "persistent_workers": False} if loader.is_plain else {},
+                code="DataLoader(..., num_workers=0)",
+            ),
+        ),
+        claims={"data_wait": saved_s - from_boundary_s, "epoch_boundary": from_boundary_s},
+        # Without the part at the epoch's boundary, some of which stays without workers too.
+        low_s=max(0.0, saved_s - restart_s),
+        basis="measured cost of a batch without workers against the median fetch and the restarts of workers",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,105 @@
+"""PD111: validation waits for its loader."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_model import plan_workers
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import MIN_STEPS, loaders_of, phase_s, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD111"
+NAME = "starved-validation-loader"
+CATEGORY = "data"
+
+# As for training (PD101).
+MIN_SHARE = 0.05
+
+DOCS = """\
+## What it measures
+The share of validation's time spent blocked in the validation loader's `next`.
+
+## Why it costs
+The validation loader is often forgotten when the training loader is tuned. Its steps have no backward pass, so they
+need batches faster than training does.
+
+## Example
+```python
+def val_dataloader(self):
+    return DataLoader(self.val_set, batch_size=32)  # no workers
+```
+
+## Prescription
+Workers for the validation loader, by the same model as PD101. The severity counts what it costs of the whole training:
+waiting for half of a validation that takes 4 % of the time is a small matter.
+
+## When it is wrong
+The first batches of each validation wait for workers to start; short validations consist of little else, and persistent
+workers help more there than more workers.
+
+## Sources
+As for PD101.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the wait with validation's time, and weighs it by validation's share of training."""
+    steady = steady_of(session)
+    validation = session.validation
+    if validation is None or validation.span_s <= 0:
+        raise Skip(session.missing.get("validation", "no validation was seen inside fit"))
+    if validation.n_steps < MIN_STEPS:
+        raise Skip(f"{validation.n_steps} batches of validation; at least {MIN_STEPS} are needed")
+    share = phase_s(validation, "data_wait") / validation.span_s
+    if share < MIN_SHARE:
+        return None
+    loader = loaders_of(session, "val")[0]
+    plan = plan_workers(session, loader, validation, share * validation.span_s / validation.n_steps)
+    if plan.is_too_cheap:
+        return None
+    validation_s = phase_s(steady, "validation")
+    can_prescribe = plan.n_workers > 0 and loader.num_workers is not None
+    scale = validation.n_steps / validation.span_s * validation_s
+    if can_prescribe:
+        code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
+        advice = Prescription(
+            treatment="",
+            summary=f"set num_workers={plan.n_workers} on the validation loader",
+            safety="exact",
+            effort="one line",
+            code=code,
+        )
+    else:
+        advice = Prescription(
+            treatment="", summary="make validation samples cheaper or cache them", safety="exact", effort="hours"
+        )
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of validation waits for data. Validation takes "
+            f"{percent(validation_s / steady.span_s)} of the time."
+        ),
+        evidence=(
+            Evidence(
+                metric="share of validation waiting for data",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=validation.n_steps,
+            ),
+            Evidence(metric="validation's share of the time", value=validation_s / steady.span_s, unit="fraction"),
+            Evidence(metric=f"time to make one batch ({plan.basis})", value=plan.batch_s, unit="s"),
+        ),
+        prescriptions=(advice,),
+        claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
+        low_s=plan.saved_low_s * scale if can_prescribe else 0.0,
+        basis="the model of PD101 over validation's batches, by validation's share of the time",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,67 @@
+"""Whether a series changed its level at one point, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+MIN_SEGMENT = 4
+"""Points a side: fewer have no median worth the name."""
+
+MIN_MADS = 3.0
+"""The levels must differ by more than this many robust standard deviations of the points around them."""
+
+LEVEL = 0.01
+"""Chance, at most, that a series without a change looks like this."""
+
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of level.
+
+    Attributes:
+        index: First point of the new level.
+        before: Median before it.
+        after: Median from it on.
+        p_value: Chance that a series without a change splits as clearly (Pettitt's approximation).
+    """
+
+    index: int
+    before: float
+    after: float
+    p_value: float
+
+
+def find_change(values: Sequence[float]) -> ChangePoint | None:
+    """Finds one change of level by ranks, so that single spikes count for little.
+
+    Pettitt's test (A. N. Pettitt, Applied Statistics 28, 1979): the split with the largest rank statistic, with
+    p ≈ 2 exp(-6 K² / (n³ + n²)). Points near one another resemble each other in a training, which makes that p
+    too small; so the medians must also differ by more than ``MIN_MADS`` robust standard deviations of the residuals.
+    A level that only a few points at either end hold is not found: about 16 points are needed in all.
+
+    Args:
+        values: The series in order.
+
+    Returns:
+        The change; None where there is none, the series is too short, or it holds a value that is not finite.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    n = len(series)
+    if n < 2 * MIN_SEGMENT or not np.isfinite(series).all():
+        return None
+    signs = np.sign(series[None, :] - series[:, None]).sum(axis=0)
+    statistic = np.abs(np.cumsum(signs))[MIN_SEGMENT - 1 : n - MIN_SEGMENT]
+    index = int(np.argmax(statistic)) + MIN_SEGMENT
+    k = float(statistic[index - MIN_SEGMENT])
+    p_value = min(1.0, 2.0 * math.exp(-6.0 * k * k / (n**3 + n**2)))
+    before, after = float(np.median(series[:index])), float(np.median(series[index:]))
+    residuals = np.concatenate([series[:index] - before, series[index:] - after])
+    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
+    if p_value > LEVEL or abs(after - before) <= MIN_MADS * sigma:
+        return None
+    return ChangePoint(index=index, before=before, after=after, p_value=p_value)
