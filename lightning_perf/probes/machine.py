@@ -1,0 +1,232 @@
+"""Reads the machine: cores and memory this process may use, CPU features, its accelerator, versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import socket
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+import torch
+
+from lightning_perf.records import Device, Machine
+
+CPU_FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2")
+FAST_BF16_FEATURES = ("amx_bf16", "avx512_bf16")
+PACKAGES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "lightning-perf")
+
+UNLIMITED_BYTES = 2**60
+"""cgroup v1 writes "no limit" as the largest multiple of the page size below 2**63; no machine has an exbibyte."""
+
+FAST_BF16_CAPABILITY = (8, 0)
+"""Tensor Cores take bf16 from compute capability 8.0 on (CUDA C++ programming guide, arithmetic by capability)."""
+FAST_FP16_CAPABILITY = (7, 0)
+"""And fp16 from 7.0 on, by the same table."""
+FAST_BF16_GCN = ("gfx90a", "gfx94", "gfx95")
+"""MI200, MI300, MI350: matrix cores whose bf16 runs at the rate of fp16 (AMD CDNA2 white paper, peak rates)."""
+FAST_FP16_GCN = ("gfx908", *FAST_BF16_GCN)
+"""MI100 runs fp16 at its full matrix rate, bf16 at half of that (AMD CDNA white paper)."""
+
+
+def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torch.device | None = None) -> Machine:
+    """Reads what this process runs on.
+
+    Args:
+        local_world_size: Ranks on this node.
+        root: Where ``proc``, ``sys`` and ``dev`` are found.
+        device: The device trained on; None or a CPU leaves every accelerator untouched, so that none is initialised.
+
+    Returns:
+        The machine; what the platform does not tell is None.
+    """
+    features = read_cpu_features(root)
+    quota_cores = read_cpu_quota_cores(root)
+    return Machine(
+        os=platform.platform(),
+        python=platform.python_version(),
+        hostname=socket.gethostname(),
+        cpu_model=_read_cpu_model(root),
+        n_logical_cores=psutil.cpu_count(logical=True),
+        n_physical_cores=psutil.cpu_count(logical=False),
+        usable_cores=max(1.0, min(float(_n_affine_cores()), math.inf if quota_cores is None else quota_cores)),
+        cpu_quota_cores=quota_cores,
+        memory_bytes=_read_memory_bytes(),
+        memory_limit_bytes=read_memory_limit_bytes(root),
+        shm_bytes=_read_shm_bytes(root),
+        local_world_size=local_world_size,
+        has_fast_cpu_bf16=None if features is None else any(feature in features for feature in FAST_BF16_FEATURES),
+        cpu_features=features or (),
+        devices=() if device is None or device.type == "cpu" else (read_device(device),),
+        versions=read_versions(),
+    )
+
+
+def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """Cores that the tightest cgroup around this process grants; None without a quota.
+
+    A group further up may be tighter than the process's own, so every level up to the root counts
+    (Linux kernel documentation, cgroup v2 ``cpu.max``; v1 ``cpu.cfs_quota_us``, -1 meaning none).
+    """
+    quotas: list[float] = []
+    for folder in _cgroup_folders(root, "cpu"):
+        v1 = [_read_text(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        for values in ((_read_text(folder / "cpu.max") or "").split(), v1):
+            if len(values) == 2 and all(value.isdecimal() and int(value) > 0 for value in values):
+                quotas.append(int(values[0]) / int(values[1]))
+    return min(quotas, default=None)
+
+
+def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """The tightest memory limit of the cgroups around this process; None without one."""
+    limits: list[int] = []
+    for folder in _cgroup_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read_text(folder / name) or ""
+            if text.isdecimal() and int(text) < UNLIMITED_BYTES:
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:
+    """Those of ``CPU_FEATURES`` that the kernel reports; None where it reports no x86 flags."""
+    flags = _read_cpuinfo(root, "flags")
+    if flags is None:
+        return None
+    present = set(flags.split())
+    return tuple(feature for feature in CPU_FEATURES if feature in present)
+
+
+def read_versions() -> dict[str, str]:
+    """Versions by distribution name, with ``python`` and the toolkit (``cuda`` or ``hip``) torch was built for."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    # A torch built from source may lack metadata under its usual name.
+    versions.setdefault("torch", str(torch.__version__))
+    for toolkit in ("cuda", "hip"):
+        if version := getattr(torch.version, toolkit, None):
+            versions[toolkit] = str(version)
+    return versions
+
+
+def read_device(device: torch.device) -> Device:
+    """Describes one accelerator; what its backend does not tell is None.
+
+    The caller trains on it: reading its properties initialises its backend where that has not happened yet.
+    """
+    if device.type == "cuda":
+        return _read_cuda_device(device)
+    backend = getattr(torch, device.type, None)
+    index = device.index or 0
+    if device.type == "mps":
+        recommended_bytes = getattr(backend, "recommended_max_memory", None)
+        return Device(
+            index=index,
+            name="Apple GPU",
+            kind="mps",
+            memory_bytes=recommended_bytes() if recommended_bytes else None,
+        )
+    if get_properties := getattr(backend, "get_device_properties", None):
+        properties = get_properties(index)
+        return Device(
+            index=index,
+            name=str(getattr(properties, "name", device.type)),
+            kind=device.type,
+            memory_bytes=getattr(properties, "total_memory", None),
+        )
+    return Device(index=index, name=device.type, kind=device.type)
+
+
+def _read_cuda_device(device: torch.device) -> Device:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = torch.cuda.get_device_properties(index)
+    capability = (int(properties.major), int(properties.minor))
+    is_rocm = getattr(torch.version, "hip", None) is not None
+    architecture = str(getattr(properties, "gcnArchName", ""))
+    has_fast_bf16: bool | None = capability >= FAST_BF16_CAPABILITY
+    has_fast_fp16: bool | None = capability >= FAST_FP16_CAPABILITY
+    if is_rocm:
+        # Consumer chips differ too much to say no: what is not known to be fast is not known.
+        has_fast_bf16 = architecture.startswith(FAST_BF16_GCN) or None
+        has_fast_fp16 = architecture.startswith(FAST_FP16_GCN) or None
+    return Device(
+        index=index,
+        name=str(properties.name),
+        kind="cuda",
+        memory_bytes=int(properties.total_memory),
+        capability=None if is_rocm else f"{capability[0]}.{capability[1]}",
+        has_fast_bf16=has_fast_bf16,
+        has_fast_fp16=has_fast_fp16,
+    )
+
+
+def _n_affine_cores() -> int:
+    """Cores that the scheduler may put this process on; all of them where the platform has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    try:
+        return len(psutil.Process().cpu_affinity() or ()) or os.cpu_count() or 1
+    except (AttributeError, psutil.Error):  # macOS has no affinity
+        return os.cpu_count() or 1
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroups that may limit ``controller``, each from its own up to the mount.
+
+    In a container the path may name folders of the host that are not mounted here; those are simply absent, and
+    the mount itself is then the container's own group.
+    """
+    mounts = root / "sys" / "fs" / "cgroup"
+    for line in (_read_text(root / "proc" / "self" / "cgroup") or "").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:  # v2, alone or beside v1
+            bases = [mounts, mounts / "unified"]
+        elif controller in controllers.split(","):
+            bases = [mounts / controllers, mounts / controller]
+        else:
+            continue
+        inside = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
+        for base in bases:
+            yield from (base / level for level in (inside, *inside.parents))
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # absent on this platform, or not ours to read
+        return None
+
+
+def _read_cpuinfo(root: Path, key: str) -> str | None:
+    for line in (_read_text(root / "proc" / "cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None
+
+
+def _read_cpu_model(root: Path) -> str | None:
+    return _read_cpuinfo(root, "model name") or _read_cpuinfo(root, "Hardware") or platform.processor() or None
+
+
+def _read_memory_bytes() -> int | None:
+    try:
+        return int(psutil.virtual_memory().total)
+    except (OSError, psutil.Error):
+        return None
+
+
+def _read_shm_bytes(root: Path) -> int | None:
+    try:
+        statistics = os.statvfs(root / "dev" / "shm")
+    except (AttributeError, OSError):  # Windows has no statvfs, macOS no /dev/shm
+        return None
+    return statistics.f_frsize * statistics.f_blocks
