@@ -1,0 +1,372 @@
+"""Reads the model and its optimizers from shapes and dtypes, and watches whether gradients are cleared.
+
+Nothing here reads a value of a tensor, so nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
+
+MATMUL_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+)
+"""Layers whose work is matrix products. An embedding is a look-up: its weight counts only where a Linear shares it."""
+
+MATMUL_CLASS_NAMES = ("Conv1D",)
+"""Linear layers by another name: GPT-2's in transformers."""
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+FUSED_ON_CPU_FIRST = ("Adagrad",)
+"""torch 2.4 fuses it on the CPU alone and later versions elsewhere too: off the CPU, not known."""
+
+N_WATCHED_STEPS = 20
+"""A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
+
+
+def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSettings:
+    """Reads a module and its optimizers.
+
+    Args:
+        pl_module: The LightningModule, wrapped or not.
+        optimizers: torch optimizers, or Lightning's wrappers of them.
+
+    Returns:
+        Sizes of the local shards, where parameters are sharded. Uninitialised (lazy) parameters count nowhere;
+        while there are any, ``n_trainable`` and ``matmul_parameter_fraction`` are None.
+    """
+    parameters = _distinct(pl_module.parameters())
+    is_complete = not any(is_lazy(parameter) for parameter in pl_module.parameters())
+    return ModelSettings(
+        class_name=type(pl_module).__name__,
+        parameters=_group_by_dtype(parameters.values()),
+        buffers=_group_by_dtype(_distinct(pl_module.buffers()).values()),
+        n_trainable=sum(p.numel() for p in parameters.values() if p.requires_grad) if is_complete else None,
+        layers=_count_layers(pl_module),
+        matmul_parameter_fraction=_matmul_parameter_fraction(pl_module, parameters) if is_complete else None,
+        conv_bias_before_norm=tuple(_convs_with_bias_before_norm(pl_module)),
+        is_compiled=is_compiled(pl_module),
+        optimizers=tuple(read_optimizer(optimizer) for optimizer in optimizers),
+    )
+
+
+def read_optimizer(optimizer: Any) -> OptimizerSettings:
+    """Reads one optimizer; its fields about zero_grad come from ``ZeroGradWatch``."""
+    optimizer = _unwrap(optimizer)
+    parameters = _distinct(_parameters_of(optimizer)).values()
+    return OptimizerSettings(
+        class_name=type(optimizer).__name__,
+        implementation=_implementation(optimizer),
+        n_tensors=sum(len(group["params"]) for group in optimizer.param_groups),
+        n_elements=sum(parameter.numel() for parameter in parameters),
+        supports_fused=_supports_fused(optimizer),
+    )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module, a part of it or one of its methods went through ``torch.compile``."""
+    # Importing dynamo takes seconds; where nobody has, nothing is compiled.
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None:
+        return False
+    optimized_class = getattr(eval_frame, "OptimizedModule", ())
+    for part in module.modules():
+        if isinstance(part, optimized_class) or getattr(part, "_compiled_call_impl", None) is not None:
+            return True
+        # Lightning unwraps a compiled LightningModule and leaves the compiled methods on the instance.
+        if any(callable(value) and hasattr(value, "_torchdynamo_orig_callable") for value in vars(part).values()):
+            return True
+    return False
+
+
+class _Watched:
+    """What is known of one optimizer's gradients: untouched, ``stale`` since a step, or ``dirty`` (added onto)."""
+
+    def __init__(self) -> None:
+        self.parameter: torch.Tensor | None = None
+        self.seen: tuple[int, int] | None = None
+        self.state = "unknown"
+        self.has_stepped = False
+        self.keeps_tensors: bool | None = None
+        self.n_steps = 0
+        self.n_zero_grads = 0
+        self.n_judged = 0
+        self.n_uncleared = 0
+
+    @property
+    def is_done(self) -> bool:
+        return max(self.n_steps, self.n_zero_grads) >= N_WATCHED_STEPS
+
+    def remember(self, optimizer: Any) -> None:
+        """Marks the gradients of now as used up; the first parameter that has one stands for all."""
+        self.parameter = next((p for p in _parameters_of(optimizer) if p.grad is not None), None)
+        self.seen = _identity(self.parameter)
+        self.state = "unknown" if self.parameter is None else "stale"
+
+    def look_before_backward(self) -> None:
+        if self.parameter is None or self.state not in ("stale", "dirty"):
+            return
+        now = _identity(self.parameter)
+        if now == self.seen:
+            return
+        self.state = "cleared"
+        self.keeps_tensors = now is not None
+
+    def look_after_backward(self) -> None:
+        now = _identity(self.parameter)
+        if self.state in ("stale", "dirty") and now != self.seen:
+            self.state, self.seen = "dirty", now
+
+
+class ZeroGradWatch:
+    """Watches whether gradients are cleared between the steps of each optimizer, and how.
+
+    It compares identity and version counter of one gradient an optimizer and reads no values. Gradients that a
+    step has used are stale; a backward pass that adds onto them makes them dirty; a change seen before a backward
+    pass means that they were cleared. An optimizer that steps on dirty gradients has not had them cleared. Adding
+    onto stale gradients alone is no fault: in adversarial training one network's pass adds to the other's, which
+    is cleared later, before its own pass.
+
+    Each optimizer is watched for its first ``N_WATCHED_STEPS`` steps. Backward passes that are not announced leave
+    its steps unjudged.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: dict[int, tuple[Any, _Watched]] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every optimizer seen so far has been watched long enough; False before the first is seen."""
+        return bool(self._optimizers) and all(watched.is_done for _, watched in self._optimizers.values())
+
+    def after_step(self, optimizer: Any) -> None:
+        """Call after each ``optimizer.step``, before anything can clear its gradients."""
+        optimizer, watched = self._entry(optimizer)
+        if watched.is_done:
+            return
+        if watched.has_stepped and watched.state in ("cleared", "dirty"):
+            watched.n_judged += 1
+            watched.n_uncleared += watched.state == "dirty"
+        watched.has_stepped = True
+        watched.n_steps += 1
+        watched.remember(optimizer)
+        self._release(watched)
+
+    def before_backward(self) -> None:
+        """Call before each backward pass."""
+        for watched in self._active():
+            watched.look_before_backward()
+
+    def after_backward(self) -> None:
+        """Call after each backward pass, before clipping or unscaling changes the gradients."""
+        for watched in self._active():
+            watched.look_after_backward()
+
+    def before_zero_grad(self, optimizer: Any | None = None) -> None:
+        """Call before Lightning clears gradients (automatic optimization); None stands for all optimizers seen."""
+        entries = list(self._optimizers.values()) if optimizer is None else [self._entry(optimizer)]
+        for each, watched in entries:
+            if watched.is_done:
+                continue
+            watched.n_zero_grads += 1
+            if watched.state != "stale":
+                # Where steps are not announced, what stands before zero_grad is what the last step left.
+                watched.remember(each)
+            self._release(watched)
+
+    def summary(self, optimizer: Any) -> dict[str, Any]:
+        """The fields of ``OptimizerSettings`` that were watched; None for what was not seen."""
+        _, watched = self._optimizers.get(id(_unwrap(optimizer)), (None, _Watched()))
+        return {
+            "zero_grad_keeps_tensors": watched.keeps_tensors,
+            "steps_without_zero_grad": watched.n_uncleared if watched.n_judged else None,
+            "n_steps_watched": watched.n_judged,
+        }
+
+    def _entry(self, optimizer: Any) -> tuple[Any, _Watched]:
+        optimizer = _unwrap(optimizer)
+        # Holding the optimizer keeps its id from being given to another.
+        return self._optimizers.setdefault(id(optimizer), (optimizer, _Watched()))
+
+    def _active(self) -> Iterator[_Watched]:
+        return (watched for _, watched in self._optimizers.values() if not watched.is_done)
+
+    @staticmethod
+    def _release(watched: _Watched) -> None:
+        if watched.is_done:
+            watched.parameter = None
+
+
+def _identity(parameter: torch.Tensor | None) -> tuple[int, int] | None:
+    """Which gradient a parameter has and how often it was written in place; None without one."""
+    if parameter is None or parameter.grad is None:
+        return None
+    return id(parameter.grad), parameter.grad._version
+
+
+def _unwrap(optimizer: Any) -> Any:
+    """The torch optimizer inside Lightning's wrapper."""
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else getattr(optimizer, "optimizer", optimizer)
+
+
+def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a distributed tensor; any other tensor itself."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        shard: torch.Tensor = tensor.to_local()
+    return shard
+
+
+def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same piece of memory under different names."""
+    local = _local(tensor)
+    try:
+        address = local.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a subclass without storage of its own
+        address = 0
+    # Meta and fake tensors have no address: there only the object tells them apart.
+    return (address, local.storage_offset(), local.shape, local.dtype) if address else (id(tensor),)
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> dict[tuple[Any, ...], torch.Tensor]:
+    """Local shards by piece of memory, each once, without uninitialised ones."""
+    distinct: dict[tuple[Any, ...], torch.Tensor] = {}
+    for tensor in tensors:
+        if not is_lazy(tensor):
+            distinct.setdefault(_key(tensor), _local(tensor))
+    return distinct
+
+
+def _group_by_dtype(tensors: Iterable[torch.Tensor]) -> tuple[ParameterGroup, ...]:
+    totals: dict[str, tuple[int, int]] = {}
+    for tensor in tensors:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        n_elements, n_bytes = totals.get(dtype, (0, 0))
+        totals[dtype] = n_elements + tensor.numel(), n_bytes + tensor.numel() * tensor.element_size()
+    return tuple(
+        ParameterGroup(dtype=dtype, n_elements=n_elements, n_bytes=n_bytes)
+        for dtype, (n_elements, n_bytes) in sorted(totals.items(), key=lambda item: -item[1][1])
+    )
+
+
+def _is_matmul(module: nn.Module) -> bool:
+    return isinstance(module, MATMUL_LAYERS) or type(module).__name__ in MATMUL_CLASS_NAMES
+
+
+def _count_layers(root: nn.Module) -> dict[str, int]:
+    """Modules that do work themselves: leaves, and matmul layers with parts of their own (attention)."""
+    counts: dict[str, int] = {}
+    for module in root.modules():
+        if module is not root and (_is_matmul(module) or next(module.children(), None) is None):
+            name = type(module).__name__
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _matmul_parameter_fraction(root: nn.Module, parameters: dict[tuple[Any, ...], torch.Tensor]) -> float | None:
+    total = sum(parameter.numel() for parameter in parameters.values())
+    if total == 0:
+        return None
+    inside = _distinct(p for module in root.modules() if _is_matmul(module) for p in module.parameters())
+    return sum(parameter.numel() for parameter in inside.values()) / total
+
+
+def _convs_with_bias_before_norm(root: nn.Module) -> Iterator[str]:
+    """Convolutions directly followed, within their container, by a batch norm over as many channels."""
+    for prefix, container in root.named_modules():
+        children = list(container.named_children())
+        for (name, conv), (_, norm) in itertools.pairwise(children):
+            if (
+                isinstance(conv, CONVOLUTIONS)
+                and conv.bias is not None
+                and isinstance(norm, BATCH_NORMS)
+                and norm.num_features == conv.out_channels
+            ):
+                yield f"{prefix}.{name}" if prefix else name
+
+
+def _implementation(optimizer: Any) -> str:
+    """What a step runs. Groups may differ; the slowest one is what costs."""
+    found = {_group_implementation(optimizer, group) for group in optimizer.param_groups}
+    return next((kind for kind in ("unknown", "single-tensor", "foreach", "fused") if kind in found), "unknown")
+
+
+def _group_implementation(optimizer: Any, group: dict[str, Any]) -> str:
+    if group.get("fused"):
+        return "fused"
+    if group.get("foreach"):
+        return "foreach"
+    # A step written elsewhere need not follow torch's choice, even where it inherits the flags.
+    if not type(optimizer).step.__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
+        return "unknown"
+    if "foreach" not in group or group["foreach"] is False or group.get("fused") is False:
+        return "single-tensor"
+    return _default_implementation(group)
+
+
+def _default_implementation(group: dict[str, Any]) -> str:
+    """torch's own choice where no flag is set: foreach on devices that have it, never fused."""
+    if isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable", False):
+        return "single-tensor"
+    try:
+        from torch.optim.optimizer import _default_to_fused_or_foreach
+    except ImportError:
+        return "unknown"
+    _, is_foreach = _default_to_fused_or_foreach(list(group["params"]), bool(group.get("differentiable", False)), False)
+    return "foreach" if is_foreach else "single-tensor"
+
+
+def _supports_fused(optimizer: Any) -> bool | None:
+    """Whether ``fused=True`` could be passed; None where the signature or torch does not tell."""
+    try:
+        has_argument = "fused" in inspect.signature(type(optimizer).__init__).parameters
+    except (TypeError, ValueError):
+        return None
+    if not has_argument:
+        return False
+    devices = _fused_devices()
+    if devices is None:
+        return None
+    if type(optimizer).__name__ in FUSED_ON_CPU_FIRST and any(
+        p.device.type != "cpu" for p in _parameters_of(optimizer)
+    ):
+        return None
+    is_differentiable = any(group.get("differentiable", False) for group in optimizer.param_groups)
+    return not is_differentiable and all(
+        parameter.device.type in devices and parameter.is_floating_point() for parameter in _parameters_of(optimizer)
+    )
+
+
+def _fused_devices() -> Sequence[str] | None:
+    try:
+        from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+    except ImportError:
+        return None
+    devices: list[str] = _get_fused_kernels_supported_devices()
+    return devices
