@@ -1,0 +1,309 @@
+"""What one batch costs without workers: measured in a child that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from lightning_perf.probes.loader import InProcessCost
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
+
+N_SAMPLES = 8
+
+
+class Items(Dataset):
+    def __len__(self) -> int:
+        return N_SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2,), float(index))
+
+
+class Slow(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return super().__getitem__(index)
+
+
+class Raising(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise ValueError("no such\nfile")
+
+
+class Hanging(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(3600)
+        raise AssertionError
+
+
+class Exiting(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sys.exit(3)
+
+
+class Killed(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Noisy(Items):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        print("to stdout", flush=True)
+        os.write(2, b"to descriptor 2")
+        random.random(), np.random.rand(), torch.rand(1)
+        return super().__getitem__(index)
+
+
+class Unsized(Items):
+    def __len__(self) -> int:
+        raise TypeError("not known")
+
+
+class OnMeta(Items):
+    """A stand-in for a device: a tensor that is not on the CPU."""
+
+    def __init__(self) -> None:
+        self.table = [torch.zeros(1), torch.zeros(1, device="meta")]
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("must not be iterated")
+
+
+class Forbidden(SequentialSampler):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the user's sampler must not be asked")
+
+
+def loader_of(dataset: Dataset, **arguments: object) -> DataLoader:
+    return DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork", **arguments})
+
+
+def wait_for(cost: InProcessCost) -> float | str:
+    for _ in range(6000):
+        if (result := cost.poll()) is not None:
+            return result
+        time.sleep(0.005)
+    raise AssertionError("the child neither ended nor was killed")
+
+
+def measure(loader: DataLoader, limit_s: float = 60.0) -> float | str:
+    cost = InProcessCost(limit_s=limit_s)
+    try:
+        assert cost.start(loader) is None
+        return wait_for(cost)
+    finally:
+        cost.close()
+
+
+def open_descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    descriptors, had_children = open_descriptors(), has_children()
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    assert open_descriptors() == descriptors
+    assert had_children or not has_children()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)] == handlers
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+def test_in_process_cost_covers_every_sample_of_a_batch_when_samples_are_slow() -> None:
+    seconds = measure(loader_of(Slow()))
+    assert isinstance(seconds, float)
+    assert 4 * 0.02 <= seconds < 4 * 0.02 * 10
+
+
+def test_in_process_cost_is_small_when_samples_are_cheap() -> None:
+    seconds = measure(loader_of(Items()))
+    assert isinstance(seconds, float)
+    assert 0 < seconds < 0.02
+
+
+def test_in_process_cost_asks_no_sampler_when_the_user_gave_one() -> None:
+    assert isinstance(measure(loader_of(Items(), sampler=Forbidden(Items()))), float)
+
+
+def test_in_process_cost_fetches_as_torch_does_when_the_dataset_gives_many_at_once() -> None:
+    class Many(Items):
+        def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+            assert len(indices) == 4
+            return [torch.zeros(1)] * 4
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise AssertionError("one by one")
+
+    assert isinstance(measure(loader_of(Many())), float)
+
+
+def test_in_process_cost_works_on_a_copy_when_workers_are_spawned() -> None:
+    class Unpicklable(Items):  # a local class: cannot be found by name
+        pass
+
+    assert isinstance(measure(loader_of(Items(), multiprocessing_context="spawn")), float)
+    assert "Unpicklable" in str(measure(loader_of(Unpicklable(), multiprocessing_context="spawn")))
+    assert isinstance(measure(loader_of(Unpicklable())), float)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (Raising(), "making a batch raised ValueError: no such file"),
+        (Exiting(), "SystemExit"),
+        (Killed(), "ended without a word"),
+    ],
+)
+def test_in_process_cost_says_why_when_the_dataset_fails(dataset: Dataset, reason: str) -> None:
+    assert reason in str(measure(loader_of(dataset)))
+
+
+def test_in_process_cost_kills_its_child_when_the_dataset_hangs() -> None:
+    assert measure(loader_of(Hanging()), limit_s=0.2) == "not measured: it took longer than 0.2 s"
+
+
+def test_in_process_cost_leaves_no_child_when_closed_early_and_twice() -> None:
+    cost = InProcessCost()
+    assert cost.start(loader_of(Hanging())) is None
+    assert cost.poll() is None
+    cost.close()
+    cost.close()
+    assert cost.poll() == "not measured: ended before it was done"
+
+
+def test_in_process_cost_goes_with_what_it_started_when_closed(tmp_path) -> None:
+    note = tmp_path / "pid"
+
+    class Spawning(Items):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if (pid := os.fork()) == 0:
+                time.sleep(3600)
+                os._exit(0)
+            note.write_text(str(pid))
+            time.sleep(3600)
+            raise AssertionError
+
+    cost = InProcessCost()
+    assert cost.start(loader_of(Spawning())) is None
+    for _ in range(2000):
+        if note.exists() and note.read_text():
+            break
+        time.sleep(0.005)
+    cost.close()
+    stat = Path(f"/proc/{note.read_text()}/stat")
+    for _ in range(2000):  # reparented: whoever adopts it reaps it when it likes
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":
+            break
+        time.sleep(0.005)
+    else:
+        raise AssertionError("a process that the dataset started outlived the measurement")
+
+
+def test_in_process_cost_keeps_the_parents_random_state_and_output_when_samples_are_random_and_noisy(capfd) -> None:
+    def states() -> tuple[object, ...]:
+        return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+
+    sys.stdout.write("mine")  # still buffered when the child is forked
+    before, n_threads = states(), torch.get_num_threads()
+    generator = torch.Generator().manual_seed(1)
+    loader = loader_of(Noisy(), shuffle=True, generator=generator)
+    assert isinstance(measure(loader), float)
+    assert states() == before
+    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(1).get_state())
+    assert torch.get_num_threads() == n_threads
+    out, err = capfd.readouterr()
+    assert (out, err) == ("mine", "")
+
+
+def test_in_process_cost_runs_no_exit_handler_of_the_parent_when_the_child_ends(tmp_path) -> None:
+    import atexit
+
+    mark = tmp_path / "ran"
+    atexit.register(mark.write_text, "x")
+    try:
+        measure(loader_of(Items()))
+        measure(loader_of(Exiting()))
+        assert not mark.exists()
+    finally:
+        atexit.unregister(mark.write_text)
+
+
+def test_in_process_cost_survives_an_interrupt_when_it_reaches_the_child() -> None:
+    class Interrupted(Items):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__getitem__(index)
+
+    assert isinstance(measure(loader_of(Interrupted())), float)
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        ([1, 2], "list is not a plain torch DataLoader"),
+        (type("MyLoader", (DataLoader,), {})(Items(), num_workers=2), "MyLoader is not a plain"),
+        (DataLoader(Items(), batch_size=4), "has no workers"),
+        (loader_of(Stream()), "IterableDataset"),
+        (loader_of(OnMeta()), "tensors on a device"),
+        (loader_of(torch.utils.data.Subset(OnMeta(), [0])), "tensors on a device"),
+        (loader_of(Unsized(), sampler=[0, 1]), "no usable length: TypeError: not known"),
+        (loader_of([]), "empty"),
+        (loader_of(Items(), batch_size=None), "batch_size is None"),
+        (
+            DataLoader(Items(), batch_sampler=BatchSampler(SequentialSampler(Items()), 2, False), num_workers=2),
+            "batch_size is None",
+        ),
+    ],
+)
+def test_in_process_cost_refuses_with_a_reason_when_the_loader_cannot_be_measured(loader: object, reason: str) -> None:
+    cost = InProcessCost()
+    said = cost.start(loader)
+    assert said is not None
+    assert reason in said
+    assert cost.poll() == f"not measured: {said}"
+    cost.close()
+
+
+def test_in_process_cost_says_so_when_no_process_can_be_started(monkeypatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError("resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    cost = InProcessCost()
+    assert "no child process could be started" in str(cost.start(loader_of(Items())))
+    cost.close()
+
+
+def test_in_process_cost_refuses_a_second_start_when_one_runs() -> None:
+    cost = InProcessCost()
+    cost.start(loader_of(Hanging()))
+    with pytest.raises(RuntimeError, match="close"):
+        cost.start(loader_of(Items()))
+    cost.close()
+    assert cost.start(loader_of(Items())) is None
+    assert isinstance(wait_for(cost), float)
+    cost.close()
