@@ -9,7 +9,7 @@ from lightning_perf import seams
 from lightning_perf.records import PHASES, NamedTime
 
 from .clock import DeviceClock
-from .spans import N_PHASES, PHASE_INDEX, FetchSpan, NoSpan, Span, Timeline
+from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, NoSpan, Span, Timeline
 from .steps import StageProbe
 
 NO_SPAN = NoSpan()
@@ -70,7 +70,7 @@ class LoopProbe:
         self.stage = stage
         self.timeline = Timeline(now_ns, on_fail)
         self.main = StageProbe(self.timeline, device_clock)
-        self.validation = StageProbe(self.timeline, row=[0] * N_PHASES)
+        self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS)
         self.startup_ns: dict[str, int] = {}
         self.sanity_ns = 0
         self.first_step_end_ns: int | None = None
@@ -317,6 +317,6 @@ class _Validation:
             self._outer = None
             if is_sanity:
                 loop.sanity_ns += total_ns
-                loop.validation = StageProbe(timeline, row=[0] * N_PHASES)
+                loop.validation = StageProbe(timeline, row=[0] * N_COLUMNS)
         except Exception as error:  # noqa: BLE001 - reported, as above
             timeline.fail(error)

@@ -286,11 +286,14 @@ class Recorder:
             return Memory()
 
     def _overhead(self, wall_s: float) -> Overhead:
-        stepping_ns, reporting_ns = self.loop.own_ns()
-        spans_ns = self.loop.n_spans() * self._span_cost_ns
-        n_batches = self.loop.main.n_steps + self.loop.validation.n_steps
+        loop = self.loop
+        stepping_ns, reporting_ns = loop.own_ns()
+        n_batches = loop.main.n_steps + loop.validation.n_steps
+        spans_ns = loop.n_spans() * self._span_cost_ns
+        # The median, lest a step in which the system ran something else be charged to the hook that it hit.
+        per_step_ns = loop.main.own_median_ns() + spans_ns / max(1, n_batches)
         return Overhead(
-            per_step_us=(stepping_ns + spans_ns) / 1e3 / max(1, n_batches),
+            per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,
             share=(stepping_ns + reporting_ns + spans_ns) / 1e9 / wall_s if wall_s > 0 else 0.0,
             budget_us=BUDGET_US,

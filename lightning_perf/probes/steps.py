@@ -14,13 +14,14 @@ from lightning_perf.stats.quantiles import LogHistograms
 from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
-from .spans import N_PHASES, PHASE_INDEX, Timeline
-from .tally import EPOCH, FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, USUAL_STEP, Tally
+from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, Timeline
+from .tally import EPOCH, FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, SAMPLES, USUAL_STEP, Tally
 
 ROWS_BEFORE_FOLDING = 256
 """Rows kept as they are; at the first folding they also say where the warm-up ended."""
 
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
+_CALLBACKS = PHASE_INDEX["callbacks"]
 _MAX_EPOCHS = 1000
 
 
@@ -136,6 +137,11 @@ class StageProbe:
         self._device.add(self.device_clock)
         return self._device.record(self.device_clock.backend)
 
+    def own_median_ns(self) -> float:
+        """What the doctor's own hooks take in a usual step; 0 before there was one."""
+        tally = self._tally if self._tally is not None else self._started(self._matrix())[0]
+        return tally.own_median_ns()
+
     def epochs_so_far(self) -> tuple[Epoch, ...]:
         """The epochs, the one under way included."""
         self._take_row()
@@ -161,10 +167,11 @@ class StageProbe:
     def _take_row(self) -> None:
         self.timeline.charge()
         phase_ns = self.row
+        phase_ns[_CALLBACKS] += phase_ns[OWN]
         self._rows.extend(phase_ns)
         if self._row_has_step:
             if self.first_step_ns is None:
-                self.first_step_ns = tuple(phase_ns)
+                self.first_step_ns = tuple(phase_ns[:N_PHASES])
             self._rows.extend((FIRST_STEP if self._is_first_of_epoch else USUAL_STEP, self._samples, self.epoch))
             self._is_first_of_epoch = self._row_has_step = False
         else:
@@ -198,7 +205,7 @@ class StageProbe:
         self._epoch_rows_ns += rows[:, :N_PHASES].sum(axis=0)
         self._epoch_steps += int(is_step.sum())
         self._epoch_step_ns.add(rows[is_step][:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
-        samples = rows[is_step, N_PHASES + 1]
+        samples = rows[is_step, SAMPLES]
         if self._epoch_samples is not None:
             self._epoch_samples = None if (samples < 0).any() else self._epoch_samples + int(samples.sum())
         first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
@@ -245,7 +252,7 @@ class StageProbe:
             return -1
 
 
-_ZEROS = [0] * N_PHASES
+_ZEROS = [0] * N_COLUMNS
 
 
 def size_reader(batch: Any) -> Callable[[Any], int]:

@@ -22,11 +22,11 @@ from lightning_perf.records import (
 from lightning_perf.stats.quantiles import LogHistograms
 from lightning_perf.stats.steady import halves_agree
 
-from .spans import N_PHASES, PHASE_INDEX
+from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
 
-# A row holds N_PHASES nanoseconds, then these.
-KIND, SAMPLES, EPOCH = N_PHASES, N_PHASES + 1, N_PHASES + 2
-ROW_WIDTH = N_PHASES + 3
+# A row holds N_COLUMNS nanoseconds, then these.
+KIND, SAMPLES, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2
+ROW_WIDTH = N_COLUMNS + 3
 
 NOT_A_STEP, USUAL_STEP, FIRST_STEP = 0, 1, 2
 """Kinds of rows: time between steps; a step; the first step of an epoch, which the medians leave out."""
@@ -63,6 +63,7 @@ class Tally:
         self._n_step_rows = 0
         self._start_ns = start_ns
         self._histograms = LogHistograms(N_PHASES + 1)
+        self._own = LogHistograms(1)
         self._sum_ns = 0.0
         self._sum_squares = 0.0
         self._wait_sums = [0.0, 0.0]
@@ -89,6 +90,7 @@ class Tally:
         step_ns = phases[:, _STEP_COLUMNS].sum(axis=1)
         self._add_outliers(phases[usual], step_ns[usual], np.flatnonzero(usual), kinds)
         self._histograms.add(np.column_stack([phases[usual], step_ns[usual]]))
+        self._own.add(rows[usual, OWN][:, None])
         usual_s = step_ns[usual] / 1e9
         self._sum_ns += float(usual_s.sum())
         self._sum_squares += float((usual_s**2).sum())
@@ -113,6 +115,10 @@ class Tally:
     def step_median_s(self) -> float | None:
         """Median step; None without steps."""
         return self._median(_STEP_SERIES) / 1e9 if self.n_steps else None
+
+    def own_median_ns(self) -> float:
+        """What the doctor's own hooks take in a usual step; 0 without steps."""
+        return self._own.quantiles(0, (0.5,))[0] if self.n_steps else 0.0
 
     def stage_times(self, n_warmup_steps: int) -> StageTimes | None:
         """The record, without what the tally cannot know (names, device, garbage collector); None without steps."""

@@ -67,9 +67,9 @@ class Overhead(Record, frozen=True, kw_only=True):
     """What PerfDoctor itself cost.
 
     Attributes:
-        per_step_us: Microseconds a step in its hooks and spans, without the reports of epoch ends.
-        reporting_s: Seconds spent diagnosing and reporting, in total.
-        share: Both, ÷ the wall time of the run.
+        per_step_us: Microseconds a step: the median time in its own hooks plus the measured cost of its spans.
+        reporting_s: Seconds spent outside the steps, reading settings, diagnosing and reporting, in total.
+        share: All time in its hooks and spans, ÷ the wall time of the run.
         budget_us: The budget a step.
         backed_off: What it stopped measuring because it was above its budget; empty normally.
     """
