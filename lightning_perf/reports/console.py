@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,7 +17,16 @@ from . import summary, wording
 from .summary import PhaseRow
 from .terminal import emit, to_text
 
-__all__ = ["EpochReport", "RunReport", "emit", "epoch_report", "run_report", "to_text"]
+__all__ = [
+    "EpochReport",
+    "PreflightReport",
+    "RunReport",
+    "emit",
+    "epoch_report",
+    "preflight_report",
+    "run_report",
+    "to_text",
+]
 
 EPOCH_FINDINGS = 3
 """Findings that an epoch's report tells in full; the run's report has them all."""
@@ -49,6 +58,15 @@ def run_report(session: Session, show_all: bool = False) -> RunReport:
         show_all: Also say of each rule whether it passed or why it was skipped.
     """
     return RunReport(session, show_all)
+
+
+def preflight_report(findings: Sequence[Finding]) -> PreflightReport:
+    """What the settings alone make likely, said before the first step, to be given to ``emit``.
+
+    Args:
+        findings: Not empty.
+    """
+    return PreflightReport(findings)
 
 
 class RunReport:
@@ -116,6 +134,23 @@ class EpochReport:
         if epoch.samples is not None and epoch.wall_s > 0:
             facts.append(f"{wording.number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
         return facts
+
+
+class PreflightReport:
+    """Draws findings that rest on settings alone; adapts to the console's width and encoding."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._findings = findings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = _Page(options)
+        yield page.text(
+            f"PerfDoctor: before the first step, {wording.count(len(self._findings), 'setting')} worth a look", "bold"
+        )
+        for finding in self._findings[:EPOCH_FINDINGS]:
+            yield from page.short_finding(finding)
+        if len(self._findings) > EPOCH_FINDINGS:
+            yield page.quiet("also: " + _named(self._findings[EPOCH_FINDINGS:]))
 
 
 class _Page:
@@ -274,5 +309,5 @@ def _title(finding: Finding) -> str:
     return f"{wording.line(finding.code, 16)} {wording.line(finding.name, 60)}"
 
 
-def _named(findings: list[Finding]) -> str:
+def _named(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{_title(finding)} ({finding.severity})" for finding in findings)

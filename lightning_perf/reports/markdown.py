@@ -11,13 +11,18 @@ from . import summary, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
-_SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#=]|(?<=^\d)[.)]")
+_SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#]|(?<=^\d)[.)]")
 # Signs that only some Markdowns give a meaning to, and that others would show with their backslash.
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"})
 
 
-def to_markdown(session: Session) -> str:
-    """The whole diagnosis; verdict and table come first because TensorBoard's card shows about 500 pixels."""
+def to_markdown(session: Session, show_all: bool = False) -> str:
+    """The whole diagnosis; verdict and table come first because TensorBoard's card shows about 500 pixels.
+
+    Args:
+        session: The session.
+        show_all: Also say of each rule whether it passed or why it was skipped.
+    """
     parts = [f"**PerfDoctor: {escape(summary.verdict_text(session))}**", _facts(summary.run_facts(session))]
     if session.steady is not None:
         word = summary.step_word(session)
@@ -33,6 +38,9 @@ def to_markdown(session: Session) -> str:
         title = f"Validation: {what} in {wording.seconds(session.validation.span_s)}"
         parts += _stage(title, session.validation, "batch")
     parts += _footer(session)
+    if show_all and session.outcomes:
+        cells = [tuple(escape(wording.line(text)) for text in (o.code, o.status, o.reason)) for o in session.outcomes]
+        parts += ["### Rules", _table(("rule", "status", "reason"), "lll", cells)]
     return "\n\n".join(parts) + "\n"
 
 

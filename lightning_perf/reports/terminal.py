@@ -22,12 +22,17 @@ def emit(content: RenderableType, *, console: Console | None = None, stream: Tex
         console: The console of a live rich display (Lightning's ``RichProgressBar``), which makes room by itself.
         stream: Where to write without a console; None for standard output. No colours unless it is a terminal.
     """
-    target = console if console is not None else Console(file=stream if stream is not None else sys.stdout)
-    if isinstance(content, str):
-        content = Text(fit_encoding(content, target.encoding), overflow="fold")
-    with contextlib.nullcontext() if console is not None else _tqdm_aside(target.file):
+    if console is not None:
         # Uncropped: code to paste may be longer than the line and must stay whole.
-        target.print(content, crop=False)
+        console.print(_renderable(content, console), crop=False)
+        return
+    out = stream if stream is not None else sys.stdout
+    own = Console(file=out)
+    with _tqdm_aside(out):
+        if own.is_terminal or own.is_jupyter:
+            own.print(_renderable(content, own), crop=False)
+        else:
+            out.write(to_text(content, own.width, own.encoding))
 
 
 def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
@@ -43,8 +48,12 @@ def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -
         _environ={},
     )
     with recorder.capture() as captured:
-        recorder.print(content, crop=False)
+        recorder.print(_renderable(content, recorder), crop=False)
     return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def _renderable(content: RenderableType, console: Console) -> RenderableType:
+    return Text(fit_encoding(content, console.encoding), overflow="fold") if isinstance(content, str) else content
 
 
 def _tqdm_aside(stream: Any) -> AbstractContextManager[Any]:

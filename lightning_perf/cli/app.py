@@ -1,0 +1,91 @@
+"""The command line: which verbs there are, and how errors leave it.
+
+A verb's module is imported when the verb is called: ``lightning-perf --help`` is quick and needs no torch.
+Exit codes: 0 fine, 1 found what it was asked to fail on, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from lightning_perf import __version__
+from lightning_perf.errors import PerfDoctorError
+from lightning_perf.reports.wording import fit_encoding, line
+
+BAD_INPUT = 2
+
+
+class Verb(NamedTuple):
+    """Where a verb's function stands (``module:function``), and the line that ``--help`` shows."""
+
+    home: str
+    summary: str
+
+
+VERBS = {
+    "demo": Verb("lightning_perf.cli.demo:demo", "Trains a small model with a planted fault and diagnoses it."),
+    "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
+    "explain": Verb("lightning_perf.cli.explain:explain", "Says what a rule measures, why it costs and what to do."),
+    "rules": Verb("lightning_perf.cli.rules:rules", "Lists all rules."),
+}
+
+
+class LazyVerbs(TyperGroup):
+    """A group that knows its verbs by name and line, and imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        verb = VERBS.get(cmd_name)
+        return None if verb is None else TyperCommand(cmd_name, help=verb.summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, stub if name is None else _load(name), rest
+
+
+app = typer.Typer(
+    name="lightning-perf",
+    cls=LazyVerbs,
+    add_completion=False,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Says why a PyTorch Lightning training is slow, what to change and how much it gains."""
+    if version:
+        print(f"lightning-perf {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(BAD_INPUT)
+
+
+def main() -> None:
+    """The entry point; exits with 2 and one line on standard error where the input is to blame."""
+    try:
+        app()
+    except PerfDoctorError as error:
+        print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+
+
+def _load(name: str) -> Any:
+    module, _, function = VERBS[name].home.partition(":")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    single.command(name)(getattr(importlib.import_module(module), function))
+    return typer.main.get_command(single)

@@ -1,0 +1,65 @@
+"""``lightning-perf report``: draws a saved session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Session, load
+
+from .output import write_file, write_stdout
+
+FORMATS = ("console", "markdown", "json")
+
+
+def report(
+    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or the folder it is in.")],
+    format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also say which rules passed, and why others did not run.")
+    ] = False,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Run this version's rules on the session again.")
+    ] = False,
+    select: Annotated[list[str] | None, typer.Option(help="With --diagnose: only rules that start so (PD1).")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="With --diagnose: not the rules that start so.")] = None,
+) -> None:
+    """Draws a saved session: what was found when it was recorded. Needs neither torch nor lightning."""
+    if format_ not in FORMATS:
+        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    if (select or ignore) and not diagnose:
+        raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
+    loaded = load(session)
+    if diagnose:
+        from lightning_perf.rules.engine import diagnose as run_rules
+
+        loaded = run_rules(loaded, select=select or None, ignore=ignore or None)
+    if format_ == "console" and out is None:
+        from lightning_perf.reports.console import emit, run_report
+
+        emit(run_report(loaded, show_all))
+        return
+    text = _drawn(loaded, format_, show_all)
+    if out is not None:
+        write_file(out, text, force)
+    else:
+        write_stdout(text)
+
+
+def _drawn(session: Session, format_: str, show_all: bool) -> str:
+    if format_ == "markdown":
+        from lightning_perf.reports.markdown import to_markdown
+
+        return to_markdown(session, show_all)
+    if format_ == "json":
+        from lightning_perf.reports.json import to_json
+
+        return to_json(session)
+    from lightning_perf.reports.console import run_report, to_text
+
+    return to_text(run_report(session, show_all))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reports.sessions import SESSIONS, starved
+
+from lightning_perf.cli import output
+from lightning_perf.cli.app import main
+from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.markdown import to_markdown
+from lightning_perf.rules.engine import all_rules
+
+BLOCKER = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "lightning", "pytorch_lightning", "torchmetrics"):
+            raise ImportError(f"{name} must not be imported")
+
+sys.meta_path.insert(0, Refuse())
+from lightning_perf.cli.app import main
+main()
+"""
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return starved().save(tmp_path / "run")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["lightning-perf", *map(str, arguments)])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    return int(leaving.value.code or 0)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_report_draws_the_session_when_given_its_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "hostile":
+        pytest.skip("its NaN is not representable in JSON")
+    monkeypatch.setenv("COLUMNS", "80")
+    file = SESSIONS[name]().save(tmp_path)
+    assert call(monkeypatch, "report", file) == 0
+    assert capsys.readouterr().out == to_text(run_report(SESSIONS[name]()), 80)
+
+
+def test_report_draws_the_session_when_given_its_folder(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", saved.parent) == 0
+    assert capsys.readouterr().out.startswith("PerfDoctor: The loader starves")
+
+
+def test_report_draws_other_formats(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", saved, "--format", "markdown") == 0
+    assert capsys.readouterr().out == to_markdown(starved())
+    assert call(monkeypatch, "report", saved, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["code"] == "PD101"
+
+
+def test_report_names_the_formats_when_the_one_asked_for_does_not_exist(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", saved, "--format", "html") == 2
+    assert capsys.readouterr().err == (
+        "lightning-perf: --format html is not known; expected one of console, markdown, json\n"
+    )
+
+
+def test_report_says_why_rules_were_skipped_when_all_is_asked_for(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(monkeypatch, "report", saved)
+    assert "8 needed" not in capsys.readouterr().out
+    call(monkeypatch, "report", saved, "--all")
+    assert "8 needed" in capsys.readouterr().out
+
+
+def test_report_writes_a_file_and_its_folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "a" / "b.md"
+    assert call(monkeypatch, "report", saved, "--format", "markdown", "--out", out) == 0
+    assert out.read_text(encoding="utf-8") == to_markdown(starved())
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_report_keeps_an_existing_file_unless_forced(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.txt"
+    out.write_text("mine")
+    assert call(monkeypatch, "report", saved, "--out", out) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert call(monkeypatch, "report", saved, "--out", out, "--force") == 0
+    assert out.read_text(encoding="utf-8") == to_text(run_report(starved()))
+
+
+def test_report_keeps_the_old_file_when_writing_breaks_off(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaking(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "mine.txt"
+    out.write_text("mine")
+    monkeypatch.setattr(output.os, "replace", breaking)
+    assert call(monkeypatch, "report", saved, "--out", out, "--force") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "run"]
+
+
+def test_report_refuses_a_folder_as_file(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", saved, "--out", tmp_path, "--force") == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"schema_version": 99, "run": {}}'])
+def test_report_says_in_one_line_what_is_wrong_with_a_file(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "perf_session.json"
+    file.write_bytes(content)
+    assert call(monkeypatch, "report", file) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert str(file) in captured.err
+    assert file.read_bytes() == content
+
+
+def test_report_runs_the_rules_again_only_when_asked(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", saved, "--select", "PD1") == 2
+    assert "--diagnose" in capsys.readouterr().err
+    assert call(monkeypatch, "report", saved, "--diagnose", "--format", "json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [outcome["code"] for outcome in document["outcomes"]] == [rule.code for rule in all_rules()]
+    assert call(monkeypatch, "report", saved, "--diagnose", "--select", "XY9") == 2
+    assert "XY9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--format", "markdown"), ("--format", "json"), ("--diagnose",)])
+def test_report_works_when_torch_and_lightning_cannot_be_imported(saved: Path, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKER, "report", str(saved), *arguments],
+        capture_output=True, encoding="utf-8", timeout=120, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "PerfDoctor" in done.stdout or '"schema_version"' in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("format_", ["console", "markdown"])
+def test_report_prints_ascii_when_the_terminal_knows_nothing_else(saved: Path, format_: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_perf", "report", str(saved), "--format", format_],
+        capture_output=True, timeout=120, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"1.7-2.1x" in done.stdout

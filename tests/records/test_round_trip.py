@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import inspect
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_perf import records
+from lightning_perf.records import Record, Session
+
+TEXTS = st.text(max_size=12)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | TEXTS, lambda inner: st.lists(inner, max_size=2))
+
+
+def values(kind: object) -> st.SearchStrategy[object]:
+    """Values of an annotated type, for every type that a record uses; a new one must be added here."""
+    simple = {float: FLOATS, int: st.integers(-(2**53), 2**53), bool: st.booleans(), str: TEXTS,
+              type(None): st.none(), typing.Any: JSON}  # fmt: skip
+    if kind in simple:
+        return simple[kind]  # type: ignore[index]
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return records_of(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[1:] == (...,):
+        return st.lists(st.deferred(lambda: values(arguments[0])), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, arguments))
+    if origin is dict:
+        return st.dictionaries(TEXTS, st.deferred(lambda: values(arguments[1])), max_size=2)
+    if arguments:
+        return st.one_of(*map(values, arguments))
+    raise AssertionError(f"no values are known for {kind}")
+
+
+def records_of(record: type[Record]) -> st.SearchStrategy[Record]:
+    hints = typing.get_type_hints(record)
+    fields = {name: values(hints[name]) for name in record.__struct_fields__ if name != "schema_version"}
+    return st.builds(record, **fields)
+
+
+@settings(max_examples=40, deadline=None)
+@given(records_of(Session))
+def test_session_is_the_same_after_a_round_trip_through_json(session: Session) -> None:
+    assert msgspec.json.decode(session.to_json(), type=Session) == session
+
+
+RECORDS = sorted(
+    (value for value in vars(records).values() if isinstance(value, type) and issubclass(value, Record)),
+    key=lambda record: record.__name__,
+)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_record_is_frozen_tolerant_and_keyword_only(record: type[Record]) -> None:
+    assert record.__struct_config__.frozen
+    assert not record.__struct_config__.forbid_unknown_fields
+    kinds = {parameter.kind for parameter in inspect.signature(record).parameters.values()}
+    assert kinds <= {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_record_has_no_bare_percent(record: type[Record]) -> None:
+    assert not [field for field in record.__struct_fields__ if "percent" in field or field.endswith("_pct")]

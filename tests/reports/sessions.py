@@ -1,0 +1,323 @@
+"""Made-up sessions that reports are tested on; never from a live run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from lightning_perf.records import (
+    Device,
+    DeviceMemory,
+    DeviceTimes,
+    Distribution,
+    Epoch,
+    Evidence,
+    Finding,
+    Gain,
+    LoaderSettings,
+    Machine,
+    Memory,
+    Overhead,
+    PhaseTime,
+    Prescription,
+    ProbeFailure,
+    RuleOutcome,
+    Run,
+    Session,
+    Settings,
+    StageTimes,
+    TorchSettings,
+    TrainerSettings,
+    Verdict,
+)
+
+GIB = 1024**3
+
+
+def times(p50: float) -> Distribution:
+    return Distribution(p50=p50, p95=p50 * 1.4, p99=p50 * 2.1, mean=p50 * 1.08, std=p50 * 0.2)
+
+
+def stage(span_s: float, n_steps: int, shares: dict[str, float], samples_per_s: float | None = 1043.2) -> StageTimes:
+    between = {"validation", "checkpoint", "epoch_boundary"}
+    phases = {
+        name: PhaseTime(
+            total_s=share * span_s,
+            share=share,
+            p50_s=None if name in between else share * span_s / n_steps,
+            p95_s=None if name in between else 1.5 * share * span_s / n_steps,
+        )
+        for name, share in shares.items()
+    }
+    return StageTimes(
+        n_steps=n_steps,
+        n_warmup_steps=10,
+        span_s=span_s,
+        step_s=times(span_s / n_steps),
+        samples_per_s=samples_per_s,
+        phases=phases,
+        is_steady=True,
+    )
+
+
+STARVED_BY_LOADER = Finding(
+    code="PD101",
+    name="starved-by-loader",
+    category="data",
+    severity="high",
+    summary="Each step waits 16.6 ms for its batch, 54 % of the steady time. One process makes a batch in 17.1 ms; "
+    "two workers are enough to hide it behind 14.1 ms of compute.",
+    evidence=(
+        Evidence(metric="share of the step waiting for data", value=0.541, unit="fraction", threshold=0.2, n=400),
+        Evidence(metric="time to make one batch", value=0.0171, unit="s", n=16),
+        Evidence(metric="num_workers", value=0),
+    ),
+    prescriptions=(
+        Prescription(
+            treatment="loader-workers",
+            summary="Load in 2 workers that live on between epochs.",
+            safety="exact",
+            effort="one line",
+            loader_args={"num_workers": 2, "persistent_workers": True},
+            code="DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)",
+        ),
+    ),
+    gain=Gain(low=1.7, high=2.1, basis="waiting is exclusive; two workers make a batch every 8.6 ms"),
+    claims={"data_wait": 6.64},
+)
+
+LOGGING_EVERY_STEP = Finding(
+    code="PD502",
+    name="logging-every-step",
+    category="host",
+    severity="low",
+    summary="Logging takes 3.4 % of the steady time: log_every_n_steps is 1.",
+    evidence=(Evidence(metric="share of logging", value=0.034, unit="fraction", threshold=0.03, n=400),),
+    prescriptions=(
+        Prescription(
+            treatment="log-every-n",
+            summary="Log every 50 steps.",
+            safety="exact",
+            effort="one line",
+            trainer_flags={"log_every_n_steps": 50},
+            code="Trainer(log_every_n_steps=50)",
+        ),
+    ),
+    gain=Gain(low=1.0, high=1.035, basis="logging is exclusive"),
+    confidence="medium",
+    claims={"logging": 0.41},
+)
+
+SHARES = {
+    "data_wait": 0.541,
+    "backward": 0.2,
+    "forward": 0.163,
+    "logging": 0.034,
+    "optimizer": 0.028,
+    "validation": 0.024,
+    "callbacks": 0.004,
+    "transfer": 0.003,
+    "checkpoint": 0.002,
+    "other": 0.001,
+}
+
+OUTCOMES = (
+    RuleOutcome(code="PD101", status="finding"),
+    RuleOutcome(code="PD104", status="passed"),
+    RuleOutcome(code="PD105", status="skipped", reason="no fetch blocked often enough: 3 waits, 8 needed"),
+    RuleOutcome(code="PD318", status="passed"),
+    RuleOutcome(code="PD502", status="finding"),
+    RuleOutcome(code="PD601", status="ignored", reason='ignore=["PD601"]'),
+)
+
+
+def starved() -> Session:
+    epochs = tuple(
+        Epoch(
+            index=i,
+            n_steps=140,
+            wall_s=4.4,
+            phases={name: share * 4.4 for name, share in SHARES.items()},
+            samples=4480,
+            step_p50_s=0.0307,
+        )
+        for i in range(3)
+    )
+    return Session(
+        run=Run(
+            id="2026-01-02T03:04:05-7f3a",
+            stage="fit",
+            status="finished",
+            started_at="2026-01-02T03:04:05+00:00",
+            wall_s=14.2,
+            n_steps=420,
+            n_epochs=3,
+            n_optimizer_steps=420,
+            time_to_first_step_s=0.41,
+            startup={"sanity_validation": 0.21, "other": 0.2},
+            lightning_perf="0.1.0",
+        ),
+        machine=Machine(os="Linux", python="3.11.9", cpu_model="Some CPU", n_logical_cores=4, usable_cores=2.0),
+        settings=Settings(
+            trainer=TrainerSettings(precision="32-true", strategy="SingleDeviceStrategy", log_every_n_steps=1),
+            loaders=(
+                LoaderSettings(
+                    stage="train",
+                    index=0,
+                    class_name="torch.utils.data.DataLoader",
+                    is_plain=True,
+                    batch_size=32,
+                    num_workers=0,
+                ),
+            ),
+            torch=TorchSettings(n_threads=2),
+        ),
+        epochs=epochs,
+        steady=stage(12.28, 400, SHARES),
+        memory=Memory(host_rss_bytes=700 * 1024**2, host_peak_rss_bytes=int(0.78 * GIB)),
+        findings=(STARVED_BY_LOADER, LOGGING_EVERY_STEP),
+        outcomes=OUTCOMES,
+        verdict=Verdict(
+            category="data", code="PD101", text="The loader starves the model: 54 % of the time is waiting"
+        ),
+        overhead=Overhead(per_step_us=14.2, reporting_s=0.031, share=0.0026, budget_us=40.0),
+        missing={"steady.device": "the CPU has no clock of its own", "steady.gc_s": "gc callbacks are off"},
+    )
+
+
+def healthy() -> Session:
+    shares = {"backward": 0.55, "forward": 0.37, "optimizer": 0.05, "data_wait": 0.02, "other": 0.01}
+    return msgspec.structs.replace(
+        starved(),
+        steady=stage(12.0, 400, shares),
+        findings=(),
+        outcomes=tuple(RuleOutcome(code=f"PD1{i:02}", status="passed") for i in range(1, 15)),
+        verdict=Verdict(category="healthy", code=None, text="Healthy: 92 % of the time is forward and backward"),
+    )
+
+
+def twelve_findings() -> Session:
+    severities = ("high", "medium", "medium", "low", "low", "low", "low", "info", "info", "info", "info")
+    more = tuple(
+        msgspec.structs.replace(
+            LOGGING_EVERY_STEP,
+            code=f"PD{600 + i}",
+            name=f"made-up-finding-{i}",
+            severity=severity,
+            summary=f"Finding number {i} says something of moderate length about what was seen in this run.",
+            is_preflight=i == 3,
+            gain=None if severity == "info" else LOGGING_EVERY_STEP.gain,
+        )
+        for i, severity in enumerate(severities)
+    )
+    return msgspec.structs.replace(starved(), findings=(*more, STARVED_BY_LOADER))
+
+
+def hostile() -> Session:
+    """Names and texts that try to break out: markup, HTML, Markdown, escape sequences, great length."""
+    bad = "[bold]x[/bold] [/] <script>alert(1)</script> | ``` `a` \x1b[31mred\x1b[0m\x07\x00 \u202eevil\n# head"
+    finding = msgspec.structs.replace(
+        STARVED_BY_LOADER,
+        code="PD504",
+        name="slow-callback",
+        summary=f"{bad} takes 12 % of the time",
+        evidence=(
+            Evidence(metric=bad, value="n" * 10_000),
+            Evidence(metric="m" * 10_000, value=float("nan"), unit="s"),
+            Evidence(metric="a unit of its own", value=3.0, unit=bad),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=bad,
+                safety="exact",
+                effort="minutes",
+                code=f"print('''{bad}''')\n```\n~~~~\n" + "y" * 10_000 + "\n" + "z = 1\n" * 100,
+            ),
+        ),
+        gain=Gain(low=1.0, high=float("inf"), basis=bad),
+    )
+    return msgspec.structs.replace(
+        starved(),
+        findings=(finding,),
+        verdict=Verdict(category="host", code="PD504", text=bad + "v" * 10_000),
+        machine=Machine(os="Linux", python="3.11", devices=(Device(index=0, name=bad, kind="cuda"),)),
+        missing={bad: bad, "k" * 10_000: "w" * 10_000},
+        probes_off=(ProbeFailure(probe=bad, error="e" * 10_000, step=3),),
+        outcomes=(RuleOutcome(code="PD504", status="failed", reason=bad),),
+    )
+
+
+def too_short() -> Session:
+    return msgspec.structs.replace(
+        starved(),
+        run=msgspec.structs.replace(
+            starved().run, status="failed", error="ValueError", n_steps=3, n_epochs=0, wall_s=0.6
+        ),
+        epochs=(),
+        steady=None,
+        findings=(),
+        outcomes=(RuleOutcome(code="PD101", status="skipped", reason="no steady steps"),),
+        verdict=Verdict(category="unknown", code=None, text="Too little was measured: 3 steps, 20 are needed"),
+        memory=Memory(),
+        overhead=None,
+        missing={"steady": "3 steps, fewer than the 10 of warm-up"},
+    )
+
+
+def ddp() -> Session:
+    base = starved()
+    steady = stage(
+        62.0, 800, {"forward": 0.31, "backward": 0.47, "data_wait": 0.12, "transfer": 0.06, "optimizer": 0.04}, 8210.0
+    )
+    device = DeviceTimes(n=790, starved_s=5.9, starved_share=0.095, busy_s=55.8, step_s=times(0.0771), backend="cuda")
+    return msgspec.structs.replace(
+        base,
+        run=msgspec.structs.replace(base.run, rank=0, world_size=4, wall_s=3912.0, n_steps=81_240, n_epochs=12),
+        machine=Machine(
+            os="Linux",
+            python="3.11.9",
+            usable_cores=64.0,
+            local_world_size=4,
+            devices=(Device(index=0, name="NVIDIA H200", kind="cuda", memory_bytes=141 * GIB),),
+        ),
+        steady=msgspec.structs.replace(steady, device=device),
+        validation=stage(8.1, 64, {"forward": 0.71, "data_wait": 0.22, "transfer": 0.05, "other": 0.02}, 12_001.0),
+        memory=Memory(
+            devices=(
+                DeviceMemory(
+                    device="cuda:0",
+                    peak_allocated_bytes=int(31.2 * GIB),
+                    peak_reserved_bytes=40 * GIB,
+                    total_bytes=141 * GIB,
+                    alloc_retries=0,
+                ),
+            ),
+            host_peak_rss_bytes=9 * GIB,
+        ),
+        missing={},
+    )
+
+
+def validate_stage() -> Session:
+    base = starved()
+    return msgspec.structs.replace(
+        base,
+        run=msgspec.structs.replace(base.run, stage="validate", n_epochs=0, n_optimizer_steps=None, n_steps=64),
+        epochs=(),
+        steady=stage(2.0, 60, {"data_wait": 0.3, "forward": 0.6, "transfer": 0.06, "other": 0.04}, 3.25),
+        findings=(),
+        verdict=Verdict(category="healthy", code=None, text="Healthy: nothing above info"),
+    )
+
+
+SESSIONS: dict[str, Callable[[], Session]] = {
+    "starved": starved,
+    "healthy": healthy,
+    "twelve_findings": twelve_findings,
+    "hostile": hostile,
+    "too_short": too_short,
+    "ddp": ddp,
+    "validate_stage": validate_stage,
+}

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import io
+import re
+
+import msgspec
+import pytest
+import tqdm
+from rich.console import Console
+from rich.live import Live
+
+from lightning_perf.records import SEVERITIES, PhaseTime
+from lightning_perf.reports.console import emit, epoch_report, preflight_report, run_report, to_text
+from reports.golden import assert_golden
+from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
+
+WIDTHS = (60, 80, 200)
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", SESSIONS)
+def test_run_report_matches_its_golden_file(name: str, width: int) -> None:
+    assert_golden(f"run_{name}_{width}.txt", to_text(run_report(SESSIONS[name]()), width))
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_epoch_report_matches_its_golden_file(name: str) -> None:
+    assert_golden(f"epoch_{name}_80.txt", to_text(epoch_report(SESSIONS[name](), 2)))
+
+
+def test_run_report_matches_its_golden_file_when_all_rules_are_shown() -> None:
+    assert_golden("run_starved_80_all.txt", to_text(run_report(starved(), show_all=True)))
+
+
+def test_run_report_matches_its_golden_file_when_output_is_ascii() -> None:
+    text = to_text(run_report(hostile()), 80, "ascii")
+    text.encode("ascii")
+    assert_golden("run_hostile_80_ascii.txt", text)
+
+
+def test_preflight_report_matches_its_golden_file() -> None:
+    finding = msgspec.structs.replace(LOGGING_EVERY_STEP, is_preflight=True, confidence="low")
+    assert_golden("preflight_80.txt", to_text(preflight_report([finding])))
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_run_report_starts_with_the_verdict(name: str) -> None:
+    session = SESSIONS[name]()
+    first = to_text(run_report(session), 200).splitlines()[0]
+    assert first.startswith("PerfDoctor: ")
+    if session.verdict.code:
+        assert session.verdict.code in to_text(run_report(session), 200).split("finished")[0]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", SESSIONS)
+def test_report_stays_within_the_width_except_for_code(name: str, width: int) -> None:
+    session = SESSIONS[name]()
+    code = {line.strip() for f in session.findings for p in f.prescriptions for line in p.code.splitlines()}
+    for report in (run_report(session, show_all=True), epoch_report(session, 0)):
+        too_long = [line for line in to_text(report, width).splitlines() if len(line) > width]
+        assert all(name == "hostile" or line.strip() in code for line in too_long)
+
+
+def test_report_keeps_code_whole_when_it_is_longer_than_the_line() -> None:
+    text = to_text(run_report(starved()), 60)
+    assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)\n" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_report_has_no_control_characters_when_names_are_hostile(width: int) -> None:
+    for report in (run_report(hostile(), show_all=True), epoch_report(hostile(), 1)):
+        text = to_text(report, width)
+        assert not CONTROL.search(text)
+        assert "[bold]x[/bold]" in text
+        assert len(text) < 12_000
+
+
+def test_phases_add_up_to_the_wall_time_in_the_run_report() -> None:
+    text = to_text(run_report(starved()))
+    shares = [float(s) for s in re.findall(r"(\d+\.\d) %  ", text.split("Findings")[0])]
+    assert len(shares) == 7
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_phases_add_up_when_some_time_is_in_no_phase() -> None:
+    base = starved()
+    assert base.steady is not None
+    phases = {"forward": PhaseTime(total_s=6.0, share=0.5, p50_s=0.015, p95_s=0.02)}
+    steady = msgspec.structs.replace(base.steady, span_s=12.0, phases=phases)
+    text = to_text(run_report(msgspec.structs.replace(base, steady=steady)))
+    assert re.search(r"unaccounted +█+ +50\.0 %  6\.00 s", text)
+
+
+def test_breakdown_lists_the_largest_phase_first_and_folds_the_small() -> None:
+    lines = to_text(run_report(starved())).split("Findings")[0].splitlines()
+    rows = [line for line in lines if re.search(r"\d\.\d %", line)]
+    assert rows[0].startswith("data wait")
+    assert rows[-1].startswith("4 smaller")
+    assert "checkpoint" not in "".join(rows)
+    assert "checkpoint" in SHARES
+
+
+def test_run_report_tells_every_finding_with_evidence_fix_gain_and_confidence() -> None:
+    text = to_text(run_report(starved()), 100)
+    for part in ("high    PD101 starved-by-loader  confidence high", "54 %  (limit 20 %, n 400)", "(one line, exact)",
+                 "gain  1.7–2.1× faster: waiting is exclusive", "gain  up to 1.03× faster"):  # fmt: skip
+        assert part in text
+
+
+def test_run_report_orders_findings_by_verdict_then_severity() -> None:
+    text = to_text(run_report(twelve_findings()), 100)
+    found = re.findall(r"^(high|medium|low|info) +(PD\d+)", text, re.M)
+    assert found[0] == ("high", "PD101")
+    ranks = [SEVERITIES.index(severity) for severity, _ in found]  # type: ignore[arg-type]
+    assert len(found) == 12
+    assert ranks == sorted(ranks)
+
+
+def test_epoch_report_tells_three_findings_and_names_the_rest() -> None:
+    text = to_text(epoch_report(twelve_findings(), 0), 200)
+    assert len(re.findall(r"^(?:high|medium|low|info) ", text, re.M)) == 3
+    assert "also: PD602 made-up-finding-2 (medium)" in text
+    assert "PD610" in text
+
+
+def test_epoch_report_says_as_before_when_a_finding_is_unchanged() -> None:
+    text = to_text(epoch_report(starved(), 1, previous=starved()))
+    assert "as before: PD101 starved-by-loader (high), PD502 logging-every-step (low)" in text
+    assert "DataLoader(" not in text
+
+
+def test_epoch_report_tells_a_finding_again_when_it_got_worse() -> None:
+    milder = msgspec.structs.replace(STARVED_BY_LOADER, severity="medium")
+    previous = msgspec.structs.replace(starved(), findings=(milder,))
+    text = to_text(epoch_report(starved(), 1, previous))
+    assert "DataLoader(" in text
+    assert "as before" not in text
+
+
+def test_epoch_report_names_the_epoch_when_it_was_not_recorded() -> None:
+    assert "epoch 17" in to_text(epoch_report(starved(), 17))
+
+
+def test_report_marks_a_finding_when_it_comes_from_settings_alone() -> None:
+    assert "PD603 made-up-finding-3  confidence medium, likely, not yet measured" in to_text(
+        run_report(twelve_findings()), 100
+    )
+
+
+def test_emit_writes_no_escape_sequences_and_no_trailing_blanks_when_stream_is_no_terminal() -> None:
+    stream = io.StringIO()
+    emit(run_report(starved()), stream=stream)
+    assert "\x1b" not in stream.getvalue()
+    assert not re.search(r"[ \t]+$", stream.getvalue(), re.M)
+
+
+def test_emit_shows_text_as_it_stands_when_it_looks_like_markup() -> None:
+    stream = io.StringIO()
+    emit("[bold]x[/bold] [/]", stream=stream)
+    assert stream.getvalue() == "[bold]x[/bold] [/]\n"
+
+
+def test_emit_replaces_signs_when_stream_is_ascii() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    emit(run_report(starved()), stream=stream)
+    stream.flush()
+    assert b"1.7-2.1x faster" in raw.getvalue()
+    assert b"####" in raw.getvalue()
+
+
+def test_emit_writes_to_standard_output_when_no_stream_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    emit("hello")
+    assert capsys.readouterr().out == "hello\n"
+
+
+class Screen(io.StringIO):
+    """A terminal that applies carriage returns, to see what stays on it."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        shown = []
+        for row in re.sub(r"\x1b\[[0-9;]*[a-zA-Z]", "", self.getvalue()).split("\n"):
+            line = ""
+            for part in row.split("\r"):
+                line = part + line[len(part) :]
+            shown.append(line.rstrip())
+        return shown
+
+
+def test_emit_does_not_tear_a_live_tqdm_bar() -> None:
+    screen = Screen()
+    with tqdm.tqdm(total=10, file=screen, ncols=60, mininterval=0) as bar:
+        bar.update(3)
+        emit("the report", stream=screen)
+        bar.update(3)
+    lines = screen.lines()
+    assert "the report" in lines
+    assert [line for line in lines if "it/s" in line or "s/it" in line or "%" in line] == [lines[-2]]
+
+
+def test_emit_prints_above_a_live_rich_display_when_its_console_is_given() -> None:
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, width=80)
+    with Live("the bar", console=console, auto_refresh=False):
+        emit(epoch_report(starved(), 1), console=console)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert text.index("PerfDoctor:") < text.rindex("the bar")
+    assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)" in text

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.plugin_util import markdown_to_safe_html
+
+from lightning_perf.reports.markdown import escape, to_markdown
+from reports.golden import assert_golden
+from reports.sessions import SESSIONS, hostile, starved
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_markdown_matches_its_golden_file(name: str) -> None:
+    assert_golden(f"{name}.md", to_markdown(SESSIONS[name]()))
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_markdown_tables_have_at_most_five_columns_all_alike(name: str) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", to_markdown(SESSIONS[name](), show_all=True), re.M):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) - 1 for row in table.splitlines()}
+        assert len(widths) == 1
+        assert widths.pop() <= 5
+
+
+def test_markdown_has_verdict_and_table_before_anything_else() -> None:
+    text = to_markdown(starved())
+    assert text.startswith("**PerfDoctor: The loader starves the model")
+    assert text.index("| data wait") < text.index("### Findings")
+
+
+def test_markdown_shows_hostile_text_as_it_stands_when_tensorboard_renders_it() -> None:
+    shown = markdown_to_safe_html(to_markdown(hostile()))
+    assert "<script" not in shown
+    assert shown.count("<h1>") == 0
+    assert "[bold]x[/bold] [/] &lt;script&gt;alert(1)&lt;/script&gt; | ``` `a` red evil # head takes 12 %" in shown
+    assert shown.count("<pre>") == 1
+    assert shown.index("About this measurement") > shown.index("</pre>")
+
+
+def test_markdown_puts_the_fix_into_a_fence_that_its_code_cannot_close() -> None:
+    text = to_markdown(hostile())
+    assert text.count("````python\n") == 1
+    assert text.count("\n````\n") == 1
+
+
+def test_markdown_says_of_each_rule_what_became_of_it_when_all_are_asked_for() -> None:
+    assert "| PD105 | skipped | no fetch blocked often enough: 3 waits, 8 needed |" in to_markdown(
+        starved(), show_all=True
+    )
+    assert "PD105" not in to_markdown(starved())
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1))
+def test_escaped_text_is_shown_as_it_stands_when_rendered(text: str) -> None:
+    text = " ".join(text.split())
+    rendered = markdown_to_safe_html("x " + escape(text))
+    assert html.unescape(re.sub(r"<[^>]*>", "", rendered)) == ("x " + text).strip()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightning_perf.records import Distribution, Overhead
+from lightning_perf.reports.markdown import to_markdown
+from lightning_perf.reports.tensorboard import scalars, write_scalars, write_text
+from reports.sessions import SESSIONS, ddp, starved, validate_stage
+
+
+class FakeWriter:
+    def __init__(self) -> None:
+        self.written: list[tuple[str, Any, int | None]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+        self.written.append((tag, scalar_value, global_step))
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        self.written.append((tag, text_string, global_step))
+
+
+def test_scalars_hold_step_times_shares_and_rate_of_training() -> None:
+    figures = scalars(starved())
+    assert figures["perf/step_ms/p50"] == pytest.approx(30.7)
+    assert figures["perf/share/data_wait"] == 0.541
+    assert figures["perf/samples_per_s"] == 1043.2
+    assert figures["perf/overhead_us"] == 14.2
+    assert "perf/starved_share" not in figures
+
+
+def test_scalars_hold_device_and_validation_figures_when_there_are_some() -> None:
+    figures = scalars(ddp())
+    assert figures["perf/starved_share"] == 0.095
+    assert figures["perf/memory_gib/cuda_0"] == pytest.approx(31.2)
+    assert figures["perf/validation/share/forward"] == 0.71
+
+
+def test_scalars_of_another_stage_do_not_mix_with_those_of_training() -> None:
+    tags = [tag for tag in scalars(validate_stage()) if "overhead" not in tag]
+    assert tags
+    assert all(tag.startswith("perf/validate/") for tag in tags)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_scalars_are_plain_finite_floats(name: str) -> None:
+    assert all(type(value) is float and math.isfinite(value) for value in scalars(SESSIONS[name]()).values())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_scalars_leave_out_what_is_not_finite(bad: float) -> None:
+    base = starved()
+    assert base.steady is not None
+    step_s = Distribution(p50=bad, p95=0.1, p99=bad, mean=bad, std=bad)
+    overhead = Overhead(per_step_us=bad, reporting_s=0.0, share=bad, budget_us=40.0)
+    steady = msgspec.structs.replace(base.steady, step_s=step_s, samples_per_s=bad)
+    writer = FakeWriter()
+    write_scalars(writer, msgspec.structs.replace(base, steady=steady, overhead=overhead), 3)
+    tags = [tag for tag, _, _ in writer.written]
+    assert "perf/step_ms/p95" in tags
+    assert not {"perf/step_ms/p50", "perf/samples_per_s", "perf/overhead_us"} & set(tags)
+
+
+def test_write_scalars_writes_each_at_the_step() -> None:
+    writer = FakeWriter()
+    write_scalars(writer, starved(), 420)
+    assert writer.written == [(tag, value, 420) for tag, value in scalars(starved()).items()]
+
+
+def test_write_text_writes_the_markdown_diagnosis() -> None:
+    writer = FakeWriter()
+    write_text(writer, starved(), 420)
+    assert writer.written == [("perf/diagnosis", to_markdown(starved()), 420)]
