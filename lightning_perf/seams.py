@@ -406,6 +406,13 @@ def refreshes_by_step(progress_bar: Any) -> bool:
     return hasattr(progress_bar, "_should_update")
 
 
+def user_batch_sampler(batch_sampler: Any) -> Any:
+    """The batch sampler inside the wrapper that notes indices for ``trainer.predict``; any other as it is."""
+    if type(batch_sampler).__name__ == "_IndexBatchSamplerWrapper":
+        return getattr(batch_sampler, "_batch_sampler", batch_sampler)
+    return batch_sampler
+
+
 def step_logging(trainer: Any) -> tuple[int, bool] | None:
     """How many metrics the bar shows each step, and whether any logged on a step is reduced over ranks.
 
