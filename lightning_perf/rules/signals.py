@@ -71,3 +71,11 @@ def named_by_kind(steady: StageTimes, *kinds: str) -> dict[str, list[NamedTime]]
 def share_of(times: Iterable[NamedTime]) -> float:
     """Their share of the steady span together. Shares, not seconds: names are counted from the first step on."""
     return sum(time.share for time in times)
+
+
+def claims_of(times: Iterable[NamedTime], span_s: float) -> dict[str, float]:
+    """Seconds of the span by the phase that the times are counted in."""
+    claims: dict[str, float] = {}
+    for time in times:
+        claims[time.phase] = claims.get(time.phase, 0.0) + time.share * span_s
+    return claims

@@ -14,15 +14,15 @@ CATEGORY = "compute"
 
 # Half of it can be won back at best, so that below this share nothing measurable is left.
 MIN_SHARE = 0.08
-# A fused step reads and writes each tensor once instead of once an operation: Adam takes about ten of them. Models of few
-# large tensors gain little, those of many small ones most of it.
+# A fused step reads and writes each tensor once instead of once an operation: Adam takes about ten of them. Models of
+# few large tensors gain little, those of many small ones most of it.
 LOW_FRACTION = 0.1
 HIGH_FRACTION = 0.8
 
 DOCS = """\
 ## What it measures
-The share of the time in the optimizer's step (without `zero_grad`), and whether the step runs one operation after another
-for each parameter tensor.
+The share of the time in the optimizer's step (without `zero_grad`), and whether the step runs one operation after
+another for each parameter tensor.
 
 ## Why it costs
 A model has hundreds of parameter tensors, and each takes several small operations: their start costs more than their

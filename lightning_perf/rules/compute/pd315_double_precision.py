@@ -56,7 +56,7 @@ def check(session: Session) -> Finding | None:
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{percent(fraction)} of the parameters are float64. They take twice the memory and the time of float32.",
+        summary=f"{percent(fraction)} of the parameters are float64. They take twice the memory and time of float32.",
         evidence=_evidence(session, fraction),
         prescriptions=(_prescription(session),),
         claims={name: HIGH_FRACTION * seconds for name, seconds in phases.items()},

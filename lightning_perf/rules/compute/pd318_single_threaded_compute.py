@@ -7,7 +7,7 @@ import math
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import cores_per_rank, is_cpu_run, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import cores_per_rank, is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD318"
@@ -49,11 +49,9 @@ def check(session: Session) -> Finding | None:
     if not is_cpu_run(session):
         return None
     n_threads = session.settings.torch.n_threads
-    if n_threads is None:
+    if not n_threads:
         raise Skip("torch's number of threads is not known")
-    n_workers = 0
-    if session.settings.loaders:
-        n_workers = max((loader.num_workers or 0 for loader in loaders_of(session)), default=0)
+    n_workers = max((each.num_workers or 0 for each in session.settings.loaders if each.stage == "train"), default=0)
     n_wanted = math.floor(cores_per_rank(session)) - n_workers
     compute = {name: phase_s(steady, name) for name in ("forward", "backward", "optimizer")}
     compute_s = sum(compute.values())

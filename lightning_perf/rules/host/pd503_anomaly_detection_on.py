@@ -1,0 +1,95 @@
+"""PD503: autograd's anomaly detection is on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import gain_from
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
+
+CODE = "PD503"
+NAME = "anomaly-detection-on"
+CATEGORY = "host"
+
+# Its own share cannot be measured without turning it off. It records a stack at each operation of the forward pass and
+# checks each gradient for NaN; the interval is a prior for what of forward and backward goes away.
+LOW_FRACTION = 0.05
+HIGH_FRACTION = 0.50
+
+DOCS = """\
+## What it measures
+Whether `detect_anomaly` is on. What it costs cannot be told without turning it off; a trial can.
+
+## Why it costs
+Autograd then records a Python stack for each operation of the forward pass, and looks for NaN in every gradient of the
+backward pass, which on a device also makes the host wait each time.
+
+## Example
+```python
+trainer = Trainer(detect_anomaly=True)
+```
+
+## Prescription
+`detect_anomaly=False`, unless a NaN is being hunted.
+
+## When it is wrong
+While a NaN is being hunted.
+
+## Sources
+The documentation of `torch.autograd.detect_anomaly`, which says that it slows a program down and is for debugging only.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Reads the setting; the gain is a prior over the time in forward and backward."""
+    finding = preflight(session)
+    steady = steady_of(session)
+    if finding is None:
+        return None
+    phases = {name: phase_s(steady, name) for name in ("forward", "backward")}
+    seconds = sum(phases.values())
+    return msgspec.structs.replace(
+        finding,
+        summary="Anomaly detection is on. It slows down forward and backward; how much only a run without it tells.",
+        gain=gain_from(
+            steady,
+            LOW_FRACTION * seconds,
+            HIGH_FRACTION * seconds,
+            "a prior, not measured: a twentieth to half of forward and backward",
+        ),
+        confidence="medium",
+        claims={name: HIGH_FRACTION * value for name, value in phases.items() if value > 0},
+    )
+
+
+def preflight(session: Session) -> Finding | None:
+    """The setting alone."""
+    is_on = session.settings.trainer.is_anomaly_detection_on
+    if is_on is None:
+        raise Skip("whether anomaly detection is on is not known")
+    if not is_on:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        # Not from a share, which is unknown: it is meant for debugging, and costs at each operation.
+        severity="medium",
+        summary="Anomaly detection is on and will likely slow down each step.",
+        evidence=(Evidence(metric="detect_anomaly", value=True),),
+        prescriptions=(
+            Prescription(
+                treatment="anomaly-off",
+                summary="set detect_anomaly=False",
+                safety="exact",
+                effort="one line",
+                trainer_flags={"detect_anomaly": False},
+                code="Trainer(..., detect_anomaly=False)",
+            ),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)

@@ -1,0 +1,92 @@
+"""PD504: one callback, or a hook of the module, takes a share of every step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD504"
+NAME = "slow-callback"
+CATEGORY = "host"
+
+MIN_SHARE = 0.03  # As for logging (PD502).
+# Run every other time, it costs half; removed, nothing.
+LOW_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+The time in the hooks of each callback and of the module, by name. Progress bars (PD506) and checkpoints (PD602) are
+left out.
+
+## Why it costs
+Hooks run between the steps: while one runs, the host launches no work.
+
+## Example
+```python
+class Sharpness(Callback):
+    def on_train_batch_end(self, trainer, module, *rest):
+        self.history.append(expensive(module))
+```
+
+## Prescription
+Run the hook's work every n-th step, or once an epoch, or on a copy in a thread.
+
+## When it is wrong
+On a device, a hook that reads a tensor waits for computing that was started before; that part would be waited for
+elsewhere.
+
+## Sources
+The threshold follows PD502; Lightning's order of hooks within a step.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Looks for the costliest name."""
+    steady = steady_of(session)
+    names = named_by_kind(steady, "callback", "module_hook")
+    if not names:
+        return None
+    name, times = next(iter(names.items()))
+    share = share_of(times)
+    if share < MIN_SHARE:
+        return None
+    worst = max(times, key=lambda time: time.share)
+    each_s = worst.total_s / max(1, worst.n_calls)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of the time goes into {name}.{worst.hook}. It was called {worst.n_calls} times and took "
+            f"{duration(each_s)} each."
+        ),
+        evidence=(
+            Evidence(
+                metric=f"share of the time in {name}",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=worst.n_calls,
+            ),
+            Evidence(metric=f"time a call of {name}.{worst.hook}", value=each_s, unit="s", n=worst.n_calls),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=f"run {name}.{worst.hook} less often, or make it cheaper",
+                safety="exact",
+                effort="minutes",
+                code=f"# in {name}.{worst.hook}\nif trainer.global_step % 50 != 0:\n    return",
+            ),
+        ),
+        claims=claims_of(times, steady.span_s),
+        low_s=LOW_FRACTION * share * steady.span_s,
+        basis="half to all of the time in it",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

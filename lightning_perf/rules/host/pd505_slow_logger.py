@@ -1,0 +1,92 @@
+"""PD505: single calls of a logger are slow."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.logging_cost import SLOW_CALL_S, call_s, loggers_of, slow_calls
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD505"
+NAME = "slow-logger"
+CATEGORY = "host"
+
+MIN_SHARE = 0.03  # As for logging (PD502).
+# Called half as often it costs half; flushed in the background, nothing.
+LOW_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+The time in each logger's methods, and the mean time of one call. Methods that are fast but called too often are
+PD502's.
+
+## Why it costs
+Loggers write while the training waits. `CSVLogger` rewrites its whole file whenever a new metric name appears; others
+send to a network.
+
+## Example
+```python
+CSVLogger("logs", flush_logs_every_n_steps=1)
+```
+
+## Prescription
+Flush less often; log the same metric names from the first step on; put the log dir on a local disk.
+
+## When it is wrong
+A logger that receives device tensors waits for the device to compute them; that part would be waited for elsewhere.
+
+## Sources
+Lightning issue 17725 (CSVLogger rewrites its file when keys change).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Looks for the costliest logger with slow calls."""
+    steady = steady_of(session)
+    slow = {name: slow_calls(times) for name, times in loggers_of(steady).items()}
+    name, times = max(slow.items(), key=lambda item: share_of(item[1]), default=("", []))
+    share = share_of(times)
+    if share < MIN_SHARE:
+        return None
+    worst = max(times, key=lambda time: time.share)
+    seconds = share * steady.span_s
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=f"{percent(share)} of the time goes into {name}.{worst.hook}, {duration(call_s(worst))} a call.",
+        evidence=(
+            Evidence(
+                metric=f"share of the time in {name}",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=worst.n_calls,
+            ),
+            Evidence(
+                metric=f"time a call of {name}.{worst.hook}",
+                value=call_s(worst),
+                unit="s",
+                threshold=SLOW_CALL_S,
+                n=worst.n_calls,
+            ),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=f"let {name} flush less often, to a local disk",
+                safety="exact",
+                effort="minutes",
+                code='CSVLogger("logs", flush_logs_every_n_steps=500)' if name == "CSVLogger" else "",
+            ),
+        ),
+        claims={"logging": seconds},
+        low_s=LOW_FRACTION * seconds,
+        basis="half to all of the time in it",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,99 @@
+"""PD506: drawing the progress bar takes a share of every step."""
+
+from __future__ import annotations
+
+import math
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD506"
+NAME = "progress-bar-cost"
+CATEGORY = "host"
+
+MIN_SHARE = 0.02  # Lightning issue 13179.
+# The rate prescribed brings the bar down to this share; some of its work is done at every step whatever the rate.
+TARGET_SHARE = 0.005
+LOW_FRACTION = 0.5
+MAX_REFRESH_STEPS = 100
+
+DOCS = """\
+## What it measures
+The time in the progress bar's hooks.
+
+## Why it costs
+Each refresh formats the metrics and writes to the terminal, at every step by default. In a notebook or over a slow
+connection it takes longer still.
+
+## Example
+```python
+Trainer()  # the bar is refreshed at every step
+```
+
+## Prescription
+A larger `refresh_rate`, or no bar where nobody looks: `enable_progress_bar=False`.
+
+## When it is wrong
+Reading a metric for the bar waits for the device to compute it; that part would be waited for elsewhere.
+
+## Sources
+Lightning issue 13179; 150 us a step seen for a bar that refreshes at each step.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the bar's time with the threshold."""
+    steady = steady_of(session)
+    bars = named_by_kind(steady, "progress_bar")
+    if not bars:
+        return None
+    name, times = next(iter(bars.items()))
+    share = share_of(times)
+    if share < MIN_SHARE:
+        return None
+    rate = session.settings.trainer.progress_bar_refresh_rate or 1
+    wanted = min(MAX_REFRESH_STEPS, 10 * math.ceil(rate * share / TARGET_SHARE / 10))
+    seconds = share * steady.span_s
+    if wanted > rate:
+        advice = Prescription(
+            treatment="progress-refresh",
+            summary=f"set refresh_rate={wanted} on the progress bar",
+            safety="exact",
+            effort="one line",
+            code=f"Trainer(..., callbacks=[{name}(refresh_rate={wanted})])",
+        )
+    else:
+        advice = Prescription(
+            treatment="",
+            summary="set enable_progress_bar=False",
+            safety="exact",
+            effort="one line",
+            code="Trainer(..., enable_progress_bar=False)",
+        )
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=f"{percent(share)} of the time goes into the progress bar. {name} refreshes every {rate} steps.",
+        evidence=(
+            Evidence(
+                metric=f"share of the time in {name}",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=sum(time.n_calls for time in times),
+            ),
+            Evidence(metric="steps between refreshes", value=rate, unit="count"),
+        ),
+        prescriptions=(advice,),
+        claims=claims_of(times, steady.span_s),
+        low_s=LOW_FRACTION * seconds,
+        basis="half to all of the time in the bar",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

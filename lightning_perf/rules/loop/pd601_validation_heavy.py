@@ -1,0 +1,104 @@
+"""PD601: validation takes a large part of the training's time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD601"
+NAME = "validation-heavy"
+CATEGORY = "loop"
+
+# A usual split validates on a tenth to a fifth of the data, without a backward pass: 5 to 10 % of the time.
+MIN_SHARE = 0.25
+# The interval prescribed brings validation down to this ratio to the rest.
+TARGET_RATIO = 0.10
+MAX_EPOCHS_BETWEEN = 10
+
+DOCS = """\
+## What it measures
+The share of the steady wall time spent in the validation loop inside fit.
+
+## Why it costs
+While the model is validated it is not trained.
+
+## Example
+```python
+trainer = Trainer(val_check_interval=0.1)  # ten validations an epoch
+```
+
+## Prescription
+Validate less often (`check_val_every_n_epoch`, a larger `val_check_interval`) or on fewer batches
+(`limit_val_batches`).
+
+## When it is wrong
+Early stopping, checkpoints of the best model and plateau schedulers see fewer points then; that changes the training.
+
+## Sources
+Lightning's documentation of `val_check_interval` and `limit_val_batches`.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares validation's share with the threshold."""
+    steady = steady_of(session)
+    if session.run.stage != "fit":
+        raise Skip(f"only fit has a validation loop of its own, this is {session.run.stage}")
+    validation_s = phase_s(steady, "validation")
+    share = validation_s / steady.span_s
+    if share < MIN_SHARE:
+        return None
+    ratio = validation_s / max(steady.span_s - validation_s, 1e-9)
+    flags, saved_fraction = _less_often(session, ratio)
+    setting = ", ".join(f"{key}={value}" for key, value in flags.items())
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=f"{percent(share)} of the time is validation.",
+        evidence=(
+            Evidence(metric="validation's share of the time", value=share, unit="fraction", threshold=MIN_SHARE),
+            Evidence(metric="val_check_interval", value=_shown(session.settings.trainer.val_check_interval)),
+            Evidence(metric="check_val_every_n_epoch", value=_shown(session.settings.trainer.check_val_every_n_epoch)),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="val-less-often",
+                summary=f"set {setting}",
+                safety="semantics",
+                effort="one line",
+                trainer_flags=flags,
+                code=f"Trainer(..., {setting})",
+            ),
+        ),
+        claims={"validation": saved_fraction * validation_s},
+        low_s=saved_fraction * validation_s / 2,
+        basis="half to all of what validating less often leaves out",
+    )
+
+
+def _shown(value: float | int | None) -> float | int | str:
+    return "unknown" if value is None else value
+
+
+def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
+    """The flag to set, and the fraction of validation that it leaves out."""
+    trainer = session.settings.trainer
+    interval = trainer.val_check_interval
+    if isinstance(interval, float) and 0 < interval < 1:
+        return {"val_check_interval": 1.0}, 1 - interval
+    if isinstance(interval, int) and not isinstance(interval, bool) and interval > 1:
+        times = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
+        return {"val_check_interval": interval * times}, 1 - 1 / times
+    times = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
+    return {"check_val_every_n_epoch": (trainer.check_val_every_n_epoch or 1) * times}, 1 - 1 / times
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

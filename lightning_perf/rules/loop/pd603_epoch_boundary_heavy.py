@@ -1,0 +1,93 @@
+"""PD603: much time passes between the last step of an epoch and the first of the next."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD603"
+NAME = "epoch-boundary-heavy"
+CATEGORY = "loop"
+
+MIN_SHARE = 0.05  # Lightning issue 7932.
+# Epochs twice as long have half the boundaries.
+LOW_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+The share of the steady wall time between epochs, without validation, checkpoints, logging and callbacks, which are
+counted apart.
+
+## Why it costs
+At each boundary the loader starts over: the sampler draws a new order, the prefetching begins again, metrics are
+reduced. Short epochs pay for it often.
+
+## Example
+```python
+trainer = Trainer(max_epochs=1000)  # on a dataset of ten batches
+```
+
+## Prescription
+Longer epochs: repeat the dataset within an epoch, and count steps (`max_steps`) instead of epochs.
+
+## When it is wrong
+Workers that are restarted at each epoch are PD104's; this rule is silent then.
+
+## Sources
+Lightning issue 7932.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the boundary phase with the threshold."""
+    steady = steady_of(session)
+    if session.run.stage != "fit":
+        raise Skip(f"only fit has epochs, this is {session.run.stage}")
+    seconds = phase_s(steady, "epoch_boundary")
+    share = seconds / steady.span_s
+    if share < MIN_SHARE:
+        return None
+    if session.settings.loaders and any(
+        each.num_workers and each.persistent_workers is False for each in loaders_of(session)
+    ):
+        return None  # PD104
+    n_steps = [epoch.n_steps for epoch in session.epochs]
+    n_boundaries = max(1, len(session.epochs) - 1)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of the time passes between epochs. One boundary takes "
+            f"{duration(seconds / n_boundaries)}" + (f", an epoch has {max(n_steps)} steps." if n_steps else ".")
+        ),
+        evidence=(
+            Evidence(
+                metric="share of the time between epochs",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=n_boundaries,
+            ),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="make epochs longer: repeat the dataset within one and count steps",
+                safety="semantics",
+                effort="minutes",
+                code="DataLoader(torch.utils.data.ConcatDataset([dataset] * 10), ...)",
+            ),
+        ),
+        claims={"epoch_boundary": seconds},
+        low_s=LOW_FRACTION * seconds,
+        basis="half (epochs twice as long) to all of the time between epochs",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,107 @@
+"""PD604: it takes long until the first step is done."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session, Severity
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD604"
+NAME = "slow-start"
+CATEGORY = "loop"
+
+# A minute is long for anyone; a fifth of a fit counts only where somebody waits for it.
+LONG_START_S = 60.0
+MIN_FIT_SHARE = 0.20
+# A start of some seconds is a large part of a short try-out only.
+NOTICED_START_S = 5.0
+TRY_OUT_START_S = 10.0
+
+DOCS = """\
+## What it measures
+The time from the Trainer's setup to the end of the first step, and where it went: the sanity validation, the first
+batch, the first step beyond a usual one, callbacks.
+
+## Why it costs
+Every start pays it again, and so does every debugging round.
+
+## Example
+```python
+trainer = Trainer(num_sanity_val_steps=-1)  # the whole validation set before the first step
+```
+
+## Prescription
+By the largest part: `num_sanity_val_steps=0`; fewer workers or a lighter dataset constructor; a compiled model's cache.
+
+## When it is wrong
+A compiled model starts slowly on purpose and wins it back in a long fit. A fit that runs on is judged by the long start
+alone, since its length is not known yet.
+
+## Sources
+XProf and the SageMaker profiler report initialisation apart; Lightning's documentation of `num_sanity_val_steps`.
+"""
+
+_ADVICE = {
+    "sanity_validation": "set num_sanity_val_steps=0",
+    "loader_start": "make the dataset's first batch cheaper to reach: lighter constructors, fewer workers",
+    "first_step": "expect it once where the model is compiled or kernels are tuned; keep the compiler's cache",
+    "callbacks": "move work out of the callbacks' setup and start hooks",
+    "setup": "move work out of the callbacks' setup and start hooks",
+}
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the time to the first step with a minute and with the fit."""
+    run = session.run
+    if run.stage != "fit":
+        raise Skip(f"the start is judged for fit, this is {run.stage}")
+    start_s = run.time_to_first_step_s
+    if start_s is None:
+        raise Skip(session.missing.get("run.time_to_first_step_s", "no step was finished"))
+    share = start_s / run.wall_s if run.status != "running" and run.wall_s > 0 else 0.0
+    is_long = start_s >= LONG_START_S
+    if not is_long and (share < MIN_FIT_SHARE or start_s < NOTICED_START_S):
+        return None
+    parts = sorted(run.startup.items(), key=lambda part: -part[1])
+    where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity=_severity(start_s, share),
+        summary=f"The first step is done after {duration(start_s)}"
+        + (f", {percent(share)} of the fit" if share >= MIN_FIT_SHARE else "")
+        + (f". It went into: {where}." if where else "."),
+        evidence=(
+            Evidence(metric="time to the end of the first step", value=start_s, unit="s", threshold=LONG_START_S),
+            *(
+                (Evidence(metric="share of the fit", value=share, unit="fraction", threshold=MIN_FIT_SHARE),)
+                if share
+                else ()
+            ),
+            *(Evidence(metric=f"of which {name}", value=seconds, unit="s") for name, seconds in parts),
+        ),
+        prescriptions=(_prescription(parts[0][0] if parts else ""),),
+    )
+
+
+def _severity(start_s: float, share: float) -> Severity:
+    """Not from the table: the start is outside the steady span that severities are shares of."""
+    if start_s >= LONG_START_S:
+        return "medium" if share >= MIN_FIT_SHARE else "low"
+    return "low" if start_s >= TRY_OUT_START_S else "info"
+
+
+def _prescription(part: str) -> Prescription:
+    is_sanity = part == "sanity_validation"
+    return Prescription(
+        treatment="",
+        summary=_ADVICE.get(part, "profile the start of the script, e.g. with python -X importtime and cProfile"),
+        safety="exact",
+        effort="one line" if is_sanity else "minutes",
+        trainer_flags={"num_sanity_val_steps": 0} if is_sanity else {},
+        code="Trainer(..., num_sanity_val_steps=0)" if is_sanity else "",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,101 @@
+"""PD605: from some point on, steps take longer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from lightning_perf.records import Block, Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.wording import duration, percent
+from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
+
+CODE = "PD605"
+NAME = "step-time-regression"
+CATEGORY = "loop"
+
+# Halves of a run that differ by less count as the same state (the bound of the steady state).
+MIN_GROWTH = 0.10
+
+DOCS = """\
+## What it measures
+A point in the course of the run from which on steps take at least a tenth longer, by a rank test on the timeline, and the
+phase that grew with it.
+
+## Why it costs
+What slows down in the middle of a run is seldom the training itself: a list that grows, a log file rewritten in full, a
+hot device that lowers its clock, a neighbour on the machine.
+
+## Example
+```python
+def training_step(self, batch, batch_idx):
+    self.seen.append(batch)  # grows with every step
+```
+
+## Prescription
+By the phase that grew: it names where to look.
+
+## When it is wrong
+Batches whose size changes on purpose (progressive resizing, curricula) change the step's time as well. A slow rise is
+shown as one step in its middle.
+
+## Sources
+Pettitt's test for a change point (1979); the steady-state bound of 10 % between halves.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Looks for a change of level in the timeline."""
+    steady = steady_of(session)
+    blocks = steady.timeline
+    if len(blocks) < 2 * MIN_SEGMENT:
+        raise Skip(f"{len(blocks)} points in the course of the run; at least {2 * MIN_SEGMENT} are needed")
+    change = find_change([block.step_s for block in blocks])
+    if change is None or change.after < (1 + MIN_GROWTH) * change.before:
+        return None
+    before, after = blocks[: change.index], blocks[change.index :]
+    growth = {name: _median(after, name) - _median(before, name) for name in {n for b in blocks for n in b.phases}}
+    phase = max(sorted(growth), key=lambda name: growth[name], default="")
+    n_after = sum(block.n_steps for block in after)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"From step {after[0].first_step} on a step takes {duration(change.after)} instead of "
+            f"{duration(change.before)}. {phase.replace('_', ' ') or 'No phase'} grew most."
+        ),
+        evidence=(
+            Evidence(
+                metric="step time after ÷ before",
+                value=change.after / change.before if change.before > 0 else "before is 0",
+                unit="ratio" if change.before > 0 else "",
+                threshold=1 + MIN_GROWTH,
+                n=n_after,
+            ),
+            Evidence(metric="first slow step", value=after[0].first_step, unit="count"),
+            *((Evidence(metric=f"growth of {phase} a step", value=growth[phase], unit="s"),) if phase else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=f"look for what grows or begins there in {phase.replace('_', ' ') or 'the step'}",
+                safety="exact",
+                effort="hours",
+            ),
+        ),
+        claims={name: seconds * n_after for name, seconds in growth.items()},
+        low_s=0.0,
+        basis=f"from nothing to the former step time in all later steps ({percent(1 - change.before / change.after)})",
+        confidence="medium",
+    )
+
+
+def _median(blocks: Sequence[Block], phase: str) -> float:
+    return statistics.median(block.phases.get(phase, 0.0) for block in blocks)
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,88 @@
+"""PD606: single steps that take several times the median cost a share of the time."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD606"
+NAME = "step-outliers"
+CATEGORY = "loop"
+
+# The SageMaker profiler's rule for step outliers, by their cost instead of their number.
+MIN_SHARE = 0.02
+
+DOCS = """\
+## What it measures
+What steps beyond three times the median took in excess of it, by the phase that grew most in each of them.
+
+## Why it costs
+The mean step decides how long a training takes, and a few long steps move it while the median stays.
+
+## Example
+```python
+def on_train_batch_end(self, outputs, batch, batch_idx):
+    if batch_idx % 100 == 0:
+        plot_everything()
+```
+
+## Prescription
+By the phase: do such work less often, or in the background.
+
+## When it is wrong
+Batches of very different sizes make long steps that are no fault.
+
+## Sources
+The SageMaker profiler's StepOutlier rule.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares what outliers cost with the threshold."""
+    steady = steady_of(session)
+    outliers = steady.outliers
+    if outliers is None:
+        raise Skip("fewer than 20 steps: no outlier can be told")
+    if outliers.share < MIN_SHARE or outliers.n == 0:
+        return None
+    phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
+    worst = outliers.worst[0] if outliers.worst else None
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(outliers.share)} of the time is lost to {outliers.n} slow steps. They took more than "
+            f"{duration(outliers.threshold_s)}; {phase.replace('_', ' ')} grew most."
+        ),
+        evidence=(
+            Evidence(
+                metric="share of the time in slow steps beyond the median",
+                value=outliers.share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=outliers.n,
+            ),
+            Evidence(metric="a slow step takes more than", value=outliers.threshold_s, unit="s"),
+            *((Evidence(metric=f"slowest: step {worst.step}", value=worst.duration_s, unit="s"),) if worst else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=f"look at what the slow steps do in {phase.replace('_', ' ')}",
+                safety="exact",
+                effort="hours",
+            ),
+        ),
+        claims=dict(outliers.excess_by_phase_s),
+        low_s=0.0,
+        basis="from nothing to all that the slow steps took beyond the median",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
