@@ -188,8 +188,11 @@ def starved() -> Session:
 
 def healthy() -> Session:
     shares = {"backward": 0.55, "forward": 0.37, "optimizer": 0.05, "data_wait": 0.02, "other": 0.01}
+    base = starved()
+    phases = {name: share * 4.4 for name, share in shares.items()}
     return msgspec.structs.replace(
-        starved(),
+        base,
+        epochs=tuple(msgspec.structs.replace(epoch, phases=phases) for epoch in base.epochs),
         steady=stage(12.0, 400, shares),
         findings=(),
         outcomes=tuple(RuleOutcome(code=f"PD1{i:02}", status="passed") for i in range(1, 15)),
