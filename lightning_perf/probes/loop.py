@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.records import PHASES, NamedTime
 
 from .clock import DeviceClock
-from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, NoSpan, Span, Timeline
+from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
 from .steps import StageProbe
 
 NO_SPAN = NoSpan()
@@ -78,6 +80,7 @@ class LoopProbe:
         self.backed_off: list[str] = []
         self._spans: list[Span] = []
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
+        self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
         self._is_between = True  # between epochs, or before the first
         self._undos: list[seams.Undo] = []
         self._undo_profiler: seams.Undo | None = None
@@ -122,9 +125,28 @@ class LoopProbe:
     def back_off(self) -> None:
         """Stops timing other callbacks and module hooks: watching them costs more here than the budget allows."""
         self.backed_off.append("callbacks and module hooks by name")
+        self._tap_again()
+
+    def enter_window(self, mark: Callable[[str], Any]) -> None:
+        """A profiler window opens: phases leave marks in its trace, and its steps stay out of the statistics.
+
+        Args:
+            mark: Phase name → a context manager that marks it.
+        """
+        self._mark = mark
+        self.main.profiling(True)
+        self._tap_again()
+
+    def leave_window(self) -> None:
+        """The window is closed."""
+        self._mark = None
+        self.main.profiling(False)
+        self._tap_again()
+
+    def _tap_again(self) -> None:
         if self._undo_profiler is not None:
             self._undo_profiler()
-        self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
+            self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
 
     def uninstall(self) -> None:
         """Puts back whatever was replaced."""
@@ -143,6 +165,13 @@ class LoopProbe:
 
     def span_for(self, action_name: str) -> Any:
         """The span of an action that Lightning announces; one that does nothing where the time belongs elsewhere."""
+        span = self._span_for(action_name)
+        if self._mark is None or span is NO_SPAN:
+            return span
+        phase = "callbacks" if span.phase >= len(PHASES) else PHASES[span.phase]
+        return MarkedSpan(span, partial(self._mark, phase))
+
+    def _span_for(self, action_name: str) -> Any:
         action = seams.describe_action(self.trainer, action_name)
         if action.kind == "fetch":
             if self.stage == "fit" and action.owner == "val":
@@ -190,7 +219,8 @@ class LoopProbe:
 
     def _span(self, phase: str, name: str, kind: str, hook: str) -> Span:
         span = Span(self.timeline, phase, name, kind, hook)
-        self._spans.append(span)
+        if self._mark is None:  # profiled steps count in no statistic
+            self._spans.append(span)
         return span
 
     # -- the loop's events ------------------------------------------------------------
@@ -276,6 +306,23 @@ class LoopProbe:
     def n_spans(self) -> int:
         """How many spans were entered so far."""
         return sum(span.n for span in self._spans) + 2 * self.main.n_steps
+
+    def expected_wall_s(self, step_ns: float) -> float:
+        """How long the run will have taken in the end, as far as the Trainer tells; else how long it has taken.
+
+        Args:
+            step_ns: What a step takes.
+        """
+        trainer, elapsed_s = self.trainer, self.wall_ns() / 1e9
+        lengths = []
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            lengths.append(trainer.max_epochs * trainer.num_training_batches)
+        if trainer.max_steps is not None and trainer.max_steps >= 0:
+            lengths.append(trainer.max_steps * trainer.accumulate_grad_batches)
+        total = min(lengths, default=math.inf)
+        if self.stage != "fit" or not math.isfinite(total):
+            return elapsed_s
+        return elapsed_s + max(0.0, total - self.main.n_steps) * step_ns / 1e9
 
     def wall_ns(self) -> int:
         """Nanoseconds since the start of the run."""

@@ -95,6 +95,32 @@ class FetchSpan(Span):
             self.timeline.fail(error)
 
 
+class MarkedSpan:
+    """A span that also leaves a mark in the profiler's trace, for the steps of a profiler window.
+
+    Args:
+        span: The span.
+        mark: Makes the mark, a context manager.
+    """
+
+    __slots__ = ("mark", "open", "span")
+
+    def __init__(self, span: Span, mark: Callable[[], Any]) -> None:
+        self.span = span
+        self.mark = mark
+        self.open: list[Any] = []
+
+    def __enter__(self) -> None:
+        self.span.__enter__()
+        context = self.mark()
+        context.__enter__()
+        self.open.append(context)
+
+    def __exit__(self, *exception: object) -> None:
+        self.open.pop().__exit__(*exception)
+        self.span.__exit__(*exception)
+
+
 class Timeline:
     """Which span is current, and what each phase has taken since the last row was taken.
 

@@ -15,7 +15,19 @@ from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, Timeline
-from .tally import EPOCH, FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, SAMPLES, USUAL_STEP, Tally
+from .tally import (
+    EPOCH,
+    FIRST_STEP,
+    KIND,
+    NOT_A_STEP,
+    PROFILED_STEP,
+    PROFILED_TIME,
+    ROW_WIDTH,
+    SAMPLES,
+    USUAL_STEP,
+    Tally,
+    are_steps,
+)
 
 ROWS_BEFORE_FOLDING = 256
 """Rows kept as they are; at the first folding they also say where the warm-up ended."""
@@ -23,6 +35,7 @@ ROWS_BEFORE_FOLDING = 256
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _CALLBACKS = PHASE_INDEX["callbacks"]
 _MAX_EPOCHS = 1000
+_RECENT_STEPS = 32
 
 
 class StageProbe:
@@ -55,6 +68,7 @@ class StageProbe:
         self._is_row_fresh = False
         self._is_in_batch = False
         self._is_first_of_epoch = True
+        self._is_profiled = self._is_row_profiled = False
         self._samples = -1
         self._size_of: Callable[[Any], int] | None = None
         self._device = _DeviceTally()
@@ -112,6 +126,12 @@ class StageProbe:
         self._close_epoch()
         self.epoch = index
 
+    def profiling(self, is_on: bool) -> None:
+        """A profiler window opens or closes: its rows, the one under way included, count in no statistic."""
+        self._is_profiled = is_on
+        self._is_row_profiled = True
+        self.pause()
+
     def pause(self) -> None:
         """Another stage runs inside this one: what the device does meanwhile is not this stage's step."""
         if self.device_clock is not None:
@@ -136,6 +156,15 @@ class StageProbe:
             return None
         self._device.add(self.device_clock)
         return self._device.record(self.device_clock.backend)
+
+    def recent_median_ns(self) -> float | None:
+        """Median of the usual steps since the last folding, or of all before; None before the first."""
+        rows = self._matrix()
+        usual = rows[rows[:, KIND] == USUAL_STEP][:, _STEP_COLUMNS].sum(axis=1)
+        if len(usual) >= _RECENT_STEPS or (len(usual) and self._tally is None):
+            return float(np.median(usual[-_RECENT_STEPS:]))
+        median_s = self._tally.step_median_s() if self._tally is not None else None
+        return None if median_s is None else median_s * 1e9
 
     def own_median_ns(self) -> float:
         """What the doctor's own hooks take in a usual step; 0 before there was one."""
@@ -169,7 +198,12 @@ class StageProbe:
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
         self._rows.extend(phase_ns)
-        if self._row_has_step:
+        if self._is_row_profiled:
+            self._rows.extend((PROFILED_STEP if self._row_has_step else PROFILED_TIME, self._samples, self.epoch))
+            self._is_first_of_epoch = self._is_first_of_epoch and not self._row_has_step
+            self._is_row_profiled = self._is_profiled
+            self._row_has_step = False
+        elif self._row_has_step:
             if self.first_step_ns is None:
                 self.first_step_ns = tuple(phase_ns[:N_PHASES])
             self._rows.extend((FIRST_STEP if self._is_first_of_epoch else USUAL_STEP, self._samples, self.epoch))
@@ -183,7 +217,7 @@ class StageProbe:
 
     def _started(self, rows: NDArray[np.int64]) -> tuple[Tally, int]:
         """A tally of what follows the warm-up, and how many steps that was."""
-        is_step = rows[:, KIND] != NOT_A_STEP
+        is_step = are_steps(rows[:, KIND])
         is_usual = rows[:, KIND] == USUAL_STEP
         steps_ns = rows[:, _STEP_COLUMNS].sum(axis=1)
         positions = np.flatnonzero(is_usual)
@@ -201,7 +235,7 @@ class StageProbe:
         rows = rows[rows[:, EPOCH] == self.epoch]
         if len(rows) == 0:
             return
-        is_step = rows[:, KIND] != NOT_A_STEP
+        is_step = are_steps(rows[:, KIND])
         self._epoch_rows_ns += rows[:, :N_PHASES].sum(axis=0)
         self._epoch_steps += int(is_step.sum())
         self._epoch_step_ns.add(rows[is_step][:, _STEP_COLUMNS].sum(axis=1, keepdims=True))

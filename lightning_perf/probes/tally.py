@@ -28,8 +28,9 @@ from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
 KIND, SAMPLES, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2
 ROW_WIDTH = N_COLUMNS + 3
 
-NOT_A_STEP, USUAL_STEP, FIRST_STEP = 0, 1, 2
-"""Kinds of rows: time between steps; a step; the first step of an epoch, which the medians leave out."""
+NOT_A_STEP, USUAL_STEP, FIRST_STEP, PROFILED_STEP, PROFILED_TIME = 0, 1, 2, 3, 4
+"""Kinds of rows: time between steps; a step; the first step of an epoch, which the medians leave out; a step and time
+between steps inside a profiler window, which all statistics leave out."""
 
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _WAIT = PHASE_INDEX["data_wait"]
@@ -43,6 +44,11 @@ _MIN_WAITS_FOR_BURSTS = 8
 _MAX_BLOCKS = 512
 _FIRST_BLOCK_STEPS = 4
 _RECENT_FETCHES = 2048
+
+
+def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows hold a step, whatever its kind."""
+    return (kinds != NOT_A_STEP) & (kinds != PROFILED_TIME)
 
 
 class Tally:
@@ -61,7 +67,7 @@ class Tally:
         self.outlier_ns = 0
         self._first_step = first_step
         self._n_step_rows = 0
-        self._start_ns = start_ns
+        self._now_ns = start_ns
         self._histograms = LogHistograms(N_PHASES + 1)
         self._own = LogHistograms(1)
         self._sum_ns = 0.0
@@ -85,10 +91,12 @@ class Tally:
             return
         kinds = rows[:, KIND]
         usual = kinds == USUAL_STEP
+        counted = kinds < PROFILED_STEP
         phases = self._with_first_fetches_moved(rows[:, :N_PHASES].copy(), kinds, usual)
         row_ns = phases.sum(axis=1)
         step_ns = phases[:, _STEP_COLUMNS].sum(axis=1)
-        self._add_outliers(phases[usual], step_ns[usual], np.flatnonzero(usual), kinds)
+        numbers = self._first_step + self._n_step_rows + np.cumsum(are_steps(kinds)) - 1
+        self._add_outliers(phases[usual], step_ns[usual], numbers[usual])
         self._histograms.add(np.column_stack([phases[usual], step_ns[usual]]))
         self._own.add(rows[usual, OWN][:, None])
         usual_s = step_ns[usual] / 1e9
@@ -101,15 +109,15 @@ class Tally:
         self._first_waits.extend(rows[kinds == FIRST_STEP, _WAIT].tolist())
         median_step = self._median(_STEP_SERIES)
         self._n_waiting += int((waits > WAITING_FRACTION * median_step).sum())
-        starts = self._start_ns + self.span_ns + np.cumsum(row_ns) - row_ns
-        numbers = self._first_step + self._n_step_rows + np.cumsum(kinds != NOT_A_STEP) - 1
+        starts = self._now_ns + np.cumsum(row_ns) - row_ns
         self._blocks.add(numbers[usual], starts[usual], step_ns[usual], phases[usual])
         self.n_steps += int(usual.sum())
-        self._n_step_rows += int((kinds != NOT_A_STEP).sum())
-        self.span_ns += int(row_ns.sum())
-        self.phase_ns += phases.sum(axis=0)
+        self._n_step_rows += int(are_steps(kinds).sum())
+        self._now_ns += int(row_ns.sum())
+        self.span_ns += int(row_ns[counted].sum())
+        self.phase_ns += phases[counted].sum(axis=0)
         if self.samples is not None:
-            known = rows[kinds != NOT_A_STEP, SAMPLES]
+            known = rows[are_steps(kinds) & counted, SAMPLES]
             self.samples = None if (known < 0).any() else self.samples + int(known.sum())
 
     def step_median_s(self) -> float | None:
@@ -160,15 +168,13 @@ class Tally:
         self,
         phases: NDArray[np.int64],
         step_ns: NDArray[np.int64],
-        positions: NDArray[np.intp],
-        kinds: NDArray[np.int64],
+        numbers: NDArray[np.int64],
     ) -> None:
         if len(step_ns) == 0:
             return
         is_known = self._histograms.n >= _MIN_STEPS_FOR_OUTLIERS
         median = self._median(_STEP_SERIES) if is_known else float(np.median(step_ns))
         usual_phases = np.median(phases, axis=0)
-        step_numbers = self._first_step + self._n_step_rows + np.cumsum(kinds != NOT_A_STEP) - 1
         for position in np.flatnonzero(step_ns > SLOW_FACTOR * median):
             excess = int(step_ns[position] - median)
             growth = phases[position, _STEP_COLUMNS] - usual_phases[_STEP_COLUMNS]
@@ -176,7 +182,7 @@ class Tally:
             self._n_outliers += 1
             self.outlier_ns += excess
             self._outlier_phase_ns[phase] = self._outlier_phase_ns.get(phase, 0) + excess
-            entry = (int(step_ns[position]), int(step_numbers[positions[position]]), excess, phase)
+            entry = (int(step_ns[position]), int(numbers[position]), excess, phase)
             heapq.heappush(self._worst, entry)
             if len(self._worst) > 10:
                 heapq.heappop(self._worst)
