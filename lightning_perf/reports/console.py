@@ -235,30 +235,24 @@ class _Page:
             yield from self._code(wording.block(first.code, max_lines=4))
 
     def footer(self, session: Session, show_all: bool) -> Iterator[RenderableType]:
-        rules = summary.rules_fact(session)
-        if rules and "skipped" in rules and not show_all:
-            rules += "; lightning-perf report SESSION --all shows why"
-        facts = (
-            ("memory", summary.memory_fact(session)),
-            ("overhead", summary.overhead_fact(session)),
-            ("rules", rules),
-            ("missing", summary.missing_fact(session)),
-            ("failed", summary.probes_fact(session)),
-        )
-        shown = [(label, fact) for label, fact in facts if fact]
+        shown = summary.footer_facts(session, show_all)
         if shown:
             yield Text("")
-            grid = self._grid("left", "left")
-            for label, fact in shown:
-                grid.add_row(self.text(label, _QUIET), self.text(fact, _QUIET))
-            yield Constrain(grid, self._width)
-        if show_all and session.outcomes:
+            yield self._table([(label.lower(), fact) for label, fact in shown], _QUIET)
+        if not show_all:
+            return
+        if session.outcomes:
             yield self.title("Rules")
-            grid = self._grid("left", "left", "left")
-            for outcome in session.outcomes:
-                cells = (wording.line(outcome.code, 16), outcome.status, wording.line(outcome.reason))
-                grid.add_row(*(self.text(cell) for cell in cells))
-            yield Constrain(grid, self._width)
+            yield self._table(summary.outcome_rows(session))
+        if session.missing:
+            yield self.title("Not measured")
+            yield self._table(summary.missing_rows(session))
+
+    def _table(self, rows: Sequence[Sequence[str]], style: str = "") -> RenderableType:
+        grid = self._grid(*["left"] * len(rows[0]))
+        for row in rows:
+            grid.add_row(*(self.text(cell, style) for cell in row))
+        return Constrain(grid, self._width)
 
     def _heading(self, finding: Finding, remark: str, style: str) -> RenderableType:
         heading = self.text(_title(finding), "bold")

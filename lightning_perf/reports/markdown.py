@@ -11,7 +11,8 @@ from . import summary, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
-_SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#]|(?<=^\d)[.)]")
+_SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#]")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 # Signs that only some Markdowns give a meaning to, and that others would show with their backslash.
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"})
 
@@ -37,16 +38,14 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
         what = wording.count(session.validation.n_steps, "batch")
         title = f"Validation: {what} in {wording.seconds(session.validation.span_s)}"
         parts += _stage(title, session.validation, "batch")
-    parts += _footer(session)
-    if show_all and session.outcomes:
-        cells = [tuple(escape(wording.line(text)) for text in (o.code, o.status, o.reason)) for o in session.outcomes]
-        parts += ["### Rules", _table(("rule", "status", "reason"), "lll", cells)]
+    parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
 
 
 def escape(text: str) -> str:
     """Foreign text so that it shows as it stands: neither Markdown nor HTML."""
-    return _SPECIAL.sub(lambda match: "\\" + match[0], text.translate(_ENTITIES))
+    escaped = _SPECIAL.sub(lambda match: "\\" + match[0], text.translate(_ENTITIES))
+    return _NUMBERED.sub(r"\1\\\2", escaped)
 
 
 def _stage(title: str, stage: StageTimes, word: str) -> Iterator[str]:
@@ -103,18 +102,19 @@ def _evidence(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _footer(session: Session) -> Iterator[str]:
-    facts = (
-        ("Memory", summary.memory_fact(session)),
-        ("Overhead", summary.overhead_fact(session)),
-        ("Rules", summary.rules_fact(session)),
-        ("Missing", summary.missing_fact(session)),
-        ("Failed", summary.probes_fact(session)),
-    )
-    lines = [f"- {label}: {escape(fact)}" for label, fact in facts if fact]
-    if lines:
+def _footer(session: Session, show_all: bool) -> Iterator[str]:
+    shown = summary.footer_facts(session, show_all)
+    if shown:
         yield "### About this measurement"
-        yield "\n".join(lines)
+        yield "\n".join(f"- {label}: {escape(fact)}" for label, fact in shown)
+    if not show_all:
+        return
+    if session.outcomes:
+        yield "### Rules"
+        yield _table(("rule", "status", "reason"), "lll", [list(map(escape, r)) for r in summary.outcome_rows(session)])
+    if session.missing:
+        yield "### Not measured"
+        yield _table(("what", "why"), "ll", [list(map(escape, row)) for row in summary.missing_rows(session)])
 
 
 def _facts(facts: Sequence[str]) -> str:

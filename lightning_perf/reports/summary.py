@@ -13,6 +13,9 @@ from .wording import count, gain, line, phase_name, seconds, share, size
 FOLDED_BELOW_SHARE = 0.005
 """Phases under half a percent share one line: together they are rarely worth a look."""
 
+MISSING_TOLD = 2
+"""Missing measurements that are told with their reason unless all are asked for."""
+
 
 class PhaseRow(NamedTuple):
     """One line of a breakdown; the rows of a breakdown add up to its span.
@@ -186,8 +189,17 @@ def rules_fact(session: Session) -> str:
 
 
 def missing_fact(session: Session) -> str:
-    """What could not be measured, and why, in one line; empty when nothing is missing."""
-    return "; ".join(f"{line(what, 60)}: {line(why, 120)}" for what, why in sorted(session.missing.items()))
+    """What could not be measured, in one line: the first with their reasons; empty when nothing is missing."""
+    rows = missing_rows(session)
+    told = [f"{what}: {why}" for what, why in rows[:MISSING_TOLD]]
+    rest = len(rows) - len(told)
+    return "; ".join(told) + (f"; and {rest} more" if rest else "")
+
+
+def missing_rows(session: Session) -> list[tuple[str, str]]:
+    """What could not be measured and why; measurements before settings, which matter less."""
+    ordered = sorted(session.missing.items(), key=lambda item: (item[0].startswith("settings."), item[0]))
+    return [(line(what, 60), line(why, 120)) for what, why in ordered]
 
 
 def probes_fact(session: Session) -> str:
@@ -195,6 +207,28 @@ def probes_fact(session: Session) -> str:
     return "; ".join(
         f"{line(p.probe, 60)} switched off at step {p.step}: {line(p.error, 160)}" for p in session.probes_off
     )
+
+
+def outcome_rows(session: Session) -> list[tuple[str, str, str]]:
+    """What became of each rule: code, status, reason."""
+    return [(line(outcome.code, 16), outcome.status, line(outcome.reason)) for outcome in session.outcomes]
+
+
+def footer_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
+    """What stands under every full report, by label; what is told in full elsewhere (``show_all``) is left out."""
+    rules, missing = rules_fact(session), missing_fact(session)
+    if show_all:
+        missing = ""
+    elif "skipped" in rules:
+        rules += "; lightning-perf report SESSION --all shows why"
+    facts = (
+        ("Memory", memory_fact(session)),
+        ("Overhead", overhead_fact(session)),
+        ("Rules", rules),
+        ("Missing", missing),
+        ("Failed", probes_fact(session)),
+    )
+    return [(label, fact) for label, fact in facts if fact]
 
 
 def gain_text(finding: Finding) -> str:

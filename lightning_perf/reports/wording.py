@@ -48,6 +48,7 @@ _ESCAPE_SEQUENCE = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]")
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+_TRAILING_ZEROS = re.compile(r"\.0+(?=\D|$)")
 _BLANKS = re.compile(r"\s+")
 
 
@@ -134,7 +135,8 @@ def evidence_basis(evidence: Evidence) -> str:
     """The bound that it crossed and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
     if evidence.threshold is not None:
-        parts.append(f"limit {quantity(evidence.threshold, evidence.unit)}")
+        # A bound is a round number: 5.0 % and 5.00 ms say no more than 5 % and 5 ms.
+        parts.append("limit " + _TRAILING_ZEROS.sub("", quantity(evidence.threshold, evidence.unit)))
     if evidence.n is not None:
         parts.append(f"n {evidence.n:,}")
     return ", ".join(parts)

@@ -118,6 +118,15 @@ def test_run_report_orders_findings_by_verdict_then_severity() -> None:
     assert ranks == sorted(ranks)
 
 
+def test_run_report_tells_two_missing_measurements_and_all_when_asked() -> None:
+    missing = {"settings.a": "no such flag", "steady.device": "no clock", "memory.gpu": "no driver"}
+    session = msgspec.structs.replace(starved(), missing=missing)
+    assert "missing   memory.gpu: no driver; steady.device: no clock; and 1 more\n" in to_text(run_report(session), 100)
+    text = to_text(run_report(session, show_all=True), 100)
+    assert "more" not in text
+    assert re.search(r"^settings\.a +no such flag$", text, re.M)
+
+
 def test_epoch_report_tells_three_findings_and_names_the_rest() -> None:
     text = to_text(epoch_report(twelve_findings(), 0), 200)
     assert len(re.findall(r"^(?:high|medium|low|info) ", text, re.M)) == 3

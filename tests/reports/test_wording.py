@@ -98,6 +98,9 @@ def test_evidence_basis_names_bound_and_number_of_observations() -> None:
         "limit 20 %, n 1,400"
     )
     assert wording.evidence_basis(Evidence(metric="m", value="on")) == ""
+    assert wording.evidence_basis(Evidence(metric="m", value=1, unit="s", threshold=0.005)) == "limit 5 ms"
+    assert wording.evidence_basis(Evidence(metric="m", value=1, unit="ratio", threshold=1.05)) == "limit 1.05×"
+    assert wording.evidence_basis(Evidence(metric="m", value=1, unit="ratio", threshold=3.0)) == "limit 3×"
 
 
 def test_count_says_one_and_many() -> None:
