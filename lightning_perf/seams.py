@@ -384,11 +384,6 @@ def user_profiler(trainer: Any) -> Any | None:
     return None if type(profiler).__name__ == "PassThroughProfiler" else profiler
 
 
-def loop_iterables(loop: Any) -> Any | None:
-    """The loaders of one loop as the user nested them; None before they are set up or where they are not told."""
-    return getattr(getattr(loop, "_combined_loader", None), "iterables", None)
-
-
 def is_anomaly_detection_asked(trainer: Any) -> bool | None:
     """``Trainer(detect_anomaly=...)``, which takes effect only once a loop runs."""
     is_asked = getattr(trainer, "_detect_anomaly", None)

@@ -87,7 +87,8 @@ class InProcessCost:
                 reason = f"no child process could be started: {error}"
         if reason is not None:
             self._result = f"not measured: {reason}"
-        return reason
+            return self._result
+        return None
 
     def poll(self) -> float | str | None:
         """Seconds a batch (median), or why there is none, or None while the child runs. Never blocks."""

@@ -199,19 +199,14 @@ def _read_loaders(trainer: Any, missing: dict[str, str]) -> Iterator[LoaderSetti
     function = _guard(missing, "settings.loaders", lambda: _text(trainer.state.fn))
     for stage in STAGES_BY_FUNCTION.get(function or "", ("train", "val", "test", "predict")):
         path = f"settings.loaders.{stage}"
-        for index, loader in enumerate(_guard(missing, path, partial(_stage_loaders, trainer, stage, function)) or ()):
+        for index, loader in enumerate(_guard(missing, path, partial(_stage_loaders, trainer, stage)) or ()):
             read = partial(_read_loader, loader, stage, index, trainer, missing)
             if (settings := _guard(missing, f"{path}.{index}", read)) is not None:
                 yield settings
 
 
-def _stage_loaders(trainer: Any, stage: str, function: str | None) -> list[Any]:
-    nested = getattr(trainer, "train_dataloader" if stage == "train" else f"{stage}_dataloaders")
-    if stage == "val" and function == "validate":
-        # The public property prefers those of an earlier fit.
-        own = seams.loop_iterables(trainer.validate_loop)
-        nested = nested if own is None else own
-    return list(_flatten(nested))
+def _stage_loaders(trainer: Any, stage: str) -> list[Any]:
+    return list(_flatten(getattr(trainer, "train_dataloader" if stage == "train" else f"{stage}_dataloaders")))
 
 
 def _flatten(nested: Any) -> Iterator[Any]:

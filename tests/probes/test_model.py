@@ -242,8 +242,8 @@ def test_watch_counts_steps_when_accumulation_never_clears() -> None:
     loop = Loop()
     module, optimizer = make()
     for _ in range(4):
-        loop.backward(module(loop.x).sum())
-        loop.backward(module(loop.x).sum())
+        for _ in range(3):
+            loop.backward(module(loop.x).sum())
         loop.step(optimizer)
     assert loop.watch.summary(optimizer) == summary(None, 3, 3)
 
