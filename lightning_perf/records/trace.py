@@ -83,6 +83,7 @@ class Communication(Record, frozen=True, kw_only=True):
         small_per_step: Of these, how many moved less than 1 MiB; None when the trace does not give sizes.
         median_bytes: None likewise.
         by_name: Seconds by collective.
+        median_s: The median collective; None without any.
     """
 
     total_s: float
@@ -93,6 +94,7 @@ class Communication(Record, frozen=True, kw_only=True):
     small_per_step: float | None = None
     median_bytes: int | None = None
     by_name: dict[str, float] = {}
+    median_s: float | None = None
 
 
 class CopySite(Record, frozen=True, kw_only=True):
@@ -211,7 +213,8 @@ class Kernels(Record, frozen=True, kw_only=True):
     Attributes:
         tensor_core_fraction: Time of kernels that use matrix units (by their names) ÷ time of all kernels.
         matrix_s: Seconds in matmul, convolution and attention kernels: those that could use matrix units.
-        matrix_tensor_core_fraction: Of ``matrix_s``, the fraction on matrix units; None when there is none.
+        matrix_tensor_core_fraction: Of that part of ``matrix_s`` whose names tell, the fraction on matrix units; None when
+            there is none.
         matrix_precisions: Seconds of ``matrix_s`` by precision as kernel names tell it (``fp32``, ``tf32``, ``fp16``,
             ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
         kinds: By kind.
@@ -249,7 +252,7 @@ class OperatorTime(Record, frozen=True, kw_only=True):
 
 
 class DeviceActivity(Record, frozen=True, kw_only=True):
-    """What the device did from its first to its last piece of work, over the whole trace.
+    """What the device did, from the first to the last piece of work of the analysed span.
 
     Attributes:
         kind: ``"cuda"``, ``"rocm"`` or ``"unknown"``.

@@ -1,0 +1,142 @@
+"""Everything that one trace says, as a record."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import numpy as np
+
+from lightning_perf.records import TraceRecord, Verdict
+
+from .attribute import OperatorTimes, describe_code, describe_operators
+from .columns import Trace
+from .idle import describe_device, describe_idle
+from .kernels import describe_kernels
+from .kinds import KERNEL
+from .patterns import describe_attention, describe_convolutions, describe_matrix_shapes, has_shapes
+from .phases import describe_phases, find_phases
+from .read import read
+from .spans import SECOND
+from .stacks import Stacks
+from .steps import describe_steps, describe_whole, launches_in_steps
+from .syncs import describe_syncs
+from .timeline import Timeline
+from .traffic import describe_communication, describe_copies
+from .waits import describe_allocator, describe_loader, describe_startup
+from .whatif import predict
+
+
+def analyze(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> TraceRecord:
+    """Reads a trace file and says what host and device were doing.
+
+    Args:
+        path: A trace of ``torch.profiler`` as JSON or gzip, of torch 1.8 or newer, CUDA, ROCm or CPU.
+        max_bytes: Most text that a compressed file may hold; None for the usual guards.
+
+    Raises:
+        TraceError: It cannot be read; the message says why.
+    """
+    return analyze_trace(read(path, max_bytes=max_bytes))
+
+
+def analyze_trace(trace: Trace) -> TraceRecord:
+    """Says what host and device were doing in a trace that was read, or came from a live profiler."""
+    timeline = Timeline(trace)
+    windows = timeline.windows
+    phases = find_phases(timeline)
+    stacks = Stacks(timeline)
+    times = OperatorTimes(timeline)
+    tops = timeline.top_operators
+    tops = tops[windows.host_step_of(trace.starts[tops]) >= 0]
+    record = TraceRecord(
+        source=trace.source,
+        rank=trace.origin.rank,
+        world_size=trace.origin.world_size,
+        device_name=_device_name(timeline),
+        n_events=trace.n_events,
+        n_kernels=len(trace.rows(KERNEL)),
+        steps=describe_steps(timeline),
+        whole=describe_whole(timeline),
+        idle=describe_idle(timeline, phases),
+        communication=describe_communication(timeline),
+        copies=describe_copies(timeline, stacks),
+        syncs=describe_syncs(timeline, stacks),
+        kernels=describe_kernels(trace, windows, launches_in_steps(timeline, windows)),
+        operators=describe_operators(timeline, times),
+        missing=_missing(timeline),
+        span_s=windows.span_ns / SECOND,
+        era=_era(trace),
+        has_stacks=timeline.has_stacks,
+        has_shapes=has_shapes(timeline),
+        device=describe_device(timeline),
+        loader=describe_loader(timeline),
+        allocator=describe_allocator(timeline),
+        startup=describe_startup(timeline),
+        phases=describe_phases(timeline, phases),
+        matrix_shapes=describe_matrix_shapes(timeline, times),
+        convolutions=describe_convolutions(timeline, times),
+        attention=describe_attention(timeline, times, stacks),
+        code_sites=describe_code(timeline, times, stacks),
+        n_operators=len(tops),
+        operator_mean_s=float(np.mean(trace.durations[tops])) / SECOND if len(tops) else None,
+    )
+    return msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
+
+
+def _device_name(timeline: Timeline) -> str | None:
+    trace = timeline.trace
+    work = timeline.launches.device_rows
+    used = int(np.bincount(np.maximum(trace.devices[work], 0)).argmax()) if len(work) else None
+    for device in trace.origin.devices:
+        if used is None or device.get("id") == used or len(trace.origin.devices) == 1:
+            name = device.get("name")
+            return name if isinstance(name, str) else None
+    return None
+
+
+def _era(trace: Trace) -> str:
+    """Older profilers wrote their categories with capital letters."""
+    if trace.categories & {"Operator", "Kernel", "Runtime"}:
+        return "kineto-2021"
+    return "kineto-2022" if trace.categories & {"cpu_op", "kernel", "cuda_runtime", "user_annotation"} else "unknown"
+
+
+def _missing(timeline: Timeline) -> dict[str, str]:
+    trace = timeline.trace
+    missing: dict[str, str] = {}
+    if not timeline.has_device_work:
+        missing["device"] = _why_no_device(timeline)
+        missing["kernels"] = missing["device"]
+    elif not len(trace.rows(KERNEL)):
+        missing["kernels"] = "the device copied or set memory but ran no kernel"
+    if timeline.has_device_work and (timeline.launches.runtime_rows >= 0).mean() < 0.5:
+        missing["launches"] = "the trace does not join most device work with the calls that enqueued it"
+    if not timeline.windows.n_steps:
+        missing["steps"] = "no ProfilerStep annotations: the whole trace is one span, start-up included"
+    if trace.origin.rank is None:
+        missing["rank"] = "the trace has no distributedInfo"
+    if not len(timeline.top_operators):
+        missing["operators"] = "the trace has no operators: the host side was not recorded"
+    if trace.n_dropped:
+        missing["events"] = f"{trace.n_dropped:,} events without usable times were left out"
+    return missing
+
+
+def _why_no_device(timeline: Timeline) -> str:
+    if timeline.has_unknown_device:
+        names = sorted({str(device.get("name")) for device in timeline.trace.origin.devices} - {"None"})
+        return f"the trace is of a device we do not know ({', '.join(names) or 'unnamed'}): only the host side was read"
+    if timeline.trace.origin.devices or len(timeline.runtime):
+        return (
+            "the trace has a GPU but not a single kernel: the device side was not recorded (another profiler may have "
+            "held it); do not read it as an idle device"
+        )
+    return "the trace is of a CPU run"
+
+
+def _verdict(timeline: Timeline) -> Verdict | None:
+    """Only that nothing can be said; diagnoses are the rules' business."""
+    if timeline.has_device_work or not (timeline.trace.origin.devices or len(timeline.runtime)):
+        return None
+    return Verdict(category="unknown", code=None, text=_why_no_device(timeline))

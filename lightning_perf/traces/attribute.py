@@ -1,0 +1,131 @@
+"""Host and device time of operators, and of the user's functions that called them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_perf.records import CodeSite, OperatorTime
+
+from .intervals import Times
+from .nesting import Rows
+from .spans import SECOND
+from .stacks import Stacks
+from .timeline import Timeline
+
+N_OPERATORS: Final = 64
+N_SITES: Final = 32
+
+
+class OperatorTimes:
+    """Nanoseconds of each operator of the trace.
+
+    Attributes:
+        rows: Operators, in time order.
+        host_self: On the host, without the operators that it called.
+        device_self: Of the work that it launched itself.
+        device_total: Of the work that it or an operator under it launched.
+        is_outermost: Whether no operator of the same name called it, directly or not.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        trace = timeline.trace
+        n = len(trace)
+        device_self = np.zeros(n, dtype=np.int64)
+        known = timeline.operator_of_work >= 0
+        np.add.at(device_self, timeline.operator_of_work[known], trace.durations[timeline.launches.device_rows][known])
+        children = np.zeros(n, dtype=np.int64)
+        device_total = np.zeros(n, dtype=np.int64)
+        outermost = np.ones(n, dtype=np.bool_)
+        for host in timeline.threads.values():
+            called = host.tree.parents >= 0
+            np.add.at(children, host.rows[host.tree.parents[called]], trace.durations[host.rows[called]])
+            device_total[host.rows] = host.tree.subtree_sum(device_self[host.rows])
+            outermost[host.rows] = _outermost(trace.name_ids[host.rows], host.tree.parents)
+        rows = [host.rows for host in timeline.threads.values()]
+        self.rows: Rows = np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
+        self.host_self: Times = np.maximum(trace.durations - children, 0)[self.rows]
+        self.device_self: Times = device_self[self.rows]
+        self.device_total: Times = device_total[self.rows]
+        self.is_outermost = outermost[self.rows]
+        self._total_by_row = device_total
+
+    def device_total_of(self, rows: Rows) -> Times:
+        """``device_total`` of the operators in these rows."""
+        return self._total_by_row[rows]
+
+
+def _outermost(names: npt.NDArray[Any], parents: Rows) -> npt.NDArray[np.bool_]:
+    """Whether an event has no caller, at any distance, of its own name."""
+    result = np.ones(len(names), dtype=np.bool_)
+    callers = parents.copy()
+    pending = np.flatnonzero(callers >= 0)
+    while len(pending):
+        same = names[callers[pending]] == names[pending]
+        result[pending[same]] = False
+        pending = pending[~same]
+        callers[pending] = parents[callers[pending]]
+        pending = pending[callers[pending] >= 0]
+    return result
+
+
+def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[OperatorTime, ...]:
+    """Operators of the analysed span by name, those with most time (own host time or device time) first."""
+    trace = timeline.trace
+    inside = timeline.windows.host_step_of(trace.starts[times.rows]) >= 0
+    rows = times.rows[inside]
+    if not len(rows):
+        return ()
+    ids, position = np.unique(trace.name_ids[rows], return_inverse=True)
+    outermost = times.is_outermost[inside]
+
+    def by_name(values: Times) -> Times:
+        return np.bincount(position, weights=values, minlength=len(ids))
+
+    calls = np.bincount(position, minlength=len(ids))
+    host_total = by_name(np.where(outermost, trace.durations[rows], 0))
+    host_self = by_name(times.host_self[inside])
+    device_self = by_name(times.device_self[inside])
+    device_total = by_name(np.where(outermost, times.device_total[inside], 0))
+    largest = np.argsort(-(host_self + device_self), kind="stable")[:N_OPERATORS]
+    return tuple(
+        OperatorTime(
+            name=trace.names[ids[i]], calls=int(calls[i]), host_total_s=host_total[i] / SECOND,
+            host_self_s=host_self[i] / SECOND, device_total_s=device_total[i] / SECOND,
+            device_self_s=device_self[i] / SECOND,
+        )
+        for i in largest.tolist()
+    )  # fmt: skip
+
+
+def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> tuple[CodeSite, ...]:
+    """The user's functions by the operators that they called in the analysed span, most time first."""
+    trace = timeline.trace
+    tops = timeline.top_operators
+    tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
+    found: dict[tuple[str, str], list[int]] = {}
+    repeats: dict[tuple[str, str], Counter[tuple[int, int]]] = {}
+    for row, site in zip(tops.tolist(), stacks.sites(tops), strict=True):
+        if site is None:
+            continue
+        key = (site.place, site.function)
+        found.setdefault(key, []).append(row)
+        if site.frame >= 0:
+            repeats.setdefault(key, Counter())[site.frame, int(trace.name_ids[row])] += 1
+    sites = []
+    for (place, function), rows in found.items():
+        own = np.array(rows)
+        name_id, top_n = Counter(trace.name_ids[own].tolist()).most_common(1)[0]
+        sites.append(
+            CodeSite(
+                site=place, function=function, n_operators=len(rows),
+                host_s=int(trace.durations[own].sum()) / SECOND,
+                device_s=int(times.device_total_of(own).sum()) / SECOND,
+                top_operator=trace.names[name_id], top_n=top_n,
+                max_repeats=max(repeats[place, function].values(), default=1) if (place, function) in repeats else 1,
+            )
+        )  # fmt: skip
+    return tuple(sorted(sites, key=lambda site: -(site.host_s + site.device_s))[:N_SITES])

@@ -1,0 +1,240 @@
+"""Builds the columns of a trace, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from lightning_perf.errors import TraceError
+
+from .columns import Details, Origin, Trace
+from .json_stream import Event
+from .kinds import (
+    ANNOTATION,
+    IGNORED,
+    KINDS,
+    MEMSET,
+    OPERATOR,
+    RUNTIME,
+    STEP_PREFIX,
+    UNKNOWN_DEVICE,
+    has_details,
+    is_loader_name,
+)
+from .nesting import Rows
+
+_MAX_US: Final = 4.0e15
+"""No time of a real trace is 126 years away from another; beyond this, ns would not fit 64 bits."""
+
+
+class DeviceArguments(msgspec.Struct, gc=False):
+    """The arguments of a runtime call or a piece of device work."""
+
+    correlation: Any = None
+    device: Any = None
+    stream: Any = None
+    bytes: Any = None
+
+
+_decode_details = msgspec.json.Decoder(Details).decode
+_decode_device_arguments = msgspec.json.Decoder(DeviceArguments).decode
+
+
+class _Index(dict[Any, int]):
+    """Gives each new key the next number."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class ColumnBuilder:
+    """Takes events batch by batch and keeps only their columns."""
+
+    def __init__(self) -> None:
+        self._n_events = 0
+        self._n_dropped = 0
+        self._categories = _Index()
+        self._kind_of_category: list[int] = []
+        self._names = _Index()
+        self._threads = _Index()
+        self._base_us: float | None = None
+        self._batches: list[tuple[npt.NDArray[Any], ...]] = []
+        self._details: dict[int, Details] = {}
+        self._n_rows = 0
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Adds events read from a file."""
+        self._n_events += len(events)
+        complete = [event for event in events if event.ph == "X" and event.cat is not None]
+        if not complete:
+            return
+        try:
+            columns = self._columns(complete)
+        except (TypeError, ValueError, OverflowError):
+            # Something is not what it should be; look at each event on its own.
+            usable = [event for event in map(_sanitised, complete) if event is not None]
+            self._n_dropped += len(complete) - len(usable)
+            complete = usable
+            if not complete:
+                return
+            columns = self._columns(complete)
+        self._append(complete, *columns)
+
+    def _columns(self, events: list[Event]) -> tuple[npt.NDArray[Any], ...]:
+        starts = np.array([event.ts for event in events], dtype=np.float64)
+        durations = np.array([event.dur for event in events], dtype=np.float64)
+        categories = np.array([self._categories[event.cat] for event in events], dtype=np.int32)
+        names = np.array([self._names[event.name] for event in events], dtype=np.int32)
+        threads = np.array([self._threads[(event.pid, event.tid)] for event in events], dtype=np.int32)
+        for category in list(self._categories)[len(self._kind_of_category) :]:
+            self._kind_of_category.append(KINDS.get(str(category).lower(), UNKNOWN_DEVICE))
+        return starts, durations, np.array(self._kind_of_category, dtype=np.uint8)[categories], names, threads
+
+    def _append(
+        self,
+        events: list[Event],
+        starts_us: npt.NDArray[np.float64],
+        durations_us: npt.NDArray[np.float64],
+        kinds: npt.NDArray[np.uint8],
+        names: npt.NDArray[np.int32],
+        threads: npt.NDArray[np.int32],
+    ) -> None:
+        if self._base_us is None:
+            finite = starts_us[np.isfinite(starts_us)]
+            self._base_us = float(np.floor(finite.min())) if len(finite) else 0.0
+        kinds = self._kinds_by_name(kinds, names)
+        offsets = starts_us - self._base_us  # exact: both are close, so nanoseconds survive what follows
+        with np.errstate(invalid="ignore"):
+            makes_sense = (np.abs(offsets) < _MAX_US) & (durations_us >= 0) & (durations_us < _MAX_US)
+        self._n_dropped += int((~makes_sense).sum())
+        keep = np.flatnonzero(makes_sense & (kinds != IGNORED))
+        starts = np.rint(offsets[keep] * 1000).astype(np.int64)
+        ends = starts + np.rint(durations_us[keep] * 1000).astype(np.int64)
+        kinds, names, threads = kinds[keep], names[keep], threads[keep]
+        joined = self._device_columns(events, keep, kinds, names)
+        self._batches.append((kinds, names, threads, starts, ends, *joined))
+        self._n_rows += len(keep)
+
+    def _kinds_by_name(self, kinds: npt.NDArray[np.uint8], names: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """The profiler of torch 1.8 calls steps and fetches operators; they are annotations."""
+        operators = np.flatnonzero(kinds == OPERATOR)
+        if not len(operators):
+            return kinds
+        texts = list(self._names)
+        for name_id in np.unique(names[operators]).tolist():
+            if texts[name_id].startswith(STEP_PREFIX) or is_loader_name(texts[name_id]):
+                kinds[operators[names[operators] == name_id]] = ANNOTATION
+        return kinds
+
+    def _device_columns(
+        self,
+        events: list[Event],
+        keep: Rows,
+        kinds: npt.NDArray[np.uint8],
+        names: npt.NDArray[np.int32],
+    ) -> tuple[npt.NDArray[Any], ...]:
+        n = len(keep)
+        correlations = np.full(n, -1, dtype=np.int64)
+        devices = np.full(n, -1, dtype=np.int32)
+        streams = np.full(n, -1, dtype=np.int32)
+        sizes = np.full(n, -1, dtype=np.int64)
+        joins = np.flatnonzero((kinds >= RUNTIME) & (kinds <= MEMSET))
+        if len(joins):
+            arguments = [_device_arguments(events[row].args) for row in keep[joins].tolist()]
+            correlations[joins] = [_whole(each.correlation) for each in arguments]
+            devices[joins] = [_whole(each.device, 2**31) for each in arguments]
+            streams[joins] = [_whole(each.stream, 2**31) for each in arguments]
+            sizes[joins] = [_whole(each.bytes) for each in arguments]
+        texts = list(self._names)
+        wanted = np.array([has_details(name) for name in texts])
+        hosts = np.flatnonzero(wanted[names] & ((kinds == OPERATOR) | (kinds == ANNOTATION)))
+        for row in hosts.tolist():
+            details = _details(events[int(keep[row])].args)
+            if details is not None:
+                self._details[self._n_rows + row] = details
+        return correlations, devices, streams, sizes
+
+    def build(self, source: str, origin: Origin) -> Trace:
+        """The columns of all that was added.
+
+        Raises:
+            TraceError: There was no complete event of a known category.
+        """
+        if not self._n_rows:
+            raise TraceError(
+                f"{source} holds {self._n_events:,} entries but no complete profiler event "
+                f'("ph": "X" with "cat", "ts" and "dur"). Expected a trace exported by torch.profiler.'
+            )
+        columns = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
+        self._batches.clear()
+        starts, ends = columns[3], columns[4]
+        order = np.lexsort((-ends, starts))
+        kinds, names, threads, starts, ends, correlations, devices, streams, sizes = (
+            column[order] for column in columns
+        )
+        if self._details:
+            position = np.empty(len(order), dtype=np.int64)
+            position[order] = np.arange(len(order))
+            details = {int(position[row]): each for row, each in self._details.items()}
+        else:
+            details = {}
+        thread_keys, thread_ids = _merged_threads(list(self._threads), threads)
+        return Trace(
+            source=source, origin=origin, n_events=self._n_events, n_dropped=self._n_dropped,
+            categories=frozenset(map(str, self._categories)), names=tuple(self._names),
+            threads=thread_keys, kinds=kinds, name_ids=names, thread_ids=thread_ids, starts=starts, ends=ends,
+            correlations=correlations, devices=devices, streams=streams, sizes=sizes, details=details,
+            base_us=self._base_us or 0.0,
+        )  # fmt: skip
+
+
+def _merged_threads(
+    keys: list[tuple[Any, Any]], ids: npt.NDArray[np.int32]
+) -> tuple[tuple[tuple[Any, Any], ...], npt.NDArray[np.int32]]:
+    """Some traces write a thread as 7, others as "7", some as both."""
+    merged = _Index()
+    new_ids = np.array([merged[_plain(pid), _plain(tid)] for pid, tid in keys], dtype=np.int32)
+    return tuple(merged), new_ids[ids]
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19 else value
+
+
+def _device_arguments(text: msgspec.Raw) -> DeviceArguments:
+    try:
+        return _decode_device_arguments(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return DeviceArguments()
+
+
+def _details(text: msgspec.Raw) -> Details | None:
+    try:
+        return _decode_details(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _whole(value: Any, limit: int = 2**63) -> int:
+    """The value as a number that fits; -1 for anything else."""
+    if type(value) is not int:
+        value = _plain(value)
+    return value if type(value) is int and 0 <= value < limit else -1
+
+
+def _sanitised(event: Event) -> Event | None:
+    """The event with every field of the type it should have; None where its times are no numbers."""
+    times = []
+    for value in (event.ts, event.dur):
+        try:
+            times.append(float(value))
+        except (TypeError, ValueError, OverflowError):
+            return None
+    texts = [value if isinstance(value, str) else repr(value) for value in (event.cat, event.name)]
+    places = [value if isinstance(value, (int, str)) else repr(value) for value in (event.pid, event.tid)]
+    return Event("X", texts[0], texts[1], places[0], places[1], times[0], times[1], event.args)

@@ -1,0 +1,126 @@
+"""A trace as columns: one array per property, one row per event, whatever profiler wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .intervals import Intervals, Times
+from .kinds import UNKNOWN_DEVICE
+from .nesting import Rows
+
+
+class Details(msgspec.Struct, gc=False, rename="lower"):
+    """The arguments of an operator that someone asks for, as far as they were recorded."""
+
+    shapes: Any = msgspec.field(default=None, name="Input Dims")
+    old_shapes: Any = msgspec.field(default=None, name="Input dims")
+    types: Any = msgspec.field(default=None, name="Input type")
+    values: Any = msgspec.field(default=None, name="Concrete Inputs")
+    stack: Any = msgspec.field(default=None, name="Call stack")
+    n_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    dtype: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a trace says about where it comes from; None for what it does not say."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    devices: tuple[dict[str, Any], ...] = ()
+    backend: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """All complete events of a trace, in order of their starts (the longer first where equal).
+
+    Attributes:
+        source: File name, or ``"live"``.
+        origin: What it says about its machine and job.
+        n_events: Entries read, of any kind.
+        n_dropped: Complete events left out because their times make no sense.
+        categories: Categories seen, as written.
+        names: Every different event name.
+        threads: ``(process, thread)`` by thread id.
+        kinds: ``OPERATOR``, ``ANNOTATION`` … for each row.
+        name_ids: Index into ``names``.
+        thread_ids: Index into ``threads``.
+        starts: Nanoseconds since ``base_us``.
+        ends: Likewise.
+        correlations: Joins a runtime call with the device work it enqueued; -1 for none.
+        devices: Device index of device work; -1 elsewhere.
+        streams: Stream of device work; -1 elsewhere.
+        sizes: Bytes that a copy moved; -1 where unknown.
+        details: Arguments by row, only of operators that someone asks about.
+        base_us: The start of the first event, in the trace's own microseconds.
+    """
+
+    source: str
+    origin: Origin
+    n_events: int
+    n_dropped: int
+    categories: frozenset[str]
+    names: tuple[str, ...]
+    threads: tuple[tuple[Any, Any], ...]
+    kinds: npt.NDArray[np.uint8]
+    name_ids: npt.NDArray[np.int32]
+    thread_ids: npt.NDArray[np.int32]
+    starts: Times
+    ends: Times
+    correlations: Times
+    devices: npt.NDArray[np.int32]
+    streams: npt.NDArray[np.int32]
+    sizes: Times
+    details: dict[int, Details]
+    base_us: float
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def durations(self) -> Times:
+        """Nanoseconds from start to end of each row."""
+        return self.ends - self.starts
+
+    @cached_property
+    def _rows_by_kind(self) -> dict[int, Rows]:
+        return {kind: np.flatnonzero(self.kinds == kind) for kind in range(UNKNOWN_DEVICE + 1)}
+
+    def rows(self, *kinds: int) -> Rows:
+        """Rows of any of the kinds, in order."""
+        if len(kinds) == 1:
+            return self._rows_by_kind[kinds[0]]
+        return np.sort(np.concatenate([self._rows_by_kind[kind] for kind in kinds]))
+
+    def named(self, matches: Any) -> npt.NDArray[np.bool_]:
+        """For each name whether ``matches(name)``."""
+        return np.fromiter((matches(name) for name in self.names), dtype=np.bool_, count=len(self.names))
+
+    def rows_named(self, rows: Rows, matches: Any) -> Rows:
+        """Those of the rows whose name matches."""
+        flags = np.zeros(len(self.names), dtype=np.bool_)
+        ids = self.name_ids[rows]
+        for name_id in np.unique(ids).tolist():
+            flags[name_id] = bool(matches(self.names[name_id]))
+        return rows[flags[ids]]
+
+    def intervals(self, rows: Rows) -> Intervals:
+        """When any of the rows was running."""
+        return Intervals(self.starts[rows], self.ends[rows])
+
+    def name(self, row: int) -> str:
+        """The name of a row."""
+        text: str = self.names[self.name_ids[row]]
+        return text
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """From the first start to the last end; (0, 0) for an empty trace."""
+        return (int(self.starts.min()), int(self.ends.max())) if len(self) else (0, 0)

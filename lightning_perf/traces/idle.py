@@ -1,0 +1,139 @@
+"""Why the device was idle: gaps between pieces of work, by cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from lightning_perf.records import DeviceActivity, Idle
+
+from .intervals import Intervals, Times
+from .nesting import Rows
+from .phases import Phases
+from .spans import SECOND
+from .timeline import Timeline
+
+QUEUE_GAP_NS: Final = 30
+"""A gap up to this long between kernels that were both enqueued in time is the queue's own. It is the default of
+HolisticTraceAnalysis' idle time breakdown (``consecutive_kernel_delay``)."""
+
+
+def describe_idle(timeline: Timeline, phases: Phases) -> Idle | None:
+    """Gaps between the pieces of work of the busiest stream, over the whole trace; None without two pieces of work.
+
+    The definition is the one that HolisticTraceAnalysis publishes for its idle time breakdown. For a piece of work
+    that starts at s, was launched at l, and follows one that ended at e on the same stream, the gap is s − e; it is
+    *host wait* if l > e, else *kernel wait* if s − e < ``QUEUE_GAP_NS``, else *other*. Work whose launch the trace
+    does not tell counts as launched in time.
+
+    ``host_wait_by_phase_s`` looks at the whole device instead: moments in which no stream worked, before work that was
+    launched after the device had fallen idle; the part that the host spent waiting for data is ``data_loading``, the
+    rest belongs to the phase of the launch that ended the gap. It is limited to the analysed span.
+    """
+    trace, work = timeline.trace, timeline.launches.device_rows
+    if len(work) < 2:
+        return None
+    lanes = trace.devices[work].astype(np.int64) * 2**32 + trace.streams[work]
+    labels, lane_of = np.unique(lanes, return_inverse=True)
+    busiest = int(np.argmax(np.bincount(lane_of, weights=trace.durations[work])))
+    own = np.flatnonzero(lane_of == busiest)
+    rows = work[own]
+    calls = timeline.launches.runtime_rows[own]
+    before = np.maximum.accumulate(trace.ends[rows])[:-1]
+    gap = np.maximum(trace.starts[rows][1:] - before, 0)
+    late = (calls[1:] >= 0) & (trace.starts[calls[1:]] > before)
+    short = ~late & (gap < QUEUE_GAP_NS)
+    first = rows[0]
+    return Idle(
+        host_wait_s=int(gap[late].sum()) / SECOND,
+        kernel_wait_s=int(gap[short].sum()) / SECOND,
+        other_s=int(gap[~late & ~short].sum()) / SECOND,
+        stream=f"{trace.devices[first]}.{trace.streams[first]}" if labels[busiest] >= 0 else "",
+        span_s=int(trace.ends[rows].max() - trace.starts[first]) / SECOND,
+        host_wait_by_phase_s=_by_phase(timeline, phases),
+    )
+
+
+def late_gaps(timeline: Timeline) -> tuple[Times, Times, Times]:
+    """Moments in which the whole device was idle because the host was late, inside the analysed span.
+
+    Returns:
+        For each: its start, its end (the next work's start), and when that work was launched. In time order.
+    """
+    trace, launches = timeline.trace, timeline.launches
+    empty = np.empty(0, dtype=np.int64)
+    if len(launches.device_rows) < 2:
+        return empty, empty, empty
+    busy = timeline.device
+    starts, ends = busy.ends[:-1], busy.starts[1:]
+    next_work = np.searchsorted(trace.starts[launches.device_rows], ends, side="left")
+    calls = launches.runtime_rows[next_work]
+    launched = np.where(calls >= 0, trace.starts[calls], starts)
+    late = (launched > starts) & timeline.windows.intervals.contains(ends - 1)
+    return starts[late], ends[late], launched[late]
+
+
+def _by_phase(timeline: Timeline, phases: Phases) -> dict[str, float]:
+    starts, ends, launched = late_gaps(timeline)
+    waiting = timeline.loader.covered(starts, np.minimum(launched, ends))
+    rest = (ends - starts) - waiting
+    names: dict[str, int] = {"data_loading": int(waiting.sum())}
+    for name, moments in phases.spans.items():
+        if name != "data_loading":
+            inside = moments.contains(launched)
+            names[name] = int(rest[inside].sum())
+            rest = np.where(inside, 0, rest)
+    names["other"] = int(rest.sum())
+    return {name: ns / SECOND for name, ns in names.items() if ns}
+
+
+def describe_device(timeline: Timeline) -> DeviceActivity | None:
+    """What the device did from the first to the last piece of work of the analysed span; None without any."""
+    trace = timeline.trace
+    work = timeline.windows.inside(trace, timeline.launches.device_rows)
+    if not len(work):
+        return None
+    lo, hi = int(trace.starts[work].min()), int(trace.ends[work].max())
+    compute = (timeline.compute | timeline.memset).clip(lo, hi)
+    communication = timeline.communication.clip(lo, hi)
+    memcpy = timeline.memcpy.clip(lo, hi)
+    exposed = communication - compute
+    copying = memcpy - (compute | communication)
+    busy = timeline.device.clip(lo, hi).total_ns
+    index = int(np.bincount(np.maximum(trace.devices[work], 0)).argmax())
+    listed = next((each for each in trace.origin.devices if each.get("id") == index), {})
+    memory, major, minor = (listed.get(key) for key in ("totalGlobalMem", "computeMajor", "computeMinor"))
+    return DeviceActivity(
+        kind=device_kind(timeline),
+        span_s=(hi - lo) / SECOND,
+        busy_s=busy / SECOND,
+        idle_s=(hi - lo - busy) / SECOND,
+        compute_s=compute.total_ns / SECOND,
+        communication_s=communication.total_ns / SECOND,
+        communication_exposed_s=exposed.total_ns / SECOND,
+        memcpy_s=memcpy.total_ns / SECOND,
+        memcpy_exposed_s=copying.total_ns / SECOND,
+        n_devices=len(np.unique(trace.devices[work])),
+        n_streams=len(_lanes(timeline, work)),
+        memory_bytes=memory if isinstance(memory, int) else None,
+        capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
+    )
+
+
+def _lanes(timeline: Timeline, work: Rows) -> Rows:
+    trace = timeline.trace
+    return np.unique(trace.devices[work].astype(np.int64) * 2**32 + trace.streams[work])
+
+
+def device_kind(timeline: Timeline) -> str:
+    """``"rocm"`` or ``"cuda"`` by the names of runtime calls; ``"unknown"`` where they do not tell."""
+    names = timeline.trace.names
+    if any(name.startswith("hip") for name in names):
+        return "rocm"
+    return "cuda" if any(name.startswith(("cuda", "cuLaunch", "cuMemcpy")) for name in names) else "unknown"
+
+
+def idle_device(timeline: Timeline) -> Intervals:
+    """Moments of the analysed span in which the device did nothing."""
+    return timeline.windows.intervals - timeline.device

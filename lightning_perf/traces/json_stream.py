@@ -1,0 +1,279 @@
+"""The bytes of a trace file, plain or gzip, as batches of events, in memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from lightning_perf.errors import TraceError
+
+CHUNK_BYTES = 8 << 20
+"""How much text is decoded at a time: its events as objects take a few times that."""
+
+MAX_BYTES = 16 << 30
+"""Most text that a compressed trace may hold unless the caller allows more."""
+
+FREE_BYTES = 256 << 20
+"""A compressed trace may unfold to this size whatever its ratio."""
+
+MAX_RATIO = 200
+"""Beyond ``FREE_BYTES``, text ÷ compressed size. Real traces reach 20 to 60; deflate itself allows 1,030."""
+
+_READ_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
+_NOT_A_TRACE = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstandard data", b"\x80\x04": "a pickle"}
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
+_BOUNDARY_SEARCH_BYTES = 64 << 10
+_BOUNDARY_TRIES = 8
+_MAX_REPAIR_BYTES = 16 * CHUNK_BYTES  # each repair copies the text
+_NOT_JSON_NUMBER = re.compile(rb":\s*-?(?:nan|NaN|inf|Inf|Infinity)(?=\s*[,}\]])")
+_BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event as the file gives it, nothing checked; ``args`` stay text until someone needs them."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: msgspec.Raw = msgspec.Raw()
+
+
+# An entry that is no object is kept out later rather than making the whole file unreadable.
+_Entries = list[Event | int | float | str | bool | list[Any] | None]
+
+
+class Header(msgspec.Struct):
+    """What stands beside the events."""
+
+    traceEvents: _Entries | None = None
+    distributedInfo: Any = None
+    deviceProperties: Any = None
+    record_shapes: Any = None
+    with_stack: Any = None
+
+
+_decode_events = msgspec.json.Decoder(_Entries).decode
+_decode_header = msgspec.json.Decoder(Header).decode
+
+
+def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
+    """The text of a file in pieces, unfolded where it is gzip (told by its first bytes, not by its name).
+
+    Args:
+        path: The file.
+        max_bytes: Most text to unfold, instead of ``MAX_BYTES`` and ``MAX_RATIO``.
+
+    Raises:
+        TraceError: The file cannot be opened, is no whole gzip file, or unfolds to more than is allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+            file.seek(0)
+            for start, what in _NOT_A_TRACE.items():
+                if magic.startswith(start):
+                    raise TraceError(f"{path} is {what}; expected a profiler trace as JSON or gzip.")
+            if magic.startswith(_GZIP):
+                yield from _unfolded(file, path, max_bytes)
+            else:
+                while chunk := file.read(CHUNK_BYTES):
+                    yield chunk
+    except OSError as error:
+        raise TraceError(f"Cannot read {path}: {error.strerror or error}. Expected a profiler trace file.") from error
+
+
+def _unfolded(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[bytes]:
+    n_read = n_text = 0
+    pieces: list[bytes] = []
+    n_pieces = 0
+    unzip = zlib.decompressobj(wbits=31)
+    pending = b""
+    while True:
+        if not pending:
+            pending = file.read(_READ_BYTES)
+            n_read += len(pending)
+            if not pending:
+                break
+        if unzip.eof:  # several gzip members in one file are one text
+            unzip = zlib.decompressobj(wbits=31)
+            if not pending.strip(b"\x00"):
+                pending = b""
+                continue
+        try:
+            text = unzip.decompress(pending, CHUNK_BYTES)
+        except zlib.error as error:
+            raise TraceError(
+                f"{path} starts like gzip but cannot be unfolded ({error}). Expected a whole gzip file; copy it again."
+            ) from error
+        pending = unzip.unused_data if unzip.eof else unzip.unconsumed_tail
+        n_text += len(text)
+        _check_size(path, n_text, n_read, max_bytes)
+        pieces.append(text)
+        n_pieces += len(text)
+        if n_pieces >= CHUNK_BYTES:
+            yield b"".join(pieces)
+            pieces, n_pieces = [], 0
+    if not unzip.eof:
+        raise TraceError(f"{path} is a gzip file cut in the middle, after {n_text:,} bytes of text; copy it again.")
+    yield b"".join(pieces)
+
+
+def _check_size(path: Path, n_text: int, n_read: int, max_bytes: int | None) -> None:
+    if max_bytes is not None:
+        if n_text > max_bytes:
+            raise TraceError(f"{path} unfolds to more than the {max_bytes:,} bytes allowed; allow more to read it.")
+    elif n_text > MAX_BYTES or (n_text > FREE_BYTES and n_text > MAX_RATIO * n_read):
+        raise TraceError(
+            f"{path} unfolds to {n_text:,} bytes and more from {n_read:,}: that is no trace, or one too large. "
+            f"If you trust the file, allow more (max_bytes=, or --max-bytes on the command line)."
+        )
+
+
+class EventStream:
+    """Decodes a trace batch by batch.
+
+    The text is cut where one event ends and the next begins. That a cut is right is proven by decoding: JSON is read
+    from left to right, so a piece that decodes as a list of its own ends where an event of the document ends.
+
+    Attributes:
+        header: What stands beside the events; complete when the iteration is over.
+    """
+
+    def __init__(self, chunks: Iterator[bytes], name: str) -> None:
+        """Takes the text in pieces; ``name`` is for messages."""
+        self.header = Header()
+        self._chunks = chunks
+        self._name = name
+        self._done_bytes = 0
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        rest, is_list = self._skip_to_events()
+        pieces = [rest]
+        n_bytes = len(rest)
+        n_needed = CHUNK_BYTES
+        for chunk in self._chunks:
+            pieces.append(chunk)
+            n_bytes += len(chunk)
+            if n_bytes < n_needed:
+                continue
+            text = b"".join(pieces)
+            events, n_used = self._decoded_front(text)
+            # Nothing whole in it: one huge event, the end of the events, or an error. Try again with twice as much.
+            n_needed = CHUNK_BYTES if n_used else 2 * n_bytes
+            rest = text[n_used:] if n_used else text
+            self._done_bytes += n_used
+            pieces, n_bytes = [rest], len(rest)
+            del text
+            yield _only_events(events)
+        yield _only_events(self._decoded_tail(b"".join(pieces), is_list))
+
+    def _skip_to_events(self) -> tuple[bytes, bool]:
+        """Reads up to the first event."""
+        text = b""
+        searched = 0
+        for chunk in self._chunks:
+            text += chunk
+            first = text.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+            if first == b"[":
+                start = text.index(b"[") + 1
+                self._done_bytes = start
+                return text[start:], True
+            if first and first != b"{":
+                raise TraceError(f"{self._name} is not JSON: it begins with {text[:20]!r}. Expected a profiler trace.")
+            for match in _EVENTS_KEY.finditer(text, max(0, searched - 64)):
+                try:
+                    self.header = _decode_header(text[: match.end()].lstrip(b"\xef\xbb\xbf") + b"]}")
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue  # inside a string or a nested object
+                self._done_bytes = match.end()
+                return text[match.end() :], False
+            searched = len(text)
+        if not text.strip():
+            raise TraceError(f"{self._name} is empty. Expected a profiler trace.")
+        raise TraceError(f"{self._name} {_why_no_trace(text)}")
+
+    def _decoded_front(self, text: bytes) -> tuple[list[Any], int]:
+        """The events that are whole in the text, and the length of their text: 0 where no cut can be proven."""
+        low = max(0, len(text) - _BOUNDARY_SEARCH_BYTES)
+        cuts = list(_BOUNDARY.finditer(text, low))[-_BOUNDARY_TRIES:]
+        for cut in reversed(cuts):
+            piece = b"[" + text[: cut.start() + 1] + b"]"
+            try:
+                return self._events(piece), cut.end()
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+        return [], 0
+
+    def _events(self, piece: bytes) -> list[Any]:
+        try:
+            return _decode_events(piece)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _decode_events(_repaired(piece))
+
+    def _decoded_tail(self, text: bytes, is_list: bool) -> list[Any]:
+        """The last events, and what stands behind them."""
+        if is_list:
+            events: list[Any] = self._strictly(_decode_events, b"[" + text)
+            return events
+        tail: Header = self._strictly(_decode_header, b'{"traceEvents":[' + text)
+        for field in Header.__struct_fields__[1:]:
+            if getattr(self.header, field) is None:
+                setattr(self.header, field, getattr(tail, field))
+        return tail.traceEvents or []
+
+    def _strictly(self, decode: Callable[[bytes], Any], text: bytes) -> Any:
+        try:
+            try:
+                return decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return decode(_repaired(text))
+        except RecursionError as error:
+            raise TraceError(f"{self._name} nests its values too deeply to be a profiler trace.") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if "truncated" in str(error):
+                raise TraceError(
+                    f"{self._name} is cut in the middle, {self._done_bytes + len(text):,} bytes in: the process that "
+                    "wrote it may have been killed. Expected the whole trace; copy or record it again."
+                ) from error
+            raise TraceError(
+                f"{self._name} is not valid JSON, in the part that begins at byte {self._done_bytes:,}: {error}. "
+                "Expected a profiler trace; copy or record it again."
+            ) from error
+
+
+def _only_events(entries: list[Any]) -> list[Event]:
+    return [entry for entry in entries if type(entry) is Event]
+
+
+def _repaired(text: bytes) -> bytes:
+    """The text without what profilers wrote though JSON forbids it: NaN, lone backslashes, control characters."""
+    if len(text) > _MAX_REPAIR_BYTES:
+        return text
+    text = _NOT_JSON_NUMBER.sub(b":null", text)
+    text = _BAD_ESCAPE.sub(rb"\\\\", text)
+    text = _CONTROL.sub(b" ", text)
+    return text.decode("utf-8", errors="replace").encode("utf-8")
+
+
+def _why_no_trace(text: bytes) -> str:
+    """What a document without events is instead."""
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if "truncated" in str(error):
+            return f"is cut in the middle, before the first event ({len(text):,} bytes); copy or record it again."
+        return f"is not valid JSON: {error}. Expected a profiler trace."
+    keys = ", ".join(sorted(map(str, document))[:8]) if isinstance(document, dict) else type(document).__name__
+    return f"is JSON but no profiler trace: it holds {keys or 'nothing'}, and no list named traceEvents."

@@ -1,0 +1,179 @@
+"""What a kernel does, told from its name: kind, precision, and whether it uses matrix units (Tensor Cores, MFMA).
+
+Names are all that a trace gives. The patterns are the naming habits of cuBLAS, cuDNN, CUTLASS, NCCL, rocBLAS (Tensile),
+MIOpen, Composable Kernel, RCCL and PyTorch itself. What matches none is ``other``: it is not guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+import numpy as np
+
+from lightning_perf.records import Kernels, KernelTime, KindTime
+
+from .columns import Trace
+from .kinds import KERNEL
+from .nesting import Rows
+from .spans import SECOND, Windows
+
+MATRIX_KINDS: Final = ("matmul", "convolution", "attention")
+N_TOP: Final = 32
+
+# In this order; the first that matches decides.
+_KINDS: Final = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("communication", r"(?i)nccl(dev)?kernel|^nccl|rccl|oneshot_?all_?reduce|cross_device_reduce|nvshmem"),
+        ("attention", r"(?i)flash|fmha|attention|attn_|_attn|efficient_?attention"),
+        (
+            "layout",
+            r"(?i)nchwtonhwc|nhwctonchw|batched_transpose|converttensor_kernel|nchw2nhwc|nhwc2nchw|tensor_reorder",
+        ),
+        ("normalization", r"(?i)batch_?norm|layer_?norm|group_?norm|rms_?norm|instance_?norm|bn_(fw|bw)|bnfwd|bnbwd"),
+        ("normalization", r"(?i)softmax|rowwisemoments|gammabetabackward|computefusedparams"),
+        ("optimizer", r"(?i)multi_tensor_apply.*(adam|sgd|lamb|adagrad|rmsprop|addcdiv)|fused_?(adam|sgd)"),
+        (
+            "convolution",
+            r"(?i)conv(?!ert)|winograd|wgrad|dgrad|fprop|implicit_gemm|scudnn|hcudnn|cudnn.*(gemm|Kernel2?<)"
+            r"|im2col|col2im|igemm_(fwd|bwd|wrw)|^miopen.*conv|computeOffsetsKernel|naive_conv",
+        ),
+        ("matmul", r"(?i)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|mfma.*gemm|cublas|dot_kernel"),
+        ("memset", r"(?i)fillfunctor|^memset|__amd_rocclr_fillbuffer"),
+        ("copy", r"(?i)direct_copy|copy_kernel|CatArray|_copy_|copybuffer|float16_copy|transpose|permute"),
+        ("reduction", r"(?i)reduce_kernel|reduce|DeviceScan|radix|sort|topk|argmax|argmin|cumsum|norm_"),
+        (
+            "elementwise",
+            r"(?i)elementwise|pointwise|^triton_poi|multi_tensor_apply|TensorOp|OpTensor|dropout|scalePacked",
+        ),
+        ("reduction", r"^triton_(red|per)"),
+        ("embedding", r"(?i)embedding|index_?select|index_|scatter|gather"),
+        ("pooling", r"(?i)pool|upsample"),
+    )
+)
+
+_TENSOR_CORE: Final = re.compile(
+    r"(?i)[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|hmma|imma|wgmma|tensorop|tensor_op|gmma"
+    r"|sm(80|86|89|90|100|120)_xmma|xmma_gemm|xmma_(fprop|dgrad|wgrad)|flash_(fwd|bwd)|flash_attn|fmha_(cutlass|v2)"
+    r"|_MI\d+x\d+x\d+|mfma|xdl|igemm_(fwd|bwd|wrw)_gtcx|^_ZN\d*flash|nvjet|warpgroup"
+)
+"""``884``, ``1688``, ``16816`` … are the shapes of one matrix instruction; ``MI16x16x1`` and ``xdl`` are AMD's."""
+
+_NO_TENSOR_CORE: Final = re.compile(r"(?i)simt|sm(50|60|61)_|ffma|^(volta|ampere|turing)_sgemm")
+
+_PRECISIONS: Final = tuple(
+    (precision, re.compile(pattern))
+    for precision, pattern in (
+        ("fp8", r"(?i)e4m3|e5m2|_f8|fp8"),
+        ("bf16", r"(?i)bf16|bfloat16|_BBS_|_B16"),
+        ("tf32", r"(?i)tf32|s1688gemm(?!_(fp16|bf16))|_xf32|_X_|1688_nn_|tensorop_s1688"),
+        ("fp16", r"(?i)f16|fp16|half|hgemm|h884|hcudnn|_HHS_|_HSS_|c10::Half|s884|s16816"),
+        ("int8", r"(?i)int8|i8816|i16832|_i8_|igemm_int8|imma"),
+        ("fp64", r"(?i)dgemm|f64|double|d884|_DB_"),
+        ("fp32", r"(?i)sgemm|scudnn|f32|float|_SB_|ffma|winograd|gemmSN|simt|fp32"),
+    )
+)
+_LAYOUT: Final = re.compile(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d+x\d+")
+
+
+@functools.lru_cache(maxsize=65_536)
+def kernel_kind(name: str) -> str:
+    """What a kernel of this name does: one word, ``other`` where the name does not tell."""
+    for kind, pattern in _KINDS:
+        if pattern.search(name):
+            return "copy" if kind == "layout" else kind
+    return "other"
+
+
+@functools.lru_cache(maxsize=65_536)
+def uses_tensor_cores(name: str) -> bool:
+    """Whether a kernel of this name multiplies matrices on matrix units."""
+    return bool(_TENSOR_CORE.search(name)) and not _NO_TENSOR_CORE.search(name)
+
+
+@functools.lru_cache(maxsize=65_536)
+def kernel_precision(name: str) -> str:
+    """The precision that a matrix kernel of this name reads; ``unknown`` where the name does not tell."""
+    for precision, pattern in _PRECISIONS:
+        if pattern.search(name):
+            return precision
+    return "unknown"
+
+
+def converts_layout(name: str) -> bool:
+    """Whether a kernel of this name only changes between NCHW and NHWC."""
+    return bool(_LAYOUT.search(name))
+
+
+def communication_rows(trace: Trace) -> Rows:
+    """Rows of collective kernels."""
+    return trace.rows_named(trace.rows(KERNEL), lambda name: kernel_kind(name) == "communication")
+
+
+def describe_kernels(trace: Trace, windows: Windows, launched_in: Rows) -> Kernels | None:
+    """Kernels of the analysed span; None without any in the trace.
+
+    Args:
+        trace: The trace.
+        windows: The analysed span.
+        launched_in: For each kernel row the index of the step that launched it, -1 for none.
+    """
+    every = trace.rows(KERNEL)
+    if not len(every):
+        return None
+    rows = every[windows.touch(trace, every)]
+    if not len(rows):
+        return Kernels(median_s=None, tensor_core_fraction=None)
+    durations = trace.durations[rows]
+    ids, position = np.unique(trace.name_ids[rows], return_inverse=True)
+    names = [trace.names[i] for i in ids.tolist()]
+    by_name_ns = np.bincount(position, weights=durations, minlength=len(ids))
+    counts = np.bincount(position, minlength=len(ids))
+    total_ns = float(by_name_ns.sum())
+    kinds = [kernel_kind(name) for name in names]
+    of_kind: dict[str, list[float]] = {}
+    matrix_ns = told_ns = matrix_tensor_ns = tensor_ns = layout_ns = 0.0
+    layout_n = 0
+    precisions: dict[str, float] = {}
+    for name, kind, ns, n in zip(names, kinds, by_name_ns.tolist(), counts.tolist(), strict=True):
+        entry = of_kind.setdefault(kind, [0.0, 0])
+        entry[0] += ns
+        entry[1] += n
+        on_tensor_cores = uses_tensor_cores(name)
+        tensor_ns += ns * on_tensor_cores
+        if kind in MATRIX_KINDS:
+            matrix_ns += ns
+            precision = kernel_precision(name)
+            if on_tensor_cores or precision != "unknown":
+                told_ns += ns
+                matrix_tensor_ns += ns * on_tensor_cores
+            precisions[precision] = precisions.get(precision, 0.0) + ns / SECOND
+        if converts_layout(name):
+            layout_ns += ns
+            layout_n += n
+    largest = np.argsort(-by_name_ns, kind="stable")[:N_TOP].tolist()
+    in_steps = launched_in[launched_in >= 0]
+    per_step = np.bincount(in_steps, minlength=windows.n_steps) if windows.n_steps else np.array([len(rows)])
+    return Kernels(
+        median_s=float(np.median(durations)) / SECOND,
+        tensor_core_fraction=tensor_ns / total_ns if total_ns else 0.0,
+        top=tuple(
+            KernelTime(
+                name=names[i], kind=kinds[i], total_s=by_name_ns[i] / SECOND, n=int(counts[i]),
+                share=by_name_ns[i] / total_ns if total_ns else 0.0,
+            )
+            for i in largest
+        ),
+        matrix_s=matrix_ns / SECOND,
+        matrix_tensor_core_fraction=matrix_tensor_ns / told_ns if told_ns else None,
+        matrix_precisions=precisions,
+        kinds={
+            kind: KindTime(total_s=ns / SECOND, n=int(n), share=ns / total_ns if total_ns else 0.0)
+            for kind, (ns, n) in sorted(of_kind.items(), key=lambda item: -item[1][0])
+        },
+        layout_s=layout_ns / SECOND,
+        layout_n=layout_n,
+        n_per_step=float(np.median(per_step)),
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""What the categories and names of profiler events mean."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OPERATOR: Final = 1
+ANNOTATION: Final = 2
+PYTHON: Final = 3
+RUNTIME: Final = 4
+KERNEL: Final = 5
+MEMCPY: Final = 6
+MEMSET: Final = 7
+DEVICE_ANNOTATION: Final = 8
+UNKNOWN_DEVICE: Final = 9
+IGNORED: Final = 0
+
+KINDS: Final[dict[str, int]] = {
+    "operator": OPERATOR,
+    "cpu_op": OPERATOR,
+    "user_annotation": ANNOTATION,
+    "python_function": PYTHON,
+    "runtime": RUNTIME,
+    "cuda_runtime": RUNTIME,
+    "driver": RUNTIME,
+    "cuda_driver": RUNTIME,
+    "hip_runtime": RUNTIME,
+    "xpu_runtime": RUNTIME,
+    "xpu_driver": RUNTIME,
+    "mtia_runtime": RUNTIME,
+    "privateuse1_runtime": RUNTIME,
+    "privateuse1_driver": RUNTIME,
+    "glow_runtime": RUNTIME,
+    "kernel": KERNEL,
+    "concurrent_kernel": KERNEL,
+    "memcpy": MEMCPY,
+    "gpu_memcpy": MEMCPY,
+    "memset": MEMSET,
+    "gpu_memset": MEMSET,
+    "gpu_user_annotation": DEVICE_ANNOTATION,
+    "mtia_ccp_events": UNKNOWN_DEVICE,
+    "mtia_insight": UNKNOWN_DEVICE,
+    "hpu_op": UNKNOWN_DEVICE,
+    "trace": IGNORED,
+    "overhead": IGNORED,
+    "cuda_sync": IGNORED,
+    "cuda_event": IGNORED,
+    "cuda_profiler_range": IGNORED,
+    "cpu_instant_event": IGNORED,
+}
+"""What a category means, by its name in lower case. Capital letters mark the profiler of torch 1.8 to 1.11."""
+
+STEP_PREFIX: Final = "ProfilerStep"
+LOADER_NAMES: Final = ("enumerate(DataLoader)", "perfdoctor:data_wait")
+_LOADER_SUFFIXES: Final = ("train_dataloader_next", "val_next", "test_next", "predict_next")
+
+# Operators whose shapes, types or stacks someone asks for.
+_DETAILED: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm", "_int_mm", "addmv", "mv"),
+        *("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "cudnn_convolution", "miopen_convolution"),
+        *("mkldnn_convolution", "_softmax", "softmax", "batch_norm", "_batch_norm_impl_index", "native_batch_norm"),
+        *("item", "_local_scalar_dense", "copy_"),
+    )
+)
+COLLECTIVE_PREFIXES: Final = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "c10d::", "record_param_comms")
+
+
+def is_loader_name(name: str) -> bool:
+    """Whether an annotation of this name means that the host waits for the loader."""
+    return name.startswith(LOADER_NAMES) or (name.endswith(_LOADER_SUFFIXES) and "[" in name)
+
+
+def has_details(name: str) -> bool:
+    """Whether someone asks for the arguments of an operator or annotation of this name."""
+    return name in _DETAILED or name.startswith(COLLECTIVE_PREFIXES)

@@ -1,0 +1,130 @@
+"""Events of a profiler that still runs in this process, without a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from .builder import ColumnBuilder
+from .columns import Origin, Trace
+from .json_stream import Event
+from .kinds import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    KERNEL,
+    KINDS,
+    MEMCPY,
+    MEMSET,
+    OPERATOR,
+    RUNTIME,
+    UNKNOWN_DEVICE,
+    has_details,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveEvent:
+    """One event of a profiler that still runs in this process.
+
+    Attributes:
+        category: As in a trace file, e.g. ``"cpu_op"`` or ``"kernel"``.
+        start_ns: Any clock, the same for all events.
+        thread: Host thread.
+        correlation: Joins a runtime call with the device work that it enqueued; -1 for none.
+        shapes: Input shapes; None when not recorded.
+        types: Input types; None likewise.
+    """
+
+    category: str
+    name: str
+    start_ns: int
+    duration_ns: int
+    thread: int = 0
+    correlation: int = -1
+    device: int = -1
+    stream: int = -1
+    size_bytes: int = -1
+    shapes: Any = None
+    types: Any = None
+
+
+def live_events(kineto_events: Iterable[Any]) -> Iterator[LiveEvent]:
+    """Reads ``torch.profiler``'s own event objects (``profile.profiler.kineto_results.events()``).
+
+    Args:
+        kineto_events: Objects with the methods of ``torch._C._autograd._KinetoEvent`` of torch 2.4 or newer.
+    """
+    for event in kineto_events:
+        category = event.activity_type() if hasattr(event, "activity_type") else _category(event)
+        kind = KINDS.get(category, UNKNOWN_DEVICE)
+        is_device = kind in (KERNEL, MEMCPY, MEMSET, DEVICE_ANNOTATION)
+        name = event.name()
+        detailed = kind in (OPERATOR, ANNOTATION) and has_details(name)
+        yield LiveEvent(
+            category, name, event.start_ns(), event.duration_ns(),
+            thread=event.device_resource_id() if not is_device else 0,
+            correlation=event.correlation_id() if RUNTIME <= kind <= MEMSET else -1,
+            device=event.device_index() if is_device else -1,
+            stream=event.device_resource_id() if is_device else -1,
+            size_bytes=event.nbytes() if kind == MEMCPY and hasattr(event, "nbytes") else -1,
+            shapes=event.shapes() if detailed else None,
+            types=event.dtypes() if detailed else None,
+        )  # fmt: skip
+
+
+def _category(event: Any) -> str:
+    """The category of an event of a torch that does not tell it."""
+    name = event.name()
+    if str(event.device_type()).endswith("CPU"):
+        if getattr(event, "is_python_function", bool)():
+            return "python_function"
+        if name.startswith(("cuda", "hip", "cu")) and "::" not in name:
+            return "cuda_runtime"
+        return "user_annotation" if getattr(event, "is_user_annotation", bool)() else "cpu_op"
+    if name.startswith("Memcpy"):
+        return "gpu_memcpy"
+    return "gpu_memset" if name.startswith("Memset") else "kernel"
+
+
+def from_events(
+    events: Iterable[LiveEvent],
+    source: str = "live",
+    origin: Origin = Origin(),  # noqa: B008
+) -> Trace:
+    """Columns from events in memory, without a file.
+
+    Raises:
+        TraceError: There was no event of a known category.
+    """
+    builder = ColumnBuilder()
+    batch: list[Event] = []
+    for each in events:
+        batch.append(_as_event(each))
+        if len(batch) == _LIVE_BATCH:
+            builder.add(batch)
+            batch = []
+    builder.add(batch)
+    return builder.build(source, origin)
+
+
+_LIVE_BATCH: Final = 50_000
+
+
+def _as_event(each: LiveEvent) -> Event:
+    arguments: dict[str, Any] = {}
+    if each.correlation >= 0:
+        arguments["correlation"] = each.correlation
+    if each.device >= 0:
+        arguments |= {"device": each.device, "stream": each.stream}
+    if each.size_bytes >= 0:
+        arguments["bytes"] = each.size_bytes
+    if each.shapes is not None:
+        arguments |= {"Input Dims": each.shapes, "Input type": each.types}
+    return Event(
+        "X", each.category, each.name, each.device if each.device >= 0 else 0, each.thread,
+        each.start_ns / 1000, each.duration_ns / 1000,
+        msgspec.Raw(msgspec.json.encode(arguments) if arguments else b"{}"),
+    )  # fmt: skip

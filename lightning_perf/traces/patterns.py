@@ -1,0 +1,206 @@
+"""Shapes and sequences of operators that have a faster form: products, convolutions, attention written out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from lightning_perf.records import Convolutions, MaterialisedAttention, MatrixShape
+
+from .attribute import OperatorTimes
+from .columns import Details
+from .intervals import Intervals
+from .kinds import OPERATOR
+from .nesting import Rows
+from .spans import SECOND
+from .stacks import Stacks
+from .timeline import Timeline
+
+N_SHAPES: Final = 32
+_PRODUCTS: Final = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
+_CONVOLUTION: Final = "aten::convolution"
+_BATCHED: Final = ("aten::bmm", "aten::baddbmm")
+_SOFTMAX: Final = "aten::_softmax"
+_FUSED_ATTENTION: Final = "scaled_dot_product"
+_ALIGNMENT: Final = {"c10::half": 8, "c10::bfloat16": 8, "float": 4, "signed char": 16, "char": 16, "double": 2}
+"""Elements in 16 bytes, the unit in which matrix units want their rows (NVIDIA's deep learning performance guide)."""
+
+
+def shapes_of(details: Details | None) -> list[list[int]]:
+    """Recorded input shapes; empty where none were."""
+    listed = None if details is None else details.shapes or details.old_shapes
+    if not isinstance(listed, list):
+        return []
+    return [
+        shape if isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**40 for size in shape) else []
+        for shape in listed
+    ]
+
+
+def _type_of(details: Details | None, index: int) -> str:
+    kinds = None if details is None else details.types
+    return str(kinds[index]) if isinstance(kinds, list) and len(kinds) > index else ""
+
+
+def has_shapes(timeline: Timeline) -> bool:
+    """Whether input shapes were recorded."""
+    return any(any(shapes_of(details)) for details in timeline.trace.details.values())
+
+
+def _named(timeline: Timeline, *names: str) -> Rows:
+    trace = timeline.trace
+    rows = trace.rows_named(trace.rows(OPERATOR), lambda name: name in names)
+    return rows[timeline.windows.host_step_of(trace.starts[rows]) >= 0]
+
+
+def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[MatrixShape, ...]:
+    """Products and convolutions of the analysed span by shape, most time first; empty without recorded shapes."""
+    trace = timeline.trace
+    rows = _named(timeline, *_PRODUCTS, _CONVOLUTION)
+    device = times.device_total_of(rows)
+    found: dict[tuple[str, str, str], list[int]] = {}
+    sizes: dict[tuple[str, str, str], tuple[int, int, int] | None] = {}
+    for i, row in enumerate(rows.tolist()):
+        details = trace.details.get(row)
+        shapes = shapes_of(details)
+        name = trace.name(row)
+        first = _PRODUCTS.get(name, 0)
+        operands = shapes[first : first + 2]
+        if len(operands) < 2 or not all(operands):
+            continue
+        key = (name, " x ".join(str(shape).replace(" ", "") for shape in operands), _type_of(details, first))
+        found.setdefault(key, []).append(i)
+        sizes[key] = _product_size(operands) if name in _PRODUCTS else None
+    shapes_seen = []
+    for key, own in found.items():
+        name, text, dtype = key
+        m, n, k = sizes[key] or (None, None, None)
+        unit = _ALIGNMENT.get(dtype.lower())
+        aligned = (
+            None if m is None or n is None or k is None or unit is None else not (m % unit or n % unit or k % unit)
+        )
+        shapes_seen.append(
+            MatrixShape(
+                operator=name, shapes=text, dtype=dtype, calls=len(own), m=m, n=n, k=k, is_aligned=aligned,
+                host_s=int(trace.durations[rows[own]].sum()) / SECOND, device_s=int(device[own].sum()) / SECOND,
+            )
+        )  # fmt: skip
+    shapes_seen.sort(key=lambda shape: -(shape.device_s if timeline.has_device_work else shape.host_s))
+    return tuple(shapes_seen[:N_SHAPES])
+
+
+def _product_size(operands: list[list[int]]) -> tuple[int, int, int] | None:
+    left, right = operands
+    if len(left) < 2 or len(right) != len(left) or left[-1] != right[-2]:
+        return None
+    return left[-2], right[-1], left[-1]
+
+
+def describe_convolutions(timeline: Timeline, times: OperatorTimes) -> Convolutions | None:
+    """Convolutions of the analysed span; None without any."""
+    trace = timeline.trace
+    rows = _named(timeline, _CONVOLUTION)
+    if not len(rows):
+        return None
+    shapes = [shapes_of(trace.details.get(row)) for row in rows.tolist()]
+    known = [each for each in shapes if len(each) >= 2 and each[0] and each[1]]
+    if not known:
+        return Convolutions(n=len(rows))
+    inputs = {str(each[0]) for each in known if each[1] == known[0][1]}
+    biased = _biased_before_norm(timeline)
+    return Convolutions(
+        n=len(rows),
+        n_input_shapes=len(inputs),
+        bias_before_batch_norm_n=len(biased),
+        bias_s=_bias_seconds(timeline, times, biased),
+    )
+
+
+def _biased_before_norm(timeline: Timeline) -> Rows:
+    """Convolutions with a bias whose next operator, called by Python, is a batch normalisation."""
+    trace = timeline.trace
+    names = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
+    tops = timeline.top_operators
+    tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
+    tops = tops[trace.thread_ids[tops] == timeline.main_thread]
+    biased = [
+        row
+        for row, follower in zip(tops.tolist(), tops[1:].tolist(), strict=False)
+        if trace.name(row) in names and trace.name(follower) == "aten::batch_norm" and _has_bias(trace.details.get(row))
+    ]
+    return np.array(biased, dtype=np.int64)
+
+
+def _has_bias(details: Details | None) -> bool:
+    shapes = shapes_of(details)
+    return len(shapes) > 2 and len(shapes[2]) == 1
+
+
+def _bias_seconds(timeline: Timeline, times: OperatorTimes, convolutions: Rows) -> float | None:
+    trace = timeline.trace
+    additions = _named(timeline, "aten::add_")
+    additions = additions[trace.intervals(convolutions).contains(trace.starts[additions])]
+    if not len(additions):
+        return None
+    spent = times.device_total_of(additions) if timeline.has_device_work else trace.durations[additions]
+    return int(spent.sum()) / SECOND
+
+
+def describe_attention(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> MaterialisedAttention | None:
+    """Attention written out as product, softmax and product; None where it was not seen.
+
+    The three must follow each other on one thread with no other product between them, and, where shapes were recorded,
+    the softmax must run over the scores that the first product made. Inside torch's own fused attention they are not
+    counted: there the form is torch's choice.
+    """
+    trace = timeline.trace
+    rows = _named(timeline, *_PRODUCTS, _SOFTMAX, _CONVOLUTION)
+    fused = trace.intervals(
+        trace.rows_named(timeline.top_operators, lambda name: _FUSED_ATTENTION in name and "math" not in name)
+    )
+    rows = rows[~fused.contains(trace.starts[rows])]
+    found: list[tuple[int, int, int]] = []
+    for thread in np.unique(trace.thread_ids[rows]).tolist():
+        own = rows[trace.thread_ids[rows] == thread].tolist()
+        for first, middle, last in zip(own, own[1:], own[2:], strict=False):
+            names = trace.name(first), trace.name(middle), trace.name(last)
+            if (
+                names[0] in _BATCHED
+                and names[1] == _SOFTMAX
+                and names[2] in _BATCHED
+                and _fit(trace.details, first, middle)
+            ):
+                found.append((first, middle, last))
+    if not found:
+        return None
+    starts = np.array([trace.starts[first] for first, _, _ in found])
+    ends = np.array([trace.ends[last] for _, _, last in found])
+    moments = Intervals(starts, ends)
+    inside = times.rows[moments.contains(trace.starts[times.rows])]
+    device = int(times.device_self[np.searchsorted(times.rows, inside)].sum())
+    whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.windows.intervals
+    spent = device if timeline.has_device_work else moments.total_ns
+    middle = found[0][1]
+    site = next((site for site in stacks.sites(np.array([m for _, m, _ in found])) if site), None)
+    scores = next(iter(shapes_of(trace.details.get(middle))), [])
+    return MaterialisedAttention(
+        n=len(found),
+        host_s=moments.total_ns / SECOND,
+        device_s=device / SECOND,
+        share=min(spent / whole.total_ns, 1.0) if whole.total_ns else 0.0,
+        site=site.place if site else "",
+        function=site.function if site else "",
+        rows=scores[-2] if len(scores) >= 2 else None,
+        columns=scores[-1] if len(scores) >= 2 else None,
+    )
+
+
+def _fit(details: dict[int, Any], product: int, softmax: int) -> bool:
+    first = _PRODUCTS["aten::bmm"]
+    operands = shapes_of(details.get(product))
+    operands = operands[-2:] if len(operands) == 3 else operands[first : first + 2]
+    scores = next(iter(shapes_of(details.get(softmax))), [])
+    if len(operands) < 2 or not all(operands) or len(scores) < 2:
+        return True  # no shapes: the order has to do
+    return operands[0][-2] == scores[-2] and operands[1][-1] == scores[-1]

@@ -1,0 +1,142 @@
+"""Which phase of training the host was in, also in traces that nobody annotated."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Final
+
+import numpy as np
+
+from lightning_perf.records import PhaseWork
+
+from .intervals import Intervals, Times
+from .kinds import ANNOTATION, KERNEL, OPERATOR
+from .nesting import Rows
+from .spans import SECOND
+from .timeline import Timeline
+
+BACKWARD_NAME: Final = re.compile(
+    r"^autograd::engine::evaluate_function|Backward\d*$|^(torch::autograd::)?AccumulateGrad$"
+)
+"""Autograd functions; torch 1.8 gives them no common prefix."""
+
+_PHASES = ("data_loading", "optimizer", "backward", "forward")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phases:
+    """When the host was in which phase.
+
+    Attributes:
+        spans: Exclusive, by phase name; what is in none of them is ``other``.
+    """
+
+    spans: dict[str, Intervals]
+
+
+def find_phases(timeline: Timeline) -> Phases:
+    """Finds the phases by, in this order of priority:
+
+    - ``data_loading``: fetches.
+    - ``optimizer``: torch's own ``Optimizer.step#`` and ``Optimizer.zero_grad#``, or our annotation.
+    - ``backward``: from one autograd function to the next, on any thread, as long as the training thread starts nothing
+      else in between; or our annotation, or Lightning's ``.backward``.
+    - ``forward``: what the training thread does from the end of the phase before to the start of a backward; on a trace
+      without any backward, all its operators; or our annotation, or Lightning's ``training_step``.
+    """
+    trace = timeline.trace
+    notes = trace.rows(ANNOTATION, OPERATOR)
+    loader = timeline.loader
+    optimizer = trace.intervals(trace.rows_named(notes, _is_optimizer)) - loader
+    backward = (_backward(timeline) | trace.intervals(trace.rows_named(notes, _is_backward))) - loader - optimizer
+    noted = trace.intervals(trace.rows_named(notes, _is_forward))
+    updates = trace.intervals(trace.rows_named(notes, _is_update))
+    forward = (noted if len(noted) else _forward(timeline, backward, updates)) - loader - optimizer - backward
+    return Phases(dict(zip(_PHASES, (loader, optimizer, backward, forward), strict=True)))
+
+
+def _is_optimizer(name: str) -> bool:
+    return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")) or name == "perfdoctor:optimizer"
+
+
+def _is_update(name: str) -> bool:
+    """Gradients may also be zeroed between forward and backward, so that ends no phase."""
+    return name.startswith("Optimizer.step#") or name == "perfdoctor:optimizer"
+
+
+def _is_backward(name: str) -> bool:
+    return name == "perfdoctor:backward" or (name.startswith("[pl]") and name.endswith(".backward"))
+
+
+def _is_forward(name: str) -> bool:
+    return name == "perfdoctor:forward" or (name.startswith("[pl]") and name.endswith(".training_step"))
+
+
+def _backward(timeline: Timeline) -> Intervals:
+    trace = timeline.trace
+    functions = trace.rows_named(trace.rows(OPERATOR), lambda name: bool(BACKWARD_NAME.search(name)))
+    if not len(functions):
+        return Intervals()
+    breaks = _other_starts(timeline, functions)
+    run = np.searchsorted(breaks, trace.starts[functions], side="right")
+    _, first, run_of = np.unique(run, return_index=True, return_inverse=True)
+    ends = np.full(len(first), np.iinfo(np.int64).min)
+    np.maximum.at(ends, run_of, trace.ends[functions])
+    return Intervals(trace.starts[functions][first], ends)
+
+
+def _other_starts(timeline: Timeline, functions: Rows) -> Times:
+    """When the training thread started something that is no part of a backward, or a step began."""
+    trace = timeline.trace
+    main = timeline.threads.get(timeline.main_thread)
+    tops = main.rows[main.tree.parents < 0] if main is not None else np.empty(0, dtype=np.int64)
+    tops = np.setdiff1d(tops, functions, assume_unique=True)
+    return np.unique(np.concatenate((trace.starts[tops], timeline.windows.host_starts)))
+
+
+def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Intervals:
+    trace = timeline.trace
+    main = timeline.threads.get(timeline.main_thread)
+    if main is None:
+        return Intervals()
+    tops = main.rows[main.tree.parents < 0]
+    if not len(backward):
+        return trace.intervals(tops)
+    before = np.sort(np.concatenate((backward.ends, updates.ends, timeline.windows.host_starts)))
+    index = np.searchsorted(before, backward.starts, side="right") - 1
+    begins = np.where(index >= 0, before[np.maximum(index, 0)], trace.span[0])
+    # It begins with its first operator, not with whatever the loop does before.
+    first = np.searchsorted(trace.starts[tops], begins, side="left")
+    starts = trace.starts[tops][np.minimum(first, len(tops) - 1)]
+    return Intervals(np.maximum(starts, begins), backward.starts)
+
+
+def describe_phases(timeline: Timeline, phases: Phases) -> tuple[PhaseWork, ...]:
+    """Host and device time of the phases inside the analysed span; only those that occurred."""
+    trace, launches, windows = timeline.trace, timeline.launches, timeline.windows
+    work = launches.device_rows
+    counted = windows.touch(trace, work)
+    launched = launches.times(trace)
+    known = launches.runtime_rows >= 0
+    hosts = Intervals(windows.host_starts, windows.host_ends)
+    found = []
+    free = counted.copy()
+    remaining = hosts
+    for name, moments in phases.spans.items():
+        own = free & known & moments.contains(launched)
+        free &= ~own
+        found.append(_phase(timeline, name, moments & hosts, work[own]))
+        remaining = remaining - moments
+    found.append(_phase(timeline, "other", remaining, work[free]))
+    return tuple(phase for phase in found if phase.host_s or phase.device_s)
+
+
+def _phase(timeline: Timeline, name: str, moments: Intervals, work: Rows) -> PhaseWork:
+    trace = timeline.trace
+    return PhaseWork(
+        name=name,
+        host_s=moments.total_ns / SECOND,
+        device_s=int(trace.durations[work].sum()) / SECOND,
+        n_kernels=int((trace.kinds[work] == KERNEL).sum()),
+    )

@@ -1,0 +1,45 @@
+"""Reads a trace file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .builder import ColumnBuilder
+from .columns import Origin, Trace
+from .json_stream import EventStream, Header, text_chunks
+
+
+def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace:
+    """Reads a trace written by ``torch.profiler``, as JSON or gzip.
+
+    Args:
+        path: The file.
+        max_bytes: Most text that a compressed file may hold; None for the usual guards against gzip bombs.
+
+    Raises:
+        TraceError: It cannot be read, is cut in the middle, or is no trace; the message says which.
+    """
+    file = Path(path)
+    stream = EventStream(text_chunks(file, max_bytes), str(file))
+    builder = ColumnBuilder()
+    for events in stream:
+        builder.add(events)
+    return builder.build(file.name, _origin(stream.header))
+
+
+def _origin(header: Header) -> Origin:
+    job = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
+    listed = header.deviceProperties if isinstance(header.deviceProperties, list) else []
+    backend = job.get("backend")
+    return Origin(
+        rank=_count(job.get("rank")),
+        world_size=_count(job.get("world_size")),
+        devices=tuple(each for each in listed if isinstance(each, dict)),
+        backend=backend if isinstance(backend, str) else None,
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,158 @@
+"""The span of a trace that is analysed: its steps, on the host and on the device, or the whole of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .columns import Trace
+from .intervals import Intervals, Times
+from .kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, MEMCPY, MEMSET, RUNTIME, STEP_PREFIX
+from .nesting import Rows
+
+SECOND: Final = 1_000_000_000
+"""Nanoseconds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """The steps of a trace, in time order.
+
+    Attributes:
+        names: Of the steps; empty without steps.
+        host_starts: On the host; one window over the whole trace where it has no steps.
+        host_ends: Likewise.
+        starts: As analysed: a step ends when its own work on the device does, and the next begins no earlier.
+        ends: Likewise.
+        host_thread: Thread id of the step annotations; -1 without.
+    """
+
+    names: tuple[str, ...]
+    host_starts: Times
+    host_ends: Times
+    starts: Times
+    ends: Times
+    host_thread: int = -1
+
+    @property
+    def n_steps(self) -> int:
+        """0 for a trace without steps."""
+        return len(self.names)
+
+    @property
+    def n(self) -> int:
+        """Windows: the steps, or 1."""
+        return len(self.starts)
+
+    @property
+    def span_ns(self) -> int:
+        """Nanoseconds analysed."""
+        return int((self.ends - self.starts).sum())
+
+    @property
+    def intervals(self) -> Intervals:
+        """The span analysed."""
+        return Intervals(self.starts, self.ends)
+
+    def touch(self, trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of the rows have their middle inside the span."""
+        return self.intervals.contains((trace.starts[rows] + trace.ends[rows]) // 2)
+
+    def inside(self, trace: Trace, rows: Rows) -> Rows:
+        """Those of the rows that have their middle inside the span."""
+        return rows[self.touch(trace, rows)]
+
+    def host_step_of(self, moments: Times) -> Rows:
+        """For each moment the step that the host was in; -1 outside all steps."""
+        index = np.searchsorted(self.host_starts, moments, side="right") - 1
+        inside = (index >= 0) & (moments < self.host_ends[np.maximum(index, 0)])
+        return np.where(inside, index, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launches:
+    """Which runtime call enqueued which piece of device work.
+
+    Attributes:
+        device_rows: Kernels, copies and memsets, in time order.
+        runtime_rows: For each of them the row of the call that enqueued it; -1 where the trace does not tell.
+    """
+
+    device_rows: Rows
+    runtime_rows: Rows
+
+    def times(self, trace: Trace) -> Times:
+        """When each was enqueued; where the trace does not tell, when it ran."""
+        known = self.runtime_rows >= 0
+        return np.where(known, trace.starts[self.runtime_rows], trace.starts[self.device_rows])
+
+
+def find_launches(trace: Trace) -> Launches:
+    """Joins device work with the calls that enqueued it, by correlation id."""
+    device_rows = trace.rows(KERNEL, MEMCPY, MEMSET)
+    calls = trace.rows(RUNTIME)
+    calls = calls[trace.correlations[calls] > 0]
+    if not len(calls) or not len(device_rows):
+        return Launches(device_rows, np.full(len(device_rows), -1, dtype=np.int64))
+    order = np.argsort(trace.correlations[calls], kind="stable")
+    calls = calls[order]
+    ids = trace.correlations[calls]
+    wanted = trace.correlations[device_rows]
+    index = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return Launches(device_rows, np.where((ids[index] == wanted) & (wanted > 0), calls[index], -1))
+
+
+def find_windows(trace: Trace, launches: Launches) -> Windows:
+    """The steps: ``ProfilerStep`` on the host, else on the device, else the whole trace as one window."""
+    rows = trace.rows_named(trace.rows(ANNOTATION), lambda name: name.startswith(STEP_PREFIX))
+    if len(rows):
+        return _host_steps(trace, launches, rows)
+    rows = trace.rows_named(trace.rows(DEVICE_ANNOTATION), lambda name: name.startswith(STEP_PREFIX))
+    if len(rows):
+        starts, ends = trace.starts[rows], trace.ends[rows]
+        starts = np.maximum(starts, np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1])))
+        ends = np.maximum(ends, starts)
+        return Windows(tuple(map(trace.name, rows.tolist())), starts, ends, starts, ends)
+    lo, hi = trace.span
+    whole = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
+    return Windows((), *whole, *whole)
+
+
+def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> Windows:
+    threads, counts = np.unique(trace.thread_ids[rows], return_counts=True)
+    thread = int(threads[np.argmax(counts)])
+    rows = rows[trace.thread_ids[rows] == thread]
+    host_starts, host_ends = trace.starts[rows], trace.ends[rows]
+    host_starts = np.maximum(host_starts, np.concatenate((host_starts[:1], np.maximum.accumulate(host_ends)[:-1])))
+    host_ends = np.maximum(host_ends, host_starts)
+    names = tuple(map(trace.name, rows.tolist()))
+    starts, ends = _until_the_device_is_done(trace, launches, host_starts, host_ends)
+    return Windows(names, host_starts, host_ends, starts, ends, thread)
+
+
+def _until_the_device_is_done(
+    trace: Trace, launches: Launches, host_starts: Times, host_ends: Times
+) -> tuple[Times, Times]:
+    """The steps as they follow each other on the device: what a step enqueues belongs to it, however late it runs."""
+    step = np.searchsorted(host_starts, launches.times(trace), side="right") - 1
+    known = launches.runtime_rows >= 0
+    work_ends = trace.ends[launches.device_rows]
+    work_starts = trace.starts[launches.device_rows]
+    starts, ends = host_starts.copy(), host_ends.copy()
+    # Work left over from before the first step keeps the device busy into it.
+    own = known & (step == 0)
+    first_own = int(work_starts[own].min()) if own.any() else None
+    previous = int(host_starts[0])
+    if first_own is not None:
+        left_over = ~(known & (step >= 0)) & (work_starts < first_own)
+        if left_over.any():
+            previous = max(previous, min(int(work_ends[left_over].max()), first_own))
+    for i in range(len(starts)):
+        starts[i] = max(previous, int(starts[i]))
+        launched = work_ends[known & (step == i) & (launches.times(trace) < host_ends[i])]
+        ends[i] = max(int(ends[i]), int(starts[i]), int(launched.max()) if len(launched) else 0)
+        previous = int(ends[i])
+    return starts, ends

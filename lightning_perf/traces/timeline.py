@@ -1,0 +1,195 @@
+"""What host and device were doing when: the sets of moments and the call tree that every analysis starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .columns import Trace
+from .intervals import Intervals, Times
+from .kernels import communication_rows
+from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, UNKNOWN_DEVICE, is_loader_name
+from .nesting import Nesting, Rows
+from .spans import Launches, Windows, find_launches, find_windows
+
+SYNC_NAME: Final = re.compile(r"^(cuda|hip|cu|xpu|mtia)(Stream|Device|Ctx)Synchronize(_ptsz)?$|^deviceSynchronize$")
+WAIT_NAME: Final = re.compile(r"^(cuda|hip|cu)(Stream|Device|Ctx|Event)Synchronize(_ptsz)?$|^deviceSynchronize$")
+
+
+@dataclasses.dataclass(frozen=True)
+class HostThread:
+    """The operators that one host thread ran, in calling order."""
+
+    rows: Rows
+    tree: Nesting
+
+
+class Timeline:
+    """A trace with what was derived from it once, for all analyses.
+
+    Attributes:
+        trace: The columns.
+        launches: Which call enqueued which device work.
+        windows: The span analysed.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.launches: Launches = find_launches(trace)
+        self.windows: Windows = find_windows(trace, self.launches)
+
+    # -- device ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def has_device_work(self) -> bool:
+        """Whether a device that we know did anything."""
+        return len(self.launches.device_rows) > 0
+
+    @cached_property
+    def has_unknown_device(self) -> bool:
+        """Whether there is work of a device that we do not know."""
+        return len(self.trace.rows(UNKNOWN_DEVICE)) > 0
+
+    @cached_property
+    def communication_rows(self) -> Rows:
+        """Collective kernels."""
+        return communication_rows(self.trace)
+
+    @cached_property
+    def compute_rows(self) -> Rows:
+        """Kernels that are no collectives."""
+        return np.setdiff1d(self.trace.rows(KERNEL), self.communication_rows, assume_unique=True)
+
+    @cached_property
+    def compute(self) -> Intervals:
+        """When a kernel ran that is no collective."""
+        return self.trace.intervals(self.compute_rows)
+
+    @cached_property
+    def communication(self) -> Intervals:
+        """When a collective ran on the device."""
+        return self.trace.intervals(self.communication_rows)
+
+    @cached_property
+    def memcpy(self) -> Intervals:
+        """When the device copied."""
+        return self.trace.intervals(self.trace.rows(MEMCPY))
+
+    @cached_property
+    def memset(self) -> Intervals:
+        """When the device set memory."""
+        return self.trace.intervals(self.trace.rows(MEMSET))
+
+    @cached_property
+    def device(self) -> Intervals:
+        """When the device did anything."""
+        return self.trace.intervals(self.launches.device_rows)
+
+    # -- host -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def runtime(self) -> Intervals:
+        """When any host thread was inside the device's runtime or driver."""
+        return self.trace.intervals(self.trace.rows(RUNTIME))
+
+    @cached_property
+    def loader_rows(self) -> Rows:
+        """Fetches, the outermost where they nest."""
+        rows = self.trace.rows_named(self.trace.rows(ANNOTATION), is_loader_name)
+        kept: list[int] = []
+        reach: dict[int, int] = {}
+        for row in rows.tolist():
+            thread = int(self.trace.thread_ids[row])
+            if self.trace.starts[row] >= reach.get(thread, -1):
+                kept.append(row)
+                reach[thread] = int(self.trace.ends[row])
+        return np.array(kept, dtype=np.int64)
+
+    @cached_property
+    def loader(self) -> Intervals:
+        """When the host waited for the loader."""
+        return self.trace.intervals(self.loader_rows)
+
+    @cached_property
+    def operators(self) -> Intervals:
+        """When any host thread was inside an operator."""
+        return self.trace.intervals(self.trace.rows(OPERATOR))
+
+    @cached_property
+    def waits(self) -> Intervals:
+        """When a host thread was blocked in a synchronising call."""
+        return self.trace.intervals(self.wait_rows)
+
+    @cached_property
+    def wait_rows(self) -> Rows:
+        """Calls that return only when the device is done with something."""
+        return self.trace.rows_named(self.trace.rows(RUNTIME), lambda name: bool(WAIT_NAME.match(name)))
+
+    @cached_property
+    def threads(self) -> dict[int, HostThread]:
+        """The operators by host thread id."""
+        return self._trees(self.trace.rows(OPERATOR))
+
+    def _trees(self, rows: Rows) -> dict[int, HostThread]:
+        trace = self.trace
+        trees: dict[int, HostThread] = {}
+        ids = trace.thread_ids[rows]
+        for thread in np.unique(ids).tolist():
+            own = rows[ids == thread]
+            trees[thread] = HostThread(own, Nesting(trace.starts[own], trace.ends[own]))
+        return trees
+
+    @cached_property
+    def main_thread(self) -> int:
+        """The thread that trains: that of the steps, fetches or optimizer, else of most operators; -1 for none."""
+        if self.windows.host_thread >= 0:
+            return self.windows.host_thread
+        trace = self.trace
+        marks = trace.rows_named(trace.rows(ANNOTATION, OPERATOR), lambda name: name.startswith("Optimizer."))
+        for rows in (self.loader_rows, marks):
+            if len(rows):
+                return int(np.bincount(trace.thread_ids[rows]).argmax())
+        if not self.threads:
+            return -1
+        return max(self.threads, key=lambda thread: int((self.threads[thread].tree.parents < 0).sum()))
+
+    @cached_property
+    def top_operators(self) -> Rows:
+        """Operators that no operator called, in time order."""
+        rows = [thread.rows[thread.tree.parents < 0] for thread in self.threads.values()]
+        return np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
+
+    def operators_at(self, threads: npt.NDArray[Any], moments: Times) -> Rows:
+        """For each thread and moment the row of the innermost operator, -1 for none."""
+        found = np.full(len(moments), -1, dtype=np.int64)
+        for thread, host in self.threads.items():
+            asked = np.flatnonzero(threads == thread)
+            if len(asked):
+                index = host.tree.innermost(moments[asked])
+                found[asked] = np.where(index >= 0, host.rows[index], -1)
+        return found
+
+    @cached_property
+    def operator_of_runtime(self) -> Rows:
+        """For each runtime row (in order) the operator that made the call; -1 for none."""
+        rows = self.trace.rows(RUNTIME)
+        return self.operators_at(self.trace.thread_ids[rows], self.trace.starts[rows])
+
+    @cached_property
+    def operator_of_work(self) -> Rows:
+        """For each piece of device work (in order) the operator that launched it; -1 for none."""
+        calls = self.launches.runtime_rows
+        index = np.searchsorted(self.trace.rows(RUNTIME), np.maximum(calls, 0))
+        if not len(self.trace.rows(RUNTIME)):
+            return np.full(len(calls), -1, dtype=np.int64)
+        return np.where(calls >= 0, self.operator_of_runtime[np.minimum(index, len(self.operator_of_runtime) - 1)], -1)
+
+    @cached_property
+    def has_stacks(self) -> bool:
+        """Whether Python calls were recorded."""
+        return len(self.trace.rows(PYTHON)) > 0 or any(each.stack for each in self.trace.details.values())

@@ -1,0 +1,109 @@
+"""What the host spends on other things than enqueuing work: fetches, memory from the driver, one-off start-up."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from lightning_perf.records import Allocator, CallTime, LoaderWait, Startup
+
+from .kinds import RUNTIME
+from .nesting import Rows
+from .spans import SECOND
+from .timeline import Timeline
+
+STALL_SHARE: Final = 0.1
+"""A fetch of more than a tenth of a step is a stall: one tenth is where TraceML's input rule starts to warn."""
+
+ALLOCATION: Final = re.compile(
+    r"^(cuda|hip|cu)(Ext)?(Mem)?(Malloc|Free|Alloc)(Async|Managed|Host|FromPoolAsync)?(_v\d)?$"
+)
+
+ONE_OFF: Final = re.compile(
+    r"StreamCreate|GetStreamPriorityRange|DeviceGetAttribute|FuncSetAttribute|ModuleLoad|LibraryLoad|ModuleGetFunction"
+    r"|GetDeviceProperties|DeviceSetLimit|CtxCreate|PrimaryCtx|cuInit|EventCreate|HostAlloc|hipHostMalloc|FuncGetAttr"
+    r"|DeviceReset|GetDeviceCount|SetDevice$|MemGetInfo|^(cuda|hip)(Free|Malloc)$|OccupancyMax"
+)
+ONE_OFF_NS: Final = 10_000_000
+"""In the steady state each of these takes microseconds; one of 10 ms and more sets something up (a context, a library's
+handle, its code)."""
+
+
+def describe_loader(timeline: Timeline) -> LoaderWait | None:
+    """Fetches of the analysed span; None where the trace has none."""
+    trace, windows = timeline.trace, timeline.windows
+    rows = timeline.loader_rows
+    rows = rows[windows.host_step_of(trace.starts[rows]) >= 0]
+    if not len(rows):
+        return None
+    starts, ends = trace.starts[rows], trace.ends[rows]
+    durations = ends - starts
+    waited = trace.intervals(rows)
+    n_periods = windows.n_steps or len(rows)
+    host_ns = int((windows.host_ends - windows.host_starts).sum())
+    p50, p95 = np.percentile(durations, [50, 95])
+    return LoaderWait(
+        total_s=waited.total_ns / SECOND,
+        exposed_s=(waited - timeline.device).total_ns / SECOND,
+        n=len(rows),
+        p50_s=float(p50) / SECOND,
+        p95_s=float(p95) / SECOND,
+        max_s=int(durations.max()) / SECOND,
+        stalled_fraction=float((durations > STALL_SHARE * host_ns / n_periods).mean()),
+    )
+
+
+def describe_allocator(timeline: Timeline) -> Allocator | None:
+    """Calls of the analysed span that get memory from the driver or give it back; None without a known runtime."""
+    trace, windows = timeline.trace, timeline.windows
+    calls = trace.rows(RUNTIME)
+    if not len(calls):
+        return None
+    rows = trace.rows_named(calls, lambda name: bool(ALLOCATION.match(name)))
+    rows = rows[windows.host_step_of(trace.starts[rows]) >= 0]
+    moments = trace.intervals(rows)
+    return Allocator(
+        n=len(rows),
+        total_s=moments.total_ns / SECOND,
+        exposed_s=(moments - timeline.device).total_ns / SECOND,
+        calls=_by_name(timeline, rows),
+    )
+
+
+def describe_startup(timeline: Timeline) -> Startup | None:
+    """One-off costs anywhere in the trace; None where none was seen."""
+    trace = timeline.trace
+    rows = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ONE_OFF.search(name)))
+    rows = rows[trace.durations[rows] >= ONE_OFF_NS]
+    rows = _not_repeated(timeline, rows)
+    if not len(rows):
+        return None
+    return Startup(
+        total_s=trace.intervals(rows).total_ns / SECOND,
+        span_s=int(trace.ends[rows].max() - trace.span[0]) / SECOND,
+        calls=_by_name(timeline, rows),
+    )
+
+
+def _not_repeated(timeline: Timeline, rows: Rows) -> Rows:
+    """Without calls that stay slow all along: freeing memory again and again is no start-up."""
+    ids = timeline.trace.name_ids[rows]
+    counts = np.bincount(ids, minlength=1)
+    return rows[counts[ids] <= MAX_ONE_OFF_CALLS]
+
+
+MAX_ONE_OFF_CALLS: Final = 16
+
+
+def _by_name(timeline: Timeline, rows: Rows) -> tuple[CallTime, ...]:
+    trace = timeline.trace
+    ids, position = np.unique(trace.name_ids[rows], return_inverse=True)
+    counts = np.bincount(position, minlength=len(ids))
+    totals = np.bincount(position, weights=trace.durations[rows], minlength=len(ids))
+    calls = [
+        CallTime(name=trace.names[i], n=int(n), total_s=ns / SECOND)
+        for i, n, ns in zip(ids.tolist(), counts.tolist(), totals.tolist(), strict=True)
+    ]
+    return tuple(sorted(calls, key=lambda call: -call.total_s))

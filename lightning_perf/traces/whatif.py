@@ -1,0 +1,81 @@
+"""How long a step would take if one cause were gone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_perf.records import TraceRecord, WhatIf
+
+SURE_PART: Final = 0.5
+"""Of time that is exclusive to the loader or the allocator, at least this part goes away. A single worker process
+already overlaps the whole of loading with the whole of computing; what remains is handing batches over, and what the
+workers take from the training process: in the ResNet-50 pair of the old TensorBoard plugin's samples, four workers won
+back five sixths of the exposed wait."""
+
+_MEANING: Final = {
+    "loader": "waiting for data while the device had nothing to do",
+    "sync": "the device idle because the host had waited for it",
+    "pageable_copy": "copies from pageable memory while no kernel ran",
+    "transfer": "copies to the device while no kernel ran",
+    "device_to_host": "copies from the device while no kernel ran",
+    "allocator": "asking the driver for memory while the device had nothing to do",
+    "communication": "collectives while no other kernel ran",
+    "launch": "the device idle because the host launched kernels late",
+}
+
+
+def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
+    """The predictions for every cause that was seen.
+
+    With T the mean step, D what the device needs in it (any stream working), H what the host needs without waiting, and
+    E the time exclusive to the cause: the step becomes no shorter than max(D, H, T − E), because it takes the longer of
+    host and device and because only exclusive time can be won back. The upper end is T − ``SURE_PART`` × E for causes
+    whose time goes away with them, and T for those behind which another wait may appear. On a trace without device
+    work D is 0 and E is the host's time in the cause.
+    """
+    n = max(len(record.steps), 1)
+    windows = record.steps or ((record.whole,) if record.whole else ())
+    if not windows or not record.span_s:
+        return ()
+    step_s = record.span_s / n
+    device_s = sum(window.device_busy_s or 0.0 for window in windows) / n
+    host_s = sum(window.host_needed_s or 0.0 for window in windows) / n
+    if not record.loader and not record.syncs:
+        host_s = 0.0
+    predictions = []
+    for cause, claim_s in _claims(record).items():
+        if claim_s <= 0:
+            continue
+        share = min(claim_s / n, step_s)
+        # The host is what the cause slows down, so what it needs without the cause is not known from here.
+        needs = device_s if cause in ("launch", "allocator") else max(device_s, min(host_s, step_s - share))
+        # Time that copies or collectives alone keep the device busy goes away with them.
+        if cause in ("pageable_copy", "transfer", "device_to_host", "communication"):
+            needs = 0.0
+        low = min(max(needs, step_s - share), step_s)
+        high = step_s - SURE_PART * (step_s - low) if cause in ("loader", "allocator") else step_s
+        predictions.append(
+            WhatIf(
+                cause=cause, step_s=step_s, low_s=low, high_s=high, claim_s=claim_s,
+                basis=f"{_MEANING[cause]}: {claim_s / n * 1e3:.1f} ms of a {step_s * 1e3:.1f} ms step; "
+                f"the device needs {device_s * 1e3:.1f} ms",
+            )
+        )  # fmt: skip
+    return tuple(sorted(predictions, key=lambda each: -each.claim_s))
+
+
+def _claims(record: TraceRecord) -> dict[str, float]:
+    """Seconds of the analysed span that are exclusive to each cause."""
+    copies, idle = record.copies, record.idle
+    late = dict(idle.host_wait_by_phase_s) if idle else {}
+    late.pop("data_loading", None)
+    return {
+        "loader": record.loader.exposed_s if record.loader else 0.0,
+        "sync": (record.syncs.idle_after_s or 0.0) if record.syncs else 0.0,
+        "pageable_copy": copies.h2d_pageable_exposed_s if copies else 0.0,
+        "transfer": copies.h2d_exposed_s if copies else 0.0,
+        "device_to_host": copies.d2h_exposed_s if copies else 0.0,
+        "allocator": record.allocator.exposed_s if record.allocator and record.device else 0.0,
+        "communication": record.communication.exposed_s if record.communication else 0.0,
+        "launch": sum(late.values()),
+    }
