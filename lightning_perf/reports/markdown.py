@@ -26,18 +26,14 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
     """
     parts = [f"**PerfDoctor: {escape(summary.verdict_text(session))}**", _facts(summary.run_facts(session))]
     if session.steady is not None:
-        word = summary.step_word(session)
-        parts += _stage(f"Where the time goes: {wording.count(session.steady.n_steps, f'steady {word}')} "
-                        f"in {wording.seconds(session.steady.span_s)}", session.steady, word)  # fmt: skip
+        parts += _stage(summary.steady_title(session, session.steady), session.steady, summary.step_word(session))
     findings = summary.ordered_findings(session)
     if findings:
         parts += ["### Findings", _findings_table(findings)]
         for finding in findings:
             parts += _finding(finding)
     if session.validation is not None:
-        what = wording.count(session.validation.n_steps, "batch")
-        title = f"Validation: {what} in {wording.seconds(session.validation.span_s)}"
-        parts += _stage(title, session.validation, "batch")
+        parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
 
@@ -68,12 +64,20 @@ def _findings_table(findings: Sequence[Finding]) -> str:
     cells = []
     for finding in findings:
         fix = escape(wording.line(finding.prescriptions[0].summary, 160)) if finding.prescriptions else ""
-        cells.append((finding.severity, _title(finding), wording.gain(finding.gain), finding.confidence, fix))
+        cells.append(
+            (
+                finding.severity,
+                escape(summary.finding_title(finding)),
+                wording.gain(finding.gain),
+                finding.confidence,
+                fix,
+            )
+        )
     return _table(("severity", "finding", "speed-up", "confidence", "fix"), "lllll", cells)
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    yield f"#### {finding.severity}: {_title(finding)}"
+    yield f"#### {finding.severity}: {escape(summary.finding_title(finding))}"
     likely = " This comes from the settings alone: likely, not yet measured." if finding.is_preflight else ""
     yield escape(wording.line(finding.summary, 600)) + likely
     if finding.evidence:
@@ -87,10 +91,6 @@ def _finding(finding: Finding) -> Iterator[str]:
     expected = summary.gain_text(finding)
     if expected:
         yield f"**Gain:** {escape(expected)} (confidence {finding.confidence})"
-
-
-def _title(finding: Finding) -> str:
-    return escape(f"{wording.line(finding.code, 16)} {wording.line(finding.name, 60)}")
 
 
 def _evidence(finding: Finding) -> str:

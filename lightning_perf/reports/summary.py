@@ -231,6 +231,21 @@ def footer_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
     return [(label, fact) for label, fact in facts if fact]
 
 
+def finding_title(finding: Finding) -> str:
+    """``PD101 starved-by-loader``."""
+    return f"{line(finding.code, 16)} {line(finding.name, 60)}"
+
+
+def steady_title(session: Session, steady: StageTimes) -> str:
+    """Heading of the breakdown of the stage itself."""
+    return f"Where the time goes: {count(steady.n_steps, f'steady {step_word(session)}')} in {seconds(steady.span_s)}"
+
+
+def validation_title(validation: StageTimes) -> str:
+    """Heading of the breakdown of validation inside fit."""
+    return f"Validation: {count(validation.n_steps, 'batch')} in {seconds(validation.span_s)}"
+
+
 def gain_text(finding: Finding) -> str:
     """The gain to expect with what it rests on; empty without one."""
     expected = gain(finding.gain)

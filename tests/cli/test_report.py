@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from reports.sessions import SESSIONS, starved
 
@@ -45,12 +46,13 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_report_draws_the_session_when_given_its_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name == "hostile":
-        pytest.skip("its NaN is not representable in JSON")
+    session = SESSIONS[name]()
+    if name == "hostile":  # JSON has no NaN
+        session = msgspec.structs.replace(session, findings=())
     monkeypatch.setenv("COLUMNS", "80")
-    file = SESSIONS[name]().save(tmp_path)
+    file = session.save(tmp_path)
     assert call(monkeypatch, "report", file) == 0
-    assert capsys.readouterr().out == to_text(run_report(SESSIONS[name]()), 80)
+    assert capsys.readouterr().out == to_text(run_report(session), 80)
 
 
 def test_report_draws_the_session_when_given_its_folder(

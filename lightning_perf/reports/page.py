@@ -1,0 +1,170 @@
+"""The parts that console reports are made of: headings, breakdowns, findings, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import ConsoleOptions, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from lightning_perf.records import Evidence, Finding, Session, StageTimes
+
+from . import summary, wording
+from .summary import PhaseRow
+
+_NARROW = 70
+_WIDEST = 100
+_BAR = {False: 30, True: 14}
+_SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
+_QUIET = "dim"
+_INDENT = 8
+
+
+class Page:
+    """The parts that reports are made of, for one width and encoding. Builds Text only: nothing is read as markup."""
+
+    def __init__(self, options: ConsoleOptions) -> None:
+        self._encoding = options.encoding
+        self._width = min(options.max_width, _WIDEST)
+        self._is_narrow = self._width < _NARROW
+
+    def text(self, content: str, style: str = "") -> Text:
+        return Text(wording.fit_encoding(content, self._encoding), style=style, overflow="fold")
+
+    def title(self, content: str) -> Text:
+        return Text.assemble("\n", self.text(content, "bold"))
+
+    def quiet(self, content: str) -> RenderableType:
+        return self._indented(self.text(content, _QUIET), 0)
+
+    def facts(self, facts: list[str]) -> RenderableType:
+        # Broken between facts only, never inside one.
+        lines = [facts[0]]
+        for fact in facts[1:]:
+            longer = f"{lines[-1]} · {fact}"
+            if cell_len(longer) <= self._width:
+                lines[-1] = longer
+            else:
+                lines.append(fact)
+        return self.quiet("\n".join(lines))
+
+    def verdict(self, session: Session) -> RenderableType:
+        severity = next((f.severity for f in session.findings if f.code == session.verdict.code), None)
+        style = {"healthy": "bold green", "unknown": "bold"}.get(session.verdict.category, "bold")
+        if severity is not None:
+            style = _SEVERITY_STYLES[severity]
+        label = self.text("PerfDoctor: ", "bold")
+        return self._indented(Text.assemble(label, self.text(summary.verdict_text(session), style)), 0)
+
+    def stage(self, title: str, stage: StageTimes, word: str) -> Iterator[RenderableType]:
+        yield self.title(title)
+        yield self.facts(summary.rate_facts(stage, word))
+        device = summary.device_fact(stage)
+        if device:
+            yield self.quiet(device)
+        yield from self.breakdown(summary.stage_rows(stage), has_p50=True, word=word)
+
+    def breakdown(self, rows: list[PhaseRow], has_p50: bool, word: str = "step") -> Iterator[RenderableType]:
+        if not rows:
+            return
+        width = _BAR[self._is_narrow]
+        grid = self._grid("left", "left", "right", "right", *(["right"] if has_p50 else []))
+        if has_p50:
+            grid.add_row(*(self.text(head, _QUIET) for head in ("", "", "share", "total", f"p50 a {word}")))
+        totals = wording.seconds_column([row.total_s for row in rows])
+        p50s = wording.seconds_column([row.p50_s for row in rows])
+        for row, (start, length), total, p50 in zip(rows, summary.bar_spans(rows, width), totals, p50s, strict=True):
+            bar = (" " * min(start, width - 1) + ("█" * length or "▏")).ljust(width)
+            figures = [wording.share(row.share, decimals=1), total, *([p50] if has_p50 else [])]
+            grid.add_row(self.text(row.name), self.text(bar, "cyan"), *(self.text(figure) for figure in figures))
+        yield Constrain(grid, self._width)
+
+    def finding(self, finding: Finding) -> Iterator[RenderableType]:
+        yield self._heading(finding, f"confidence {finding.confidence}", _QUIET)
+        yield self._indented(self.text(wording.line(finding.summary, 600)))
+        if finding.evidence:
+            yield self._evidence(finding.evidence)
+        for prescription in finding.prescriptions:
+            kind = f"({prescription.effort}, {prescription.safety})"
+            yield self._labelled("fix", f"{wording.line(prescription.summary, 300)} {kind}")
+            yield from self._code(wording.block(prescription.code))
+        expected = summary.gain_text(finding)
+        if expected:
+            yield self._labelled("gain", expected)
+
+    def short_finding(self, finding: Finding) -> Iterator[RenderableType]:
+        expected = wording.gain(finding.gain)
+        yield self._heading(finding, f"{expected} faster" if expected else "", "green")
+        yield self._indented(self.text(wording.line(finding.summary, 240)))
+        if finding.prescriptions:
+            first = finding.prescriptions[0]
+            yield self._labelled("fix", wording.line(first.summary, 160))
+            yield from self._code(wording.block(first.code, max_lines=4))
+
+    def footer(self, session: Session, show_all: bool) -> Iterator[RenderableType]:
+        shown = summary.footer_facts(session, show_all)
+        if shown:
+            yield Text("")
+            yield self._table([(label.lower(), fact) for label, fact in shown], _QUIET)
+        if not show_all:
+            return
+        if session.outcomes:
+            yield self.title("Rules")
+            yield self._table(summary.outcome_rows(session))
+        if session.missing:
+            yield self.title("Not measured")
+            yield self._table(summary.missing_rows(session))
+
+    def _table(self, rows: Sequence[Sequence[str]], style: str = "") -> RenderableType:
+        grid = self._grid(*["left"] * len(rows[0]))
+        for row in rows:
+            grid.add_row(*(self.text(cell, style) for cell in row))
+        return Constrain(grid, self._width)
+
+    def _heading(self, finding: Finding, remark: str, style: str) -> RenderableType:
+        heading = self.text(summary.finding_title(finding), "bold")
+        remarks = [remark] if remark else []
+        if finding.is_preflight:
+            remarks.append("likely, not yet measured")
+        if remarks:
+            heading.append_text(self.text("  " + ", ".join(remarks), style))
+        grid = Table.grid()
+        grid.add_column(width=_INDENT, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(self.text(finding.severity, _SEVERITY_STYLES[finding.severity]), heading)
+        return Constrain(grid, self._width)
+
+    def _evidence(self, evidence: tuple[Evidence, ...]) -> RenderableType:
+        grid = self._grid("left", "right", "left")
+        for fact in evidence:
+            basis = wording.evidence_basis(fact)
+            cells = (wording.line(fact.metric, 120), wording.evidence_value(fact), f"({basis})" if basis else "")
+            grid.add_row(*(self.text(cell, _QUIET) for cell in cells))
+        return self._indented(grid)
+
+    def _code(self, lines: list[str]) -> Iterator[Text]:
+        # Not wrapped: a line broken by us could not be pasted.
+        for line in lines:
+            code = self.text(" " * (_INDENT + 6) + line, "green")
+            code.no_wrap, code.overflow = True, "ignore"
+            yield code
+
+    def _labelled(self, label: str, content: str) -> RenderableType:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(width=4, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(self.text(label, _QUIET), self.text(content))
+        return self._indented(grid)
+
+    def _indented(self, content: Text | Table, by: int = _INDENT) -> RenderableType:
+        return Constrain(Padding(content, (0, 0, 0, by), expand=False), self._width)
+
+    def _grid(self, *alignments: str) -> Table:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for alignment in alignments:
+            grid.add_column(justify="right" if alignment == "right" else "left", overflow="fold")
+        return grid
