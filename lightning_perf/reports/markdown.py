@@ -64,15 +64,8 @@ def _findings_table(findings: Sequence[Finding]) -> str:
     cells = []
     for finding in findings:
         fix = escape(wording.line(finding.prescriptions[0].summary, 160)) if finding.prescriptions else ""
-        cells.append(
-            (
-                finding.severity,
-                escape(summary.finding_title(finding)),
-                wording.gain(finding.gain),
-                finding.confidence,
-                fix,
-            )
-        )
+        title = escape(summary.finding_title(finding))
+        cells.append((finding.severity, title, wording.gain(finding.gain), finding.confidence, fix))
     return _table(("severity", "finding", "speed-up", "confidence", "fix"), "lllll", cells)
 
 
