@@ -21,8 +21,8 @@ MIN_GROWTH = 0.10
 
 DOCS = """\
 ## What it measures
-A point in the course of the run from which on steps take at least a tenth longer, by a rank test on the timeline, and the
-phase that grew with it.
+A point in the course of the run from which on steps take at least a tenth longer, by a rank test on the timeline, and
+the phase that grew with it.
 
 ## Why it costs
 What slows down in the middle of a run is seldom the training itself: a list that grows, a log file rewritten in full, a

@@ -1,0 +1,64 @@
+"""PD901: fewer steps than a trustworthy figure needs."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule
+
+CODE = "PD901"
+NAME = "too-few-steps"
+CATEGORY = "quality"
+
+# A chapter on profiling PyTorch asks for a hundred iterations to report a mean and a spread; from about thirty on the
+# median is steady enough to order findings by.
+MIN_STEPS = 30
+
+DOCS = """\
+## What it measures
+The number of steps in the steady state, without warm-up and without the first of each epoch.
+
+## Why it costs
+Figures from few steps scatter. Findings that rest on them are shown with less confidence.
+
+## Example
+```python
+trainer = Trainer(limit_train_batches=10, max_epochs=1)
+```
+
+## Prescription
+Run more steps: 30 at least, 100 to compare two runs.
+
+## When it is wrong
+Steps of several seconds differ little from one another; there, fewer say as much.
+
+## Sources
+The fifth pitfall of the chapter on profiling PyTorch (too few iterations).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Counts the steady steps."""
+    n_steps = session.steady.n_steps if session.steady is not None else 0
+    if n_steps >= MIN_STEPS:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=f"Only {n_steps} steps were measured in the steady state. Figures from so few scatter.",
+        evidence=(
+            Evidence(metric="steps in the steady state", value=n_steps, unit="count", threshold=MIN_STEPS, n=n_steps),
+        ),
+        prescriptions=(
+            Prescription(treatment="", summary=f"run {MIN_STEPS} steps or more", safety="exact", effort="one line"),
+        ),
+    )
+
+
+def _rests_on_it(finding: Finding) -> bool:
+    """Whatever was measured over the steps."""
+    return bool(finding.claims) or finding.gain is not None
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, weakens=_rests_on_it)

@@ -1,0 +1,68 @@
+"""PD902: the two halves of the measured steps disagree."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import steady_of
+
+CODE = "PD902"
+NAME = "unsteady"
+CATEGORY = "quality"
+
+
+DOCS = """\
+## What it measures
+Whether the medians of the two halves of the measured steps agree within a tenth.
+
+## Why it costs
+Where steps change during the measurement, a mean over all of them describes none. Findings that rest on it are shown
+with less confidence.
+
+## Example
+```text
+steps 0-100: 20 ms; steps 100-200: 27 ms
+```
+
+## Prescription
+Measure longer, on a machine without other work. PD605 tells whether there was one point of change.
+
+## When it is wrong
+Batches whose size changes on purpose are unsteady without being badly measured.
+
+## Sources
+The steady-state criterion of this project's trials (agreement of halves).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Reads whether the halves agree."""
+    steady = steady_of(session)
+    if steady.is_steady is None:
+        raise Skip("fewer than 20 steps: two halves cannot be compared")
+    if steady.is_steady:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary="The two halves of the measured steps differ by more than a tenth. Figures over both describe neither.",
+        evidence=(Evidence(metric="the halves agree within 10 %", value=False, n=steady.n_steps),),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="measure longer, on a machine without other work",
+                safety="exact",
+                effort="minutes",
+            ),
+        ),
+    )
+
+
+def _rests_on_it(finding: Finding) -> bool:
+    """Whatever was measured over the steps."""
+    return bool(finding.claims) or finding.gain is not None
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, weakens=_rests_on_it)

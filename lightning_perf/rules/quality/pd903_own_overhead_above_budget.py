@@ -1,0 +1,73 @@
+"""PD903: PerfDoctor itself costs more than it promised."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
+
+CODE = "PD903"
+NAME = "own-overhead-above-budget"
+CATEGORY = "quality"
+
+DOCS = """\
+## What it measures
+What PerfDoctor's own hooks cost a step, by its own clock, against its budget; and whether it stopped measuring
+something for that reason.
+
+## Why it costs
+It is a cost of measuring, and it lengthens the phases that it measures.
+
+## Example
+```text
+overhead: 55 us a step, budget 40 us
+```
+
+## Prescription
+Nothing to do where its share is small. Otherwise give it fewer things to measure (`memory=False`,
+`device_stats=False`), or take it out once the diagnosis is known.
+
+## When it is wrong
+On a machine under full load its own clock includes waiting for a core.
+
+## Sources
+The budget stated in the documentation of this project's overhead benchmark.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the cost a step with the budget."""
+    overhead = session.overhead
+    if overhead is None:
+        raise Skip(session.missing.get("overhead", "PerfDoctor's own cost was not measured"))
+    if overhead.per_step_us <= overhead.budget_us and not overhead.backed_off:
+        return None
+    stopped = f" It stopped measuring {', '.join(overhead.backed_off)}." if overhead.backed_off else ""
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=(
+            f"PerfDoctor took {overhead.per_step_us:.0f} us a step, its budget is {overhead.budget_us:.0f} us. "
+            f"That is {percent(overhead.share)} of the run.{stopped}"
+        ),
+        evidence=(
+            Evidence(
+                metric="PerfDoctor's cost a step", value=overhead.per_step_us, unit="us", threshold=overhead.budget_us
+            ),
+            Evidence(metric="PerfDoctor's share of the run", value=overhead.share, unit="fraction"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="let it measure less, or take it out once the diagnosis is known",
+                safety="exact",
+                effort="one line",
+                code="PerfDoctor(memory=False, device_stats=False)",
+            ),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

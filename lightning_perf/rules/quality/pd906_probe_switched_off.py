@@ -1,0 +1,56 @@
+"""PD906: a probe or a report failed and was switched off."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule
+
+CODE = "PD906"
+NAME = "probe-switched-off"
+CATEGORY = "quality"
+
+
+DOCS = """\
+## What it measures
+Probes and reports of PerfDoctor that raised an error during the run.
+
+## Why it costs
+What a probe measures is missing from then on; rules that need it are skipped, with the reason. The training itself is
+not affected.
+
+## Example
+```text
+probe memory: RuntimeError at step 12
+```
+
+## Prescription
+Report the error to this project. Nothing else needs to be done.
+
+## When it is wrong
+It is never wrong: the error was raised.
+
+## Sources
+This project's promise that no measurement ends a training.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Names what failed."""
+    if not session.probes_off:
+        return None
+    names = ", ".join(sorted({failure.probe for failure in session.probes_off}))
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=f"Switched off after an error: {names}. What they measure is missing from then on.",
+        evidence=tuple(
+            Evidence(metric=f"{failure.probe} at step {failure.step}", value=failure.error)
+            for failure in session.probes_off
+        ),
+        prescriptions=(Prescription(treatment="", summary="report the error", safety="exact", effort="minutes"),),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

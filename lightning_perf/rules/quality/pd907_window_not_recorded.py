@@ -1,0 +1,57 @@
+"""PD907: a profiler window came back without events, or failed."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.rules.rule import Rule, Skip
+
+CODE = "PD907"
+NAME = "window-not-recorded"
+CATEGORY = "quality"
+
+
+DOCS = """\
+## What it measures
+The profiler windows that were opened but hold nothing to read.
+
+## Why it costs
+Rules that look into a window fall back on settings, or are skipped.
+
+## Example
+```text
+window at step 20: another profiler is active
+```
+
+## Prescription
+See the reason: one profiler session can be active at a time, so take out Lightning's `PyTorchProfiler` or an outer
+profiler.
+
+## When it is wrong
+A run that ended within a window leaves it incomplete; that is no fault.
+
+## Sources
+The documentation of `torch.profiler` (one session at a time).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Looks at windows that were not recorded."""
+    if not session.windows:
+        raise Skip("no profiler window was opened")
+    lost = [window for window in session.windows if window.status != "recorded"]
+    if not lost:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=f"{len(lost)} of {len(session.windows)} profiler windows hold nothing to read.",
+        evidence=tuple(
+            Evidence(metric=f"window at step {window.first_step}: {window.status}", value=window.reason)
+            for window in lost
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
