@@ -43,7 +43,7 @@ class Action(NamedTuple):
 _ACTION = re.compile(
     r"\[(?P<kind>Callback|LightningModule|LightningDataModule|Strategy)\](?P<who>.*)\.(?P<hook>\w+)", re.S
 )
-_FETCH = re.compile(r"\[\w+\]\.(?P<stage>\w+?)(_dataloader)?_next")
+_FETCH = re.compile(r"\[\w+\]\.(?P<stage>train|val|validation|test|predict)(_dataloader)?_next")
 _KINDS = {
     "Callback": "callback",
     "LightningModule": "module",

@@ -36,13 +36,21 @@ class DeviceClock:
     Args:
         make_event: Makes an event that measures time.
         backend: What to call the device in the record.
+        on_fail: Called with the first error of an event; nothing is marked from then on.
     """
 
     MAX_PENDING = 1024
     """A device this many steps behind is not being measured any more: new fetches are left out."""
 
-    def __init__(self, make_event: Callable[[], DeviceEvent], backend: str) -> None:
+    def __init__(
+        self,
+        make_event: Callable[[], DeviceEvent],
+        backend: str,
+        on_fail: Callable[[Exception], None] | None = None,
+    ) -> None:
         self.backend = backend
+        self._on_fail = on_fail
+        self._has_failed = False
         self._make_event = make_event
         self._free: list[DeviceEvent] = []
         self._pending: deque[tuple[DeviceEvent, DeviceEvent, bool]] = deque()
@@ -53,9 +61,13 @@ class DeviceClock:
 
     def before_fetch(self) -> None:
         """Marks that the host begins to wait for a batch."""
-        if len(self._pending) < self.MAX_PENDING:
+        if self._has_failed or len(self._pending) >= self.MAX_PENDING:
+            return
+        try:
             self._open = self._event()
             self._open.record()
+        except Exception as error:  # noqa: BLE001 - reported; the host's clock goes on
+            self._fail(error)
 
     def after_fetch(self, is_counted: bool) -> None:
         """Marks that the batch has come.
@@ -65,11 +77,14 @@ class DeviceClock:
         """
         if self._open is None:
             return
-        after = self._event()
-        after.record()
-        self._pending.append((self._open, after, is_counted))
-        self._open = None
-        self._resolve()
+        try:
+            after = self._event()
+            after.record()
+            self._pending.append((self._open, after, is_counted))
+            self._open = None
+            self._resolve()
+        except Exception as error:  # noqa: BLE001 - reported, as above
+            self._fail(error)
 
     def forget(self) -> None:
         """Drops what is pending, e.g. because the loop paused: the next step starts afresh."""
@@ -77,6 +92,13 @@ class DeviceClock:
             self._free += (before, after)
         self._pending.clear()
         self._open = self._last_after = None
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        self.forget()
+        if self._on_fail is None:
+            raise error
+        self._on_fail(error)
 
     def _event(self) -> DeviceEvent:
         return self._free.pop() if self._free else self._make_event()
@@ -94,11 +116,12 @@ class DeviceClock:
             self._last_after = after
 
 
-def device_clock(device: Any) -> tuple[DeviceClock | None, str]:
+def device_clock(device: Any, on_fail: Callable[[Exception], None] | None = None) -> tuple[DeviceClock | None, str]:
     """The clock of a device.
 
     Args:
         device: The ``torch.device`` that the training runs on.
+        on_fail: As for ``DeviceClock``.
 
     Returns:
         The clock and an empty reason, or None and why there is none.
@@ -117,7 +140,7 @@ def device_clock(device: Any) -> tuple[DeviceClock | None, str]:
         make_event().record()
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
         return None, f"{device.type} has no timed events in torch {torch.__version__}: {error}"
-    return DeviceClock(make_event, device.type), ""
+    return DeviceClock(make_event, device.type, on_fail), ""
 
 
 class FakeClock:

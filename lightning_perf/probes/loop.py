@@ -30,6 +30,7 @@ _MODULE_PARTS = {
     "configure_gradient_clipping": ("optimizer", "gradient_clipping"),
     "lr_scheduler_step": ("optimizer", "lr_scheduler"),
 }
+_BATCH_HOOKS = frozenset({"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"})
 _STEP_HOOKS = frozenset(
     {
         *(
@@ -82,6 +83,7 @@ class LoopProbe:
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
         self._is_between = True  # between epochs, or before the first
+        self._is_validation_between = True
         self._undos: list[seams.Undo] = []
         self._undo_profiler: seams.Undo | None = None
 
@@ -93,9 +95,9 @@ class LoopProbe:
         Args:
             more_metrics: Asked for figures to add whenever Lightning logs to a logger.
         """
-        self._keep(
-            seams.tap_profiler(self.trainer, self.span_for), "steady.phases", "this Trainer has no profiler to tap"
-        )
+        self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
+        if self._undo_profiler is None:
+            self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = self._span("logging", "metrics", "loop", "")
         self._keep(
             seams.tap_logging(self.trainer, collecting, self._logger_span, more_metrics),
@@ -152,8 +154,14 @@ class LoopProbe:
         """Puts back whatever was replaced."""
         if self._undo_profiler is not None:
             self._undo_profiler()
+            self._undo_profiler = None
         while self._undos:
             self._undos.pop()()
+
+    def freeze(self) -> None:
+        """Measuring has failed: what was measured stays, nothing is added any more."""
+        self.timeline.freeze()
+        self.run_ends()
 
     def _keep(self, undo: seams.Undo | None, path: str, reason: str) -> None:
         if undo is None:
@@ -179,6 +187,8 @@ class LoopProbe:
             return FetchSpan(self.timeline, self._fetch_begins, self._fetch_ends)
         if action.kind == "strategy" and action.hook in _STRATEGY_PHASES:
             return self._span(_STRATEGY_PHASES[action.hook], action.hook, "loop", action.hook)
+        if action.kind in ("module", "datamodule") and action.hook in _BATCH_HOOKS:
+            return self._span("transfer", action.owner, "module_hook", action.hook)
         if action.kind == "module":
             return self._module_span(action)
         if action.kind == "callback":
@@ -228,12 +238,16 @@ class LoopProbe:
     def _fetch_begins(self) -> None:
         if self._is_between:
             self._begin_epoch()
+        if self.timeline.stack and not self.main.is_in_batch:
+            self.timeline.unwind()
         self.main.fetch_begins()
 
     def _fetch_ends(self) -> None:
         self.main.fetch_ends()
 
     def _validation_fetch_begins(self) -> None:
+        if self._is_validation_between:
+            self._begin_validation_batches()
         self.validation.fetch_begins()
 
     def _validation_fetch_ends(self) -> None:
@@ -245,9 +259,9 @@ class LoopProbe:
             self._begin_epoch()
         self.main.batch_begins(batch)
 
-    def batch_ends(self) -> None:
+    def batch_ends(self, batch: Any = None) -> None:
         """``on_*_batch_end`` of the stage that the run is for."""
-        self.main.batch_ends()
+        self.main.batch_ends(batch)
         if self.first_step_end_ns is None:
             self.first_step_end_ns = self.timeline.charge()
             self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
@@ -257,6 +271,28 @@ class LoopProbe:
         self.main.epoch_ends()
         self.timeline.set_base("epoch_boundary")
         self._is_between = True
+
+    def run_ends(self) -> None:
+        """The run is over, perhaps in the middle of a step, which then counts as none."""
+        if not self._is_between:
+            self.epoch_ends()
+
+    def validation_begins(self, batch: Any) -> None:
+        """``on_validation_batch_start`` inside fit."""
+        if self._is_validation_between:
+            self._begin_validation_batches()
+        self.validation.batch_begins(batch)
+
+    def validation_epoch_ends(self) -> None:
+        """The last batch of validation inside fit is over: what follows is no batch's time."""
+        self.validation.epoch_ends()
+        self.timeline.set_base("epoch_boundary")
+        self._is_validation_between = True
+
+    def _begin_validation_batches(self) -> None:
+        self._is_validation_between = False
+        self.validation.epoch_begins(0)
+        self.timeline.set_base("other")
 
     def _begin_epoch(self) -> None:
         self._is_between = False
@@ -268,6 +304,11 @@ class LoopProbe:
         timeline.set_base("other")
 
     # -- what it comes to ------------------------------------------------------------
+
+    def checkpoint_ns(self) -> int:
+        """Nanoseconds spent saving checkpoints so far."""
+        self.timeline.charge()
+        return sum(span.ns for span in self._spans if span.phase == PHASE_INDEX["checkpoint"])
 
     def named(self) -> tuple[NamedTime, ...]:
         """Time by name since the end of the first step, largest first; the doctor's own left out."""
@@ -330,11 +371,14 @@ class LoopProbe:
 
 
 class _Validation:
-    """Encloses a run of the validation loop inside fit: one phase of the training, a stage with phases of its own."""
+    """Encloses a run of the validation loop inside fit: one phase of the training, a stage with phases of its own.
+
+    Checkpoints that are saved when validation ends are a phase of the training beside it: what they cost is theirs.
+    """
 
     def __init__(self, loop: LoopProbe) -> None:
         self._loop = loop
-        self._outer: tuple[list[int], int, int, bool] | None = None
+        self._outer: tuple[list[int], int, int, int, bool] | None = None
 
     def __enter__(self) -> None:
         loop, timeline = self._loop, self._loop.timeline
@@ -342,10 +386,11 @@ class _Validation:
             is_sanity = bool(loop.trainer.sanity_checking)
             loop.main.pause()
             outer_row = timeline.swap_row(loop.validation.row)
-            self._outer = (outer_row, timeline.last_ns, timeline.base.phase, is_sanity)
+            start_ns = timeline.last_ns
+            self._outer = (outer_row, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
             timeline.stack.append(timeline.current)
             timeline.current = timeline.base
-            timeline.base.phase = PHASE_INDEX["other"]
+            timeline.base.phase = PHASE_INDEX["epoch_boundary"]
         except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
             timeline.fail(error)
 
@@ -354,16 +399,19 @@ class _Validation:
         try:
             if self._outer is None:
                 return
-            outer_row, start_ns, base_phase, is_sanity = self._outer
-            loop.validation.epoch_ends()
+            outer_row, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
+            loop.validation_epoch_ends()
             timeline.swap_row(outer_row)
             total_ns = timeline.last_ns - start_ns
-            outer_row[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns
+            checkpoint_ns = loop.checkpoint_ns() - checkpoint_before_ns
+            outer_row[PHASE_INDEX["checkpoint"]] += checkpoint_ns
+            outer_row[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
             timeline.base.phase = base_phase
             timeline.current = timeline.stack.pop()
             self._outer = None
             if is_sanity:
                 loop.sanity_ns += total_ns
                 loop.validation = StageProbe(timeline, row=[0] * N_COLUMNS)
+                loop._is_validation_between = True
         except Exception as error:  # noqa: BLE001 - reported, as above
             timeline.fail(error)

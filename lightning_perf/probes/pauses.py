@@ -11,11 +11,13 @@ class GarbagePauses:
 
     Args:
         now_ns: The host's clock.
+        is_counted: Whether what is measured has begun; asked when a collection starts.
     """
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
+    def __init__(self, now_ns: Callable[[], int], is_counted: Callable[[], bool] = lambda: True) -> None:
         self.total_ns = 0
         self._now_ns = now_ns
+        self._is_counted = is_counted
         self._started_ns = 0
 
     def start(self) -> None:
@@ -29,7 +31,7 @@ class GarbagePauses:
 
     def _on_collection(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
-            self._started_ns = self._now_ns()
+            self._started_ns = self._now_ns() if self._is_counted() else 0
         elif self._started_ns:
             self.total_ns += self._now_ns() - self._started_ns
             self._started_ns = 0

@@ -112,12 +112,19 @@ class MarkedSpan:
 
     def __enter__(self) -> None:
         self.span.__enter__()
-        context = self.mark()
-        context.__enter__()
-        self.open.append(context)
+        try:
+            context = self.mark()
+            context.__enter__()
+            self.open.append(context)
+        except Exception as error:  # noqa: BLE001 - reported; marking must not break the training
+            self.span.timeline.fail(error)
 
     def __exit__(self, *exception: object) -> None:
-        self.open.pop().__exit__(*exception)
+        try:
+            if self.open:
+                self.open.pop().__exit__(*exception)
+        except Exception as error:  # noqa: BLE001 - reported, as above
+            self.span.timeline.fail(error)
         self.span.__exit__(*exception)
 
 
@@ -133,6 +140,7 @@ class Timeline:
         self.now_ns = now_ns
         self.on_fail = on_fail
         self.has_failed = False
+        self.is_frozen = False
         self.phase_ns = [0] * N_COLUMNS
         self.stack: list[Span] = []
         self.base = Span(self, "startup", "base")
@@ -155,10 +163,16 @@ class Timeline:
         self.base.phase = PHASE_INDEX[phase]
 
     def unwind(self) -> None:
-        """Forgets spans that were entered and never left, as an exception can leave them."""
+        """Forgets spans that were entered and never left, as an exception that the user caught can leave them."""
         self.charge()
         self.stack.clear()
         self.current = self.base
+
+    def freeze(self) -> None:
+        """Stops the clock for good."""
+        last_ns = self.last_ns
+        self.now_ns = lambda: last_ns
+        self.is_frozen = True
 
     def swap_row(self, row: list[int]) -> list[int]:
         """Goes on counting phases in ``row``; returns the one used so far. For stages inside a stage."""

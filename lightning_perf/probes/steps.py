@@ -66,7 +66,7 @@ class StageProbe:
         self._n_warmup_steps = 0
         self._row_has_step = False
         self._is_row_fresh = False
-        self._is_in_batch = False
+        self.is_in_batch = False
         self._is_first_of_epoch = True
         self._is_profiled = self._is_row_profiled = False
         self._samples = -1
@@ -82,8 +82,14 @@ class StageProbe:
     # -- the loop's events, in the order in which they come ------------------------------------------------------------
 
     def fetch_begins(self) -> None:
-        """The loop asks for a batch; unless a step asks for it itself, a new row begins."""
-        if not self._is_in_batch:
+        """The loop asks for a batch; unless a step asks for it itself, a new row begins.
+
+        Where an epoch begins with two fetches, because a loader without length is read one batch ahead, they share
+        the row of its first step.
+        """
+        if self.is_in_batch:
+            self._samples = -1  # the step was begun with the last step's batch
+        elif not (self._is_row_fresh and self._is_first_of_epoch):
             self._take_row()
             self._is_row_fresh = True
         if self.device_clock is not None:
@@ -99,22 +105,30 @@ class StageProbe:
         if not self._is_row_fresh:
             self._take_row()
         self._is_row_fresh = False
-        self._is_in_batch = True
+        self.is_in_batch = True
         self._row_has_step = True
         self._samples = self._batch_size(batch)
 
-    def batch_ends(self) -> None:
-        """The step is over; what comes until the next row still belongs to its row."""
-        self._is_in_batch = False
+    def batch_ends(self, batch: Any = None) -> None:
+        """The step is over; what comes until the next row still belongs to its row.
+
+        Args:
+            batch: The batch where it was not known when the step began, because the step fetched it itself.
+        """
+        if not self.is_in_batch:  # the loader gave None: no step began
+            return
+        self.is_in_batch = False
+        if self._samples < 0 and batch is not None:
+            self._samples = self._batch_size(batch)
         self.n_steps += 1
         if len(self._rows) >= ROWS_BEFORE_FOLDING * ROW_WIDTH:
             self.fold()
 
     def epoch_ends(self) -> None:
         """The last step of an epoch is over; time from here on is the epoch's boundary."""
-        if self._is_in_batch:  # on_train_batch_start said -1: this step never ran
+        if self.is_in_batch:  # on_train_batch_start said -1: this step never ran
             self._row_has_step = False
-        self._is_in_batch = self._is_row_fresh = False
+        self.is_in_batch = self._is_row_fresh = False
         self._take_row()
         self._is_first_of_epoch = True
         if self.device_clock is not None:
@@ -277,6 +291,8 @@ class StageProbe:
             self._epoch_first_fetch_ns = None
 
     def _batch_size(self, batch: Any) -> int:
+        if batch is None:
+            return -1
         try:
             if self._size_of is None:
                 self._size_of = size_reader(batch)
