@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lightning_perf import seams
-from lightning_perf.errors import ConfigError
+from lightning_perf import arguments, seams
+from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.ranks import gather_ranks
 from lightning_perf.probes.recorder import Recorder, Status
-from lightning_perf.records import SESSION_FILE, ProbeFailure, Session
+from lightning_perf.probes.window import WindowProbe
+from lightning_perf.records import SESSION_FILE, ProbeFailure, Ranks, Session, TraceRecord, Window
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import tensorboard as tensorboard_report
 from lightning_perf.rules.engine import check_codes, diagnose, preflight
-
-REPORTS = ("console", "tensorboard", "json")
 
 _log = logging.getLogger("lightning_perf")
 
@@ -34,8 +33,10 @@ class DoctorHooks:
     everything out again that it put in place.
 
     Args:
-        schedule: When profiler windows open: ``"auto"``, ``None`` (never), or ``(wait, warmup, active[, repeat])`` in
-            steps. Checked, but no window is opened yet by this version.
+        schedule: When profiler windows open. ``"auto"``: one short window once the steady state is reached, if the run
+            is long enough for it to cost less than 1 %, and another when the step time changes or ``profile_now()``
+            asks. ``(wait, warmup, active[, repeat])``: in steps; repeat 0 for as long as the run goes, 1 if left out.
+            ``None``: never.
         every_n_epochs: Diagnose at the end of every so many epochs; the end of a run is always diagnosed.
         reports: Which of ``"console"``, ``"tensorboard"`` and ``"json"``. ``"tensorboard"`` also gives plain figures
             to every other logger.
@@ -45,6 +46,9 @@ class DoctorHooks:
         device_stats: Whether to use the device's own clock (events; never a synchronisation).
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
         ignore: Codes or prefixes of rules to leave out; the longest match decides.
+        profiler: What windows record, as keyword arguments of ``WindowOptions``: ``with_stack``, ``record_shapes``,
+            ``profile_memory``, ``with_flops``, ``ranks``, ``stages``, ``skip_first``, ``emit``, ``export_stacks``,
+            ``max_events``. None for the defaults.
 
     Attributes:
         session: The latest session; None before the first run.
@@ -57,22 +61,24 @@ class DoctorHooks:
         self,
         schedule: str | list[int] | tuple[int, ...] | None = "auto",
         every_n_epochs: int = 1,
-        reports: list[str] | tuple[str, ...] = REPORTS,
+        reports: list[str] | tuple[str, ...] = arguments.REPORTS,
         out_dir: str | Path | None = None,
         memory: bool = True,
         device_stats: bool = True,
         select: list[str] | tuple[str, ...] | None = None,
         ignore: list[str] | tuple[str, ...] | None = None,
+        profiler: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.schedule = _checked_schedule(schedule)
-        self.every_n_epochs = _checked_whole("every_n_epochs", every_n_epochs, least=1)
-        self.reports = _checked_reports(reports)
-        self.out_dir = _checked_path(out_dir)
-        self.memory = _checked_flag("memory", memory)
-        self.device_stats = _checked_flag("device_stats", device_stats)
-        self.select = _checked_codes("select", select)
-        self.ignore = _checked_codes("ignore", ignore)
+        self.schedule = arguments.checked_schedule(schedule)
+        self.window_options = arguments.checked_window(self.schedule, profiler)
+        self.every_n_epochs = arguments.checked_whole("every_n_epochs", every_n_epochs, least=1)
+        self.reports = arguments.checked_reports(reports)
+        self.out_dir = arguments.checked_path(out_dir)
+        self.memory = arguments.checked_flag("memory", memory)
+        self.device_stats = arguments.checked_flag("device_stats", device_stats)
+        self.select = arguments.checked_codes("select", select)
+        self.ignore = arguments.checked_codes("ignore", ignore)
         check_codes(self.select, self.ignore)
         self.session: Session | None = None
         self._forget()
@@ -80,6 +86,10 @@ class DoctorHooks:
     def _forget(self) -> None:
         """The state between runs."""
         self._recorder: Recorder | None = None
+        self._loop: LoopProbe | None = None
+        self._windows: WindowProbe | None = None
+        self._is_silent = False
+        self._ranks: Ranks | None = None
         self._reported: Session | None = None
         self._folder: Path | None = None
         self._probes_off: dict[str, ProbeFailure] = {}
@@ -87,7 +97,7 @@ class DoctorHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
-        live: dict[str, Any] = {"_recorder": None, "_pending_metrics": {}}
+        live: dict[str, Any] = {"_recorder": None, "_loop": None, "_windows": None, "_pending_metrics": {}}
         return {**self.__dict__, **live}
 
     # -- the run ------------------------------------------------------------
@@ -98,18 +108,29 @@ class DoctorHooks:
         self._forget()
         # log_dir is a collective call: on every rank, whatever else happens.
         log_dir = trainer.log_dir
+        self._is_silent = next(c for c in trainer.callbacks if isinstance(c, DoctorHooks)) is not self
+        if self._is_silent:
+            if trainer.is_global_zero:
+                _log.warning(
+                    "This Trainer has more than one PerfDoctor: the first one measures, the others do nothing."
+                )
+            return
         try:
             self._folder = self._choose_folder(trainer, log_dir)
             self._recorder = Recorder(
                 trainer,
                 pl_module,
                 self,
-                stage,
+                getattr(stage, "value", stage),
                 wants_memory=self.memory,
                 wants_device_clock=self.device_stats,
                 on_fail=self._switch_off,
             )
+            self._loop = self._recorder.loop
             self._recorder.start(self._metrics_for)
+            if self.window_options is not None and not trainer.fast_dev_run:
+                self._recorder.open_windows(self.window_options, self._folder, self._is_worth_keeping)
+                self._windows = self._recorder.windows
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             self._switch_off("setup", error)
 
@@ -137,17 +158,19 @@ class DoctorHooks:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A step begins."""
-        if self._recorder is not None:
+        if self._loop is not None:
             try:
-                self._recorder.loop.batch_begins(batch)
+                self._loop.batch_begins(batch)
+                if self._windows is not None:
+                    self._windows.step()
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A step is over."""
-        if self._recorder is not None:
+        if self._loop is not None:
             try:
-                self._recorder.loop.batch_ends()
+                self._loop.batch_ends(batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
 
@@ -173,7 +196,7 @@ class DoctorHooks:
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """A batch of validation, testing or prediction begins."""
-        if self._recorder is not None:
+        if self._loop is not None and self._recorder is not None:
             try:
                 self._recorder.evaluation_begins(batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
@@ -183,7 +206,7 @@ class DoctorHooks:
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """It is over."""
-        if self._recorder is not None:
+        if self._loop is not None and self._recorder is not None:
             try:
                 self._recorder.evaluation_ends(outputs)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
@@ -194,27 +217,52 @@ class DoctorHooks:
     on_test_batch_end = on_validation_batch_end
     on_predict_batch_end = on_validation_batch_end
 
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The last batch of validation, testing or prediction is over; what follows is no batch's time."""
+        if self._loop is not None and self._recorder is not None:
+            self._guard("steps", self._recorder.evaluation_epoch_ends)
+
+    on_test_epoch_end = on_validation_epoch_end
+    on_predict_epoch_end = on_validation_epoch_end
+
     # -- epochs ------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Diagnoses."""
         recorder = self._recorder
-        if recorder is None:
-            # The other ranks gather: this one must take part.
-            self._gather(trainer, None)
+        if self._loop is not None:
+            self._guard("steps", self._loop.epoch_ends)
+        if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
-        self._guard("steps", recorder.loop.epoch_ends)
-        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if recorder is not None:
             self._guard("loader", recorder.epoch_ended, False)
-            self._guard("diagnosis", self._diagnose_epoch, trainer)
+        self._gather(trainer)
+        if recorder is not None:
+            self._guard("session", self._report_epoch, trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The last time at which loggers take figures."""
+        """The last time at which loggers take figures, and at which all ranks are known to be there."""
+        recorder = self._recorder
+        if recorder is not None:
+            self._guard("loader", recorder.epoch_ended, True)
+            self._guard("tensorboard", self._flush_metrics, trainer)
+        self._gather(trainer)
+
+    def profile_now(self) -> None:
+        """Opens a profiler window at the next step; does nothing where windows are off or no run is under way."""
+        if self._windows is not None:
+            self._windows.request()
+
+    def _is_worth_keeping(self, trace: TraceRecord) -> bool:
+        """Whether a trace says something that the session without it does not."""
         recorder = self._recorder
         if recorder is None:
-            return
-        self._guard("loader", recorder.epoch_ended, True)
-        self._guard("tensorboard", self._flush_metrics, trainer)
+            return False
+        session = recorder.session()
+        window = Window(first_step=0, n_steps=0, status="recorded", reason="", cost_s=0.0, trace=trace)
+        looked = msgspec.structs.replace(session, windows=(*session.windows, window))
+        before, after = (diagnose(one, self.select, self.ignore).findings for one in (session, looked))
+        return bool({f.code for f in after} - {f.code for f in before})
 
     # -- inside ------------------------------------------------------------
 
@@ -226,66 +274,91 @@ class DoctorHooks:
             return
         likely = preflight(self._recorder.session(), self.select, self.ignore)
         if likely:
-            console_report.emit(console_report.preflight_report(likely), console=seams.live_console(trainer))
+            self._print(trainer, lambda: console_report.preflight_report(likely))
 
-    def _diagnose_epoch(self, trainer: Any) -> None:
-        session = self._diagnosed(trainer, "running", None)
-        if not trainer.is_global_zero or session is None:
+    def _report_epoch(self, trainer: Any) -> None:
+        session = self._diagnosed("running", None)
+        if not trainer.is_global_zero:
             return
-        if "console" in self._active_reports(trainer):
-            report = console_report.epoch_report(session, trainer.current_epoch, self._reported)
-            self._guard("console", console_report.emit, report, console=seams.live_console(trainer))
-        if "tensorboard" in self._active_reports(trainer):
+        reports = self._active_reports(trainer)
+        if "console" in reports:
+            self._print(trainer, lambda: console_report.epoch_report(session, trainer.current_epoch, self._reported))
+        if "tensorboard" in reports:
             self._guard("tensorboard", self._log_figures, trainer, session)
-        if "json" in self._active_reports(trainer):
-            self._guard("json", session.save, self._session_path(session))
+        if "json" in reports:
+            self._guard("json", self._save, session)
         self._reported = session
 
-    def _diagnosed(self, trainer: Any, status: Status, error: BaseException | None) -> Session | None:
-        """The session up to now, with findings; every rank must call it while all of them still run."""
+    def _diagnosed(self, status: Status, error: BaseException | None) -> Session:
+        """The session up to now, with findings."""
         assert self._recorder is not None
-        session = self._recorder.session(status, error)
-        if status == "running":
-            ranks = self._gather(trainer, session)
-            if ranks is not None:
-                session = msgspec.structs.replace(session, ranks=ranks)
-        elif self.session is not None:
-            session = msgspec.structs.replace(session, ranks=self.session.ranks)
-        session = msgspec.structs.replace(session, probes_off=tuple(self._probes_off.values()))
-        self.session = diagnose(session, self.select, self.ignore)
-        return self.session
+        try:
+            session = self._recorder.session(status, error)
+        except Exception as failure:  # noqa: BLE001 - reported; what stands fast without it is still told
+            self._switch_off("session", failure)
+            session = self._recorder.bare_session(status, error)
+        return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks))
 
-    def _gather(self, trainer: Any, session: Session | None) -> Any:
-        if trainer.world_size == 1:
-            return None
-        return gather_ranks(session.steady if session else None, trainer.strategy.root_device)
+    def _diagnose(self, session: Session) -> Session:
+        """The session with the failures up to now and, unless that is what fails, its findings."""
+        session = msgspec.structs.replace(session, probes_off=tuple(self._probes_off.values()))
+        if "diagnosis" not in self._probes_off:
+            try:
+                session = diagnose(session, self.select, self.ignore)
+            except Exception as error:  # noqa: BLE001 - reported
+                self._switch_off("diagnosis", error)
+                session = msgspec.structs.replace(session, probes_off=tuple(self._probes_off.values()))
+        self.session = session
+        return session
+
+    def _gather(self, trainer: Any) -> None:
+        """Brings all ranks' figures together. A collective: a rank whose own probes failed must take part too."""
+        if trainer.world_size == 1 or self._is_silent:
+            return
+        steady = None
+        try:
+            steady = self._loop.main.stage_times() if self._loop is not None else None
+        except Exception as error:  # noqa: BLE001 - reported
+            self._switch_off("steps", error)
+        try:
+            self._ranks = gather_ranks(steady, trainer.strategy.root_device)
+        except Exception as error:  # noqa: BLE001 - reported
+            self._switch_off("ranks", error)
 
     def _finish(self, trainer: Any, status: Status, error: BaseException | None = None) -> None:
-        recorder = self._recorder
-        if recorder is None:
+        if self._recorder is None:
             return
-        if recorder.stage != "fit":
-            self._guard("steps", recorder.loop.epoch_ends)
-        self._end()
-        self._guard("diagnosis", self._report_run, trainer, recorder, status, error)
-        self._recorder = None
+        if self._loop is not None:
+            self._guard("steps", self._loop.run_ends)
+        self._end(error)
+        self._guard("report", self._report_run, trainer, status, error)
+        self._recorder = self._loop = self._windows = None
 
-    def _end(self) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         """Takes out what was put in place."""
         if self._recorder is not None:
-            self._guard("teardown", self._recorder.stop)
+            self._guard("teardown", self._recorder.stop, error)
 
-    def _report_run(self, trainer: Any, recorder: Recorder, status: Status, error: BaseException | None) -> None:
-        session = self._diagnosed(trainer, status, error)
-        if session is None or not trainer.is_global_zero:
+    def _report_run(self, trainer: Any, status: Status, error: BaseException | None) -> None:
+        session = self._diagnosed(status, error)
+        if not trainer.is_global_zero:
             return
-        has_run = recorder.loop.main.n_steps > 0
-        if "console" in self._active_reports(trainer) and has_run:
-            self._guard(
-                "console", console_report.emit, console_report.run_report(session), console=seams.live_console(trainer)
-            )
-        if "json" in self._active_reports(trainer) and (has_run or self.session is not None):
-            self._guard("json", session.save, self._session_path(session))
+        reports = self._active_reports(trainer)
+        if "console" in reports and session.run.n_steps > 0:
+            self._print(trainer, lambda: console_report.run_report(session))
+        # A report that fails belongs into the record too.
+        if len(self._probes_off) > len(session.probes_off):
+            session = self._diagnose(session)
+        if "json" in reports:
+            self._guard("json", self._save, session)
+        if len(self._probes_off) > len(session.probes_off):
+            self._diagnose(session)
+
+    def _print(self, trainer: Any, make_report: Callable[[], Any]) -> None:
+        self._guard("console", lambda: console_report.emit(make_report(), console=seams.live_console(trainer)))
+
+    def _save(self, session: Session) -> None:
+        session.save(self._session_path(session))
 
     def _active_reports(self, trainer: Any) -> tuple[str, ...]:
         """A trial run of a few batches leaves no files behind."""
@@ -356,8 +429,9 @@ class DoctorHooks:
             failure.error,
             exc_info=_log.isEnabledFor(logging.DEBUG),
         )
-        if probe == "steps" and recorder is not None:
-            recorder.stop()
+        if probe in ("setup", "steps") and recorder is not None:
+            self._loop = self._windows = None
+            self._guard("teardown", recorder.give_up)
 
 
 def _tensorboard_writer(logger: Any) -> Any:
@@ -366,54 +440,3 @@ def _tensorboard_writer(logger: Any) -> Any:
         return None
     experiment = getattr(logger, "experiment", None)
     return experiment if hasattr(experiment, "add_text") and hasattr(experiment, "add_scalar") else None
-
-
-# -- arguments ------------------------------------------------------------
-
-
-def _checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
-    if schedule is None or schedule == "auto":
-        return schedule  # type: ignore[no-any-return]
-    expected = 'expected "auto", None or (wait, warmup, active[, repeat]) in steps with active ≥ 1, e.g. (5, 2, 3, 1)'
-    if not isinstance(schedule, (list, tuple)) or len(schedule) not in (3, 4):
-        raise ConfigError(f"schedule={schedule!r}: {expected}")
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in schedule) or schedule[2] < 1:
-        raise ConfigError(f"schedule={schedule!r}: {expected}")
-    return tuple(schedule)
-
-
-def _checked_whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
-    return value
-
-
-def _checked_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: expected True or False")
-    return value
-
-
-def _checked_path(value: Any) -> Path | None:
-    if value is None:
-        return None
-    if not isinstance(value, (str, Path)) or not str(value):
-        raise ConfigError(f"out_dir={value!r}: expected a folder's path or None")
-    path = Path(value)
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is made where it is missing")
-    return path
-
-
-def _checked_reports(reports: Any) -> tuple[str, ...]:
-    if isinstance(reports, str) or not isinstance(reports, (list, tuple)) or any(r not in REPORTS for r in reports):
-        raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, REPORTS))}")
-    return tuple(reports)
-
-
-def _checked_codes(name: str, codes: Any) -> Sequence[str] | None:
-    if codes is None:
-        return None
-    if isinstance(codes, str) or not isinstance(codes, (list, tuple)) or not all(isinstance(c, str) for c in codes):
-        raise ConfigError(f'{name}={codes!r}: expected a list of rule codes or prefixes, e.g. ["PD1", "PD502"]')
-    return tuple(codes)

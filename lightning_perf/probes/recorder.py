@@ -7,6 +7,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +22,7 @@ from lightning_perf.records import (
     Session,
     Settings,
     StageTimes,
-    Window,
+    TraceRecord,
 )
 
 from .clock import device_clock, now_ns
@@ -32,6 +34,7 @@ from .model import ZeroGradWatch
 from .pauses import GarbagePauses
 from .settings import read_settings, read_step_logging
 from .spans import Timeline, span_cost_ns
+from .window import WindowOptions, WindowProbe
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 
@@ -73,7 +76,7 @@ class Recorder:
         self.pl_module = pl_module
         self.stage = stage
         self.missing: dict[str, str] = {}
-        self.windows: tuple[Window, ...] = ()
+        self.windows: WindowProbe | None = None
         self.settings = Settings()
         self.machine = Machine(os=sys.platform, python=sys.version.split()[0])
         try:
@@ -86,6 +89,7 @@ class Recorder:
         self._wants_memory = wants_memory
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._started_s = time.monotonic()
         self._first_global_step = trainer.global_step
         self._evaluation_batches_seen = 0
         self._evaluation_has_graph: bool | None = None
@@ -93,10 +97,13 @@ class Recorder:
         self._in_process: InProcessCost | None = None
         self._in_process_result: float | str | None = None
         self._span_cost_ns = span_cost_ns(lambda: Timeline(clock, lambda _: None))
-        self.pauses = GarbagePauses(clock)
         events = None
         if wants_device_clock:
-            events, reason = device_clock(trainer.strategy.root_device)
+            try:
+                events, reason = device_clock(trainer.strategy.root_device, partial(on_fail, "device"))
+            except Exception as error:  # noqa: BLE001 - reported; the host's clock is enough
+                on_fail("device", error)
+                reason = "reading the device's clock failed"
             if events is None:
                 self.missing["steady.device"] = reason
         else:
@@ -104,6 +111,7 @@ class Recorder:
         self.loop = LoopProbe(
             trainer, pl_module, owner, stage, clock, lambda error: on_fail("steps", error), device_clock=events
         )
+        self.pauses = GarbagePauses(clock, is_counted=lambda: self.loop.first_step_end_ns is not None)
 
     # -- the run's events ---------------------------------------------------------------------------------------------
 
@@ -116,15 +124,37 @@ class Recorder:
         self.loop.install(more_metrics)
         self.pauses.start()
 
-    def stop(self) -> None:
-        """Puts everything back; calling it twice does no harm."""
+    def open_windows(
+        self, options: WindowOptions, folder: Path, is_worth_keeping: Callable[[TraceRecord], bool]
+    ) -> None:
+        """Lets profiler windows open in this run, if the options ask for this rank and stage."""
+        rank = self.trainer.global_rank
+        if self.stage in options.stages and (options.ranks == "all" or rank in options.ranks):
+            device = self.trainer.strategy.root_device
+            self.windows = WindowProbe(options, self.loop, device, rank, folder, is_worth_keeping)
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Puts everything back; calling it twice does no harm.
+
+        Args:
+            error: What ended the run; None if it ended well.
+        """
+        if self.windows is not None:
+            self.windows.close(error)
         self.loop.uninstall()
         self.pauses.stop()
         if self._in_process is not None:
             self._in_process.close()
 
+    def give_up(self) -> None:
+        """Measuring has failed: puts everything back, and leaves what was measured as it is."""
+        self.missing["steady"] = "measuring failed; see probes_off"
+        self.stop()
+        self.loop.freeze()
+
     def loops_ready(self) -> None:
-        """Loaders, model and optimizers exist now."""
+        """Loaders, model and optimizers exist now, and a checkpoint to resume from is loaded."""
+        self._first_global_step = self.trainer.global_step
         self.settings, missing = read_settings(self.trainer, self.pl_module)
         self.missing.update(missing)
         if self.stage == "fit":
@@ -134,7 +164,7 @@ class Recorder:
     def evaluation_begins(self, batch: Any) -> None:
         """A batch of validation, testing or prediction begins: inside fit that is another stage than the run's."""
         if self.stage == "fit":
-            self.loop.validation.batch_begins(batch)
+            self.loop.validation_begins(batch)
         else:
             self.loop.batch_begins(batch)
 
@@ -147,6 +177,13 @@ class Recorder:
         if self._evaluation_batches_seen < _EVALUATION_BATCHES_LOOKED_AT and not self.trainer.sanity_checking:
             self._evaluation_batches_seen += 1
             self._evaluation_has_graph = bool(self._evaluation_has_graph) or _has_graph(outputs)
+
+    def evaluation_epoch_ends(self) -> None:
+        """The last batch of validation, testing or prediction is over."""
+        if self.stage == "fit":
+            self.loop.validation_epoch_ends()
+        else:
+            self.loop.epoch_ends()
 
     def epoch_ended(self, is_last: bool) -> None:
         """Asks what a batch costs without workers, once there is reason to."""
@@ -182,23 +219,42 @@ class Recorder:
         """What is known now."""
         loop = self.loop
         missing = {**self.missing, **loop.missing}
-        wall_s = loop.wall_ns() / 1e9
         steady = self._completed(loop.main.stage_times(), missing)
         if steady is None:
             missing.setdefault("steady", f"{loop.main.n_steps} steps: too few to tell warm-up from steady state")
         validation = loop.validation.stage_times() if self.stage == "fit" else None
+        epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
+        wall_s = self._wall_s()  # after all that is within it
         return Session(
             run=self._run(status, error, wall_s),
             machine=self.machine,
             settings=self._settings(),
-            epochs=loop.main.epochs_so_far() if self.stage == "fit" else (),
+            epochs=epochs,
             steady=steady,
             validation=validation,
             memory=self._memory(missing),
-            windows=self.windows,
+            windows=tuple(self.windows.windows) if self.windows is not None else (),
             overhead=self._overhead(wall_s),
             missing=missing,
         )
+
+    def bare_session(self, status: Status, error: BaseException | None) -> Session:
+        """What is known without any measurement."""
+        return Session(
+            run=Run(
+                id=self._id, stage=self.stage, status=status, started_at=self._started_at, wall_s=self._elapsed_s()
+            ),
+            machine=self.machine,
+            settings=self.settings,
+            missing={**self.missing, "steady": "the session could not be put together; see probes_off"},
+        )
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _wall_s(self) -> float:
+        """By the clock of the phases, so that they add up to it, unless that has stopped."""
+        return self._elapsed_s() if self.loop.timeline.is_frozen else self.loop.wall_ns() / 1e9
 
     def _completed(self, steady: StageTimes | None, missing: dict[str, str]) -> StageTimes | None:
         if steady is None:

@@ -48,7 +48,7 @@ _RECENT_FETCHES = 2048
 
 def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which rows hold a step, whatever its kind."""
-    return (kinds != NOT_A_STEP) & (kinds != PROFILED_TIME)
+    return np.asarray((kinds != NOT_A_STEP) & (kinds != PROFILED_TIME))
 
 
 class Tally:

@@ -180,8 +180,11 @@ class Session(Record, frozen=True, kw_only=True):
             The file written.
 
         Raises:
-            SessionError: The file cannot be written, or something else than a session stands there.
+            SessionError: The file cannot be written, something else than a session stands there, or the session holds
+                a number that JSON cannot (NaN, infinity).
         """
+        content = self.to_json()
+        _from_document(msgspec.json.decode(content), "this session")  # NaN becomes null: better no file than a bad one
         target = Path(path)
         if target.is_dir() or target.suffix != ".json":
             target = target / SESSION_FILE
@@ -191,7 +194,7 @@ class Session(Record, frozen=True, kw_only=True):
             descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(self.to_json())
+                    file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
                 os.chmod(temporary, 0o666 & ~_umask())

@@ -1,0 +1,97 @@
+"""Checks of PerfDoctor's arguments: one clear error that says what was received and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.probes.window import WindowOptions
+
+REPORTS = ("console", "tensorboard", "json")
+
+
+def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
+    if schedule is None or schedule == "auto":
+        return schedule  # type: ignore[no-any-return]
+    expected = 'expected "auto", None or (wait, warmup, active[, repeat]) in steps with active ≥ 1, e.g. (5, 2, 3, 1)'
+    if not isinstance(schedule, (list, tuple)) or len(schedule) not in (3, 4):
+        raise ConfigError(f"schedule={schedule!r}: {expected}")
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in schedule) or schedule[2] < 1:
+        raise ConfigError(f"schedule={schedule!r}: {expected}")
+    return tuple(schedule)
+
+
+_STAGES = ("fit", "validate", "test", "predict")
+
+
+def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> WindowOptions | None:
+    """The options of windows; None where none are to open."""
+    options = {} if profiler is None else profiler
+    scheduled = ("wait", "warmup", "active", "repeat")
+    known = [name for name in WindowOptions._fields if name not in scheduled]
+    if not isinstance(options, dict) or not set(options) <= set(known):
+        raise ConfigError(f"profiler={profiler!r}: expected a dict with some of {', '.join(known)}, or None")
+    checks: dict[str, Callable[[Any], bool]] = {
+        "ranks": lambda v: v == "all" or (isinstance(v, (list, tuple)) and all(type(r) is int and r >= 0 for r in v)),
+        "stages": lambda v: isinstance(v, (list, tuple)) and set(v) <= set(_STAGES),
+        "emit": lambda v: v in ("kineto", "nsys"),
+        "skip_first": lambda v: type(v) is int and v >= 0,
+        "max_events": lambda v: type(v) is int and v > 0,
+    }
+    for name, value in options.items():
+        is_fine = checks.get(name, lambda v: isinstance(v, bool))(value)
+        if not is_fine:
+            expected = {
+                "ranks": '"all" or a list of ranks',
+                "stages": f"a list of some of {', '.join(_STAGES)}",
+                "emit": '"kineto" or "nsys"',
+                "skip_first": "a whole number of steps",
+                "max_events": "a whole number above 0",
+            }.get(name, "True or False")
+            raise ConfigError(f"profiler[{name!r}]={value!r}: expected {expected}")
+    if schedule is None:
+        return None
+    tuples: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    timing: dict[str, Any] = {} if schedule == "auto" else dict(zip(scheduled, schedule, strict=False))
+    return WindowOptions(**{**timing, **tuples})
+
+
+def checked_whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
+    return value
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: expected True or False")
+    return value
+
+
+def checked_path(value: Any) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ConfigError(f"out_dir={value!r}: expected a folder's path or None")
+    path = Path(value)
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is made where it is missing")
+    return path
+
+
+def checked_reports(reports: Any) -> tuple[str, ...]:
+    if isinstance(reports, str) or not isinstance(reports, (list, tuple)) or any(r not in REPORTS for r in reports):
+        raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, REPORTS))}")
+    return tuple(reports)
+
+
+def checked_codes(name: str, codes: Any) -> Sequence[str] | None:
+    if codes is None:
+        return None
+    if isinstance(codes, str) or not isinstance(codes, (list, tuple)) or not all(isinstance(c, str) for c in codes):
+        raise ConfigError(f'{name}={codes!r}: expected a list of rule codes or prefixes, e.g. ["PD1", "PD502"]')
+    return tuple(codes)

@@ -1,0 +1,49 @@
+"""``lightning-perf demo``: a small training with a planted fault, diagnosed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightning_perf.errors import ConfigError
+
+FAULT_NAMES = (
+    "slow-transform",
+    "no-persistent-workers",
+    "logging-every-step",
+    "slow-callback",
+    "slow-logger",
+    "heavy-validation",
+    "frequent-checkpoints",
+    "none",
+)
+
+
+def demo(
+    fault: Annotated[str, typer.Option(help=f"One of {', '.join(FAULT_NAMES)}.")] = "slow-transform",
+    out: Annotated[Path | None, typer.Option(help="Where logs go; perf_logs/demo-<fault>-<time> by default.")] = None,
+) -> None:
+    """Trains a small model on the CPU with a planted fault and diagnoses it; about 10 seconds.
+
+    Exit code 1 when the diagnosis names another fault first.
+    """
+    if fault not in FAULT_NAMES:
+        raise ConfigError(f"--fault {fault!r} is not known; expected one of {', '.join(FAULT_NAMES)}")
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    print("Loading torch and lightning ...", flush=True)
+    from lightning_perf.demo import FAULTS, run_demo
+
+    planted = FAULTS[fault]
+    print(f"Planted: {planted.summary}.", flush=True)
+    out_dir = out or Path("perf_logs") / f"demo-{fault}-{time.strftime('%Y%m%d-%H%M%S')}"
+    session = run_demo(fault, out_dir)
+    named = session.verdict.code
+    expected = planted.code or "no finding above info"
+    print(f"\nPlanted {fault} ({expected}); the diagnosis says {named or session.verdict.category} first.")
+    print(f"The session is in {out_dir}: lightning-perf report {out_dir}")
+    if named != planted.code or (planted.code is None and session.verdict.category != "healthy"):
+        raise typer.Exit(1)

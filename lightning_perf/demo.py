@@ -1,0 +1,181 @@
+"""A small training on the CPU that is healthy unless a fault is planted in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+from lightning_perf.doctor import PerfDoctor
+from lightning_perf.records import Session
+
+
+class Fault(NamedTuple):
+    """A fault that can be planted.
+
+    Attributes:
+        code: The rule that should name it; None for the healthy training.
+        summary: What is done to the training.
+    """
+
+    code: str | None
+    summary: str
+
+
+FAULTS = {
+    "slow-transform": Fault("PD101", "each batch waits 30 ms for its decoder, and no worker prepares it meanwhile"),
+    "no-persistent-workers": Fault("PD104", "two workers are started anew in each of many short epochs"),
+    "logging-every-step": Fault("PD502", "forty metrics are logged at every step"),
+    "slow-callback": Fault("PD504", "a callback inspects the weights for 8 ms after each step"),
+    "slow-logger": Fault("PD505", "the logger takes 8 ms to write what it is given"),
+    "heavy-validation": Fault("PD601", "four validation rounds an epoch"),
+    "frequent-checkpoints": Fault("PD602", "a checkpoint is written at every step"),
+    "none": Fault(None, "nothing: this training is healthy"),
+}
+
+_BATCH_SIZE = 32
+_CLASSES = 10
+
+
+def run_demo(fault: str, out_dir: Path) -> Session:
+    """Trains with a fault planted and diagnoses.
+
+    Args:
+        fault: A key of ``FAULTS``.
+        out_dir: Where logs, checkpoints and the session go.
+
+    Returns:
+        The session, with findings and verdict.
+    """
+    torch.manual_seed(0)
+    doctor = PerfDoctor(out_dir=out_dir)
+    short_epochs = fault == "no-persistent-workers"
+    needs_decoder = fault in ("slow-transform", "no-persistent-workers")
+    callbacks: list[Callback] = [doctor]
+    flags: dict[str, Any] = {}
+    if fault == "slow-callback":
+        callbacks.append(WeightInspector())
+    if fault == "frequent-checkpoints":
+        callbacks.append(ModelCheckpoint(dirpath=out_dir / "checkpoints", every_n_train_steps=1))
+    if fault == "logging-every-step":
+        flags["log_every_n_steps"] = 1
+    if fault == "heavy-validation":
+        flags["val_check_interval"] = 0.25
+    logger_class = SlowLogger if fault == "slow-logger" else TensorBoardLogger
+    trainer = Trainer(
+        max_epochs=12 if short_epochs else 3,
+        accelerator="cpu",
+        callbacks=callbacks,
+        logger=logger_class(save_dir=str(out_dir), name="logs", version=""),
+        default_root_dir=str(out_dir),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **flags,
+    )
+    train = _loader(
+        n_batches=12 if short_epochs else 48,
+        decode_s=0.03 if needs_decoder else 0.0,
+        num_workers=2 if short_epochs else 0,
+    )
+    # Not at every epoch where epochs are short: their boundary is the fault on show.
+    validation = None if short_epochs else _loader(n_batches=24 if fault == "heavy-validation" else 2)
+    trainer.fit(SmallConvNet(n_metrics=40 if fault == "logging-every-step" else 1), train, validation)
+    assert doctor.session is not None
+    return doctor.session
+
+
+class SmallConvNet(LightningModule):
+    """A few convolutions: some 20 ms a step on a core, with so few weights that the optimizer costs next to nothing.
+
+    Args:
+        n_metrics: How many metrics to log.
+    """
+
+    def __init__(self, n_metrics: int = 1) -> None:
+        super().__init__()
+        self.n_metrics = n_metrics
+        self.network = nn.Sequential(
+            nn.Conv2d(3, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(24, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(24 * 16, _CLASSES),
+        )
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """One step."""
+        loss = self._loss(batch)
+        for index in range(self.n_metrics):
+            self.log(f"train_loss_{index}" if index else "train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        """One batch of validation."""
+        self.log("val_loss", self._loss(batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+    def _loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        images, labels = batch
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+
+class Images(Dataset[Any]):
+    """Random images in memory, fetched a batch at a time.
+
+    Args:
+        n_samples: How many.
+        decode_s: What decoding a batch takes, in seconds: waiting, as for slow storage.
+    """
+
+    def __init__(self, n_samples: int, decode_s: float) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.images = torch.randn(n_samples, 3, 32, 32, generator=generator)
+        self.labels = torch.randint(0, _CLASSES, (n_samples,), generator=generator)
+        self.decode_s = decode_s
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.decode_s:
+            time.sleep(self.decode_s)
+        return self.images[indices], self.labels[indices]
+
+
+class WeightInspector(Callback):
+    """Looks at the weights after each step, slowly."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """After each step."""
+        time.sleep(0.008)
+
+
+class SlowLogger(TensorBoardLogger):
+    """A logger behind a slow connection."""
+
+    def save(self) -> None:
+        """Writes."""
+        time.sleep(0.008)
+        super().save()
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        """Sends."""
+        super().log_metrics(*args, **kwargs)
+
+
+def _loader(n_batches: int, decode_s: float = 0.0, num_workers: int = 0) -> DataLoader[Any]:
+    dataset = Images(n_batches * _BATCH_SIZE, decode_s)
+    sampler = BatchSampler(RandomSampler(dataset), _BATCH_SIZE, drop_last=True)
+    return DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=num_workers)

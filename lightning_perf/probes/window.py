@@ -1,0 +1,400 @@
+"""Profiler windows: short stretches of steps under ``torch.profiler``, opened by schedule, by need or on demand."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lightning_perf.records import TraceRecord, Window
+
+from .loop import LoopProbe
+
+REQUEST_FILE = "PROFILE_NOW"
+"""Touching a file of this name in the run's folder opens a window."""
+
+AUTO_SHARE = 0.01  # of the run: what automatic windows may cost at most
+_AUTO_FIRST_COST_S = {"cpu": 0.3}  # seen for small models on CPUs; the first CUPTI start takes seconds
+_AUTO_FIRST_COST_ELSEWHERE_S = 3.0
+_AUTO_STEPS_BEFORE = 60  # enough to have left the warm-up behind
+_AUTO_CHECK_EVERY = 32
+_AUTO_MAX_WINDOWS = 4
+_AUTO_CHANGE = 1.3  # a median step this many times the one at the last window asks for another
+_AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
+_REQUEST_CHECK_S = 2.0
+
+
+class WindowOptions(NamedTuple):
+    """How windows are opened and what is recorded.
+
+    Attributes:
+        wait: Steps before each window; None lets windows open by themselves.
+        warmup: Steps recorded and thrown away, so that the profiler's own start is not measured.
+        active: Steps recorded.
+        repeat: Windows; 0 for as many as there are steps for.
+        skip_first: Steps before the first ``wait``.
+        record_shapes: Operators' input shapes.
+        with_stack: Python stacks, so that costs get a file and line; large, and slows the steps recorded.
+        profile_memory: Allocations.
+        with_flops: Estimated operations.
+        ranks: Which ranks record: ``"all"``, or a tuple of ranks.
+        stages: Of ``fit``, ``validate``, ``test``, ``predict``.
+        emit: ``"kineto"`` records here; ``"nsys"`` only starts and stops the capture range of ``nsys profile
+            --capture-range=cudaProfilerApi`` and marks steps and phases with NVTX.
+        export_stacks: Also write the stacks in the format that flame graph tools read.
+        max_events: A window with more events is not kept nor read: it would take more memory than it is worth.
+    """
+
+    wait: int | None = None
+    warmup: int = _AUTO_WARMUP
+    active: int = _AUTO_ACTIVE
+    repeat: int = 1
+    skip_first: int = 0
+    record_shapes: bool = True
+    with_stack: bool = False
+    profile_memory: bool = False
+    with_flops: bool = False
+    ranks: Literal["all"] | tuple[int, ...] = (0,)
+    stages: tuple[str, ...] = ("fit",)
+    emit: Literal["kineto", "nsys"] = "kineto"
+    export_stacks: bool = False
+    max_events: int = 3_000_000
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether windows open by themselves."""
+        return self.wait is None
+
+
+class WindowProbe:
+    """Opens and closes windows, and reads what they recorded.
+
+    Between windows a step costs one comparison. Nothing is synchronised but by the profiler itself at a window's edges.
+
+    Args:
+        options: When and what.
+        loop: The loop under way; its steps inside a window are left out of all statistics.
+        device: The ``torch.device`` trained on.
+        rank: This process's.
+        folder: Where traces go.
+        is_worth_keeping: Asked of what a window that opened by itself says: is the trace file worth its space?
+    """
+
+    def __init__(
+        self,
+        options: WindowOptions,
+        loop: LoopProbe,
+        device: Any,
+        rank: int,
+        folder: Path,
+        is_worth_keeping: Callable[[TraceRecord], bool],
+    ) -> None:
+        self.options = options
+        self.windows: list[Window] = []
+        self._loop = loop
+        self._device = device
+        self._rank = rank
+        self._folder = folder
+        self._is_worth_keeping = is_worth_keeping
+        self._step = 0
+        self._recording: _Recording | None = None
+        self._is_requested = False
+        self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
+        self._median_at_window_ns: float | None = None
+        self._is_closed = False
+        if options.is_auto:
+            self._look_at = _AUTO_STEPS_BEFORE
+        else:
+            self._look_at = options.skip_first + (options.wait or 0)
+
+    def request(self) -> None:
+        """Opens a window at the next step."""
+        self._is_requested = True
+        self._look_at = 0
+
+    def step(self) -> None:
+        """The loop is about to run a step."""
+        if self._recording is not None:
+            self._advance(self._recording)
+        elif self._step >= self._look_at:
+            self._look()
+        self._step += 1
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The run is over; a window that is open is left incomplete.
+
+        Args:
+            error: What ended the run; None if it ended well.
+        """
+        self._is_closed = True
+        recording, self._recording = self._recording, None
+        if recording is None:
+            if not self.windows and not self.options.is_auto and self._step <= self._look_at:
+                reason = f"the run ended after {self._step} steps, the first window opens after {self._look_at}"
+                self.windows.append(_window(self._step, 0, "incomplete", reason, 0.0))
+            return
+        self._leave()
+        recording.abandon()
+        status: Literal["failed", "incomplete"] = "incomplete" if error is None else "failed"
+        cause = "the run ended" if error is None else f"{type(error).__name__} ended the run"
+        reason = f"{recording.reason}; {cause} inside the window"
+        self.windows.append(_window(recording.first_step, recording.n_done, status, reason, recording.cost_s))
+
+    # -- inside ------------------------------------------------------------
+
+    def _look(self) -> None:
+        reason = self._reason_to_open()
+        if reason is None or self._is_closed:
+            return
+        obstacle = active_profiler()
+        if obstacle is not None:
+            self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
+            self._look_at = _NEVER
+            return
+        self._median_at_window_ns = self._loop.main.recent_median_ns()
+        self._loop.enter_window(annotation_for(self.options.emit))
+        try:
+            self._recording = _Recording(self.options, self._device, self._step, reason)
+        except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
+            self._leave()
+            self.windows.append(_window(self._step, 0, "failed", f"{reason}; {error}", 0.0))
+            self._look_at = _NEVER
+
+    def _reason_to_open(self) -> str | None:
+        if self._is_requested:
+            self._is_requested = False
+            self._look_at = self._next_look()
+            return "asked for"
+        if self.options.is_auto:
+            self._look_at = self._step + _AUTO_CHECK_EVERY
+            return self._file_request() or self._auto_reason()
+        return "by schedule"
+
+    def _file_request(self) -> str | None:
+        now = time.monotonic()
+        if now < self._next_request_check:
+            return None
+        self._next_request_check = now + _REQUEST_CHECK_S
+        try:
+            (self._folder / REQUEST_FILE).unlink()
+        except OSError:
+            return None
+        return f"{REQUEST_FILE} was found"
+
+    def _auto_reason(self) -> str | None:
+        n_recorded = sum(window.status == "recorded" for window in self.windows)
+        if len(self.windows) >= _AUTO_MAX_WINDOWS:
+            return None
+        median_ns = self._loop.main.recent_median_ns()
+        if median_ns is None or not self._can_afford(median_ns):
+            return None
+        if not n_recorded:
+            return "steady state reached"
+        before = self._median_at_window_ns
+        if before and max(median_ns / before, before / median_ns) >= _AUTO_CHANGE:
+            return f"the median step changed from {before / 1e6:.1f} to {median_ns / 1e6:.1f} ms"
+        return None
+
+    def _can_afford(self, median_step_ns: float) -> bool:
+        """Whether one more window keeps the windows' cost below their share of the run."""
+        spent_s = sum(window.cost_s for window in self.windows)
+        recorded = [window.cost_s for window in self.windows if window.status == "recorded"]
+        first_s = _AUTO_FIRST_COST_S.get(self._device.type, _AUTO_FIRST_COST_ELSEWHERE_S)
+        next_s = max(recorded) if recorded else first_s + _AUTO_ACTIVE * median_step_ns / 1e9
+        return spent_s + next_s <= AUTO_SHARE * self._loop.expected_wall_s(median_step_ns)
+
+    def _advance(self, recording: _Recording) -> None:
+        if not recording.step():
+            return
+        self._recording = None
+        self._look_at = self._next_look()
+        self.windows.append(self._read(recording))
+        self._leave()
+
+    def _next_look(self) -> int:
+        options = self.options
+        if options.is_auto:
+            return self._step + _AUTO_CHECK_EVERY
+        n_done = len(self.windows) + 1
+        return self._step + (options.wait or 0) if options.repeat == 0 or n_done < options.repeat else _NEVER
+
+    def _leave(self) -> None:
+        self._loop.leave_window()
+
+    def _read(self, recording: _Recording) -> Window:
+        started = time.perf_counter()
+        n_active = self.options.active
+        if self.options.emit == "nsys":
+            reason = f"{recording.reason}; captured by nsys"
+            return _window(recording.first_step, n_active, "recorded", reason, recording.cost_s)
+        status: Literal["recorded", "empty", "failed"] = "recorded"
+        reason, trace, file = recording.reason, None, None
+        try:
+            n_events = recording.n_events()
+            if n_events > self.options.max_events:
+                status, reason = "failed", f"{reason}; {n_events} events are more than max_events allows"
+            else:
+                trace = recording.trace_record()
+                if self._device.type != "cpu" and trace.n_kernels == 0:
+                    status, reason = "empty", f"{reason}; no device work was seen"
+                if not self.options.is_auto or self._is_worth_keeping(trace):
+                    file = recording.export(self._folder, self._rank, self.options.export_stacks)
+        except Exception as error:  # noqa: BLE001 - recorded; the training goes on
+            status, reason = "failed", f"{reason}; {type(error).__name__}: {error}"
+        cost_s = recording.cost_s + time.perf_counter() - started
+        return _window(recording.first_step, n_active, status, reason, cost_s, file, trace)
+
+
+_NEVER = 1 << 62
+
+
+def _window(
+    first_step: int,
+    n_steps: int,
+    status: Literal["recorded", "empty", "incomplete", "failed"],
+    reason: str,
+    cost_s: float,
+    file: str | None = None,
+    trace: TraceRecord | None = None,
+) -> Window:
+    return Window(
+        first_step=first_step, n_steps=n_steps, status=status, reason=reason, cost_s=cost_s, file=file, trace=trace
+    )
+
+
+class _Recording:
+    """One window under way."""
+
+    def __init__(self, options: WindowOptions, device: Any, first_step: int, reason: str) -> None:
+        self.first_step = first_step + options.warmup
+        self.reason = reason
+        self.n_done = 0
+        self.cost_s = 0.0
+        self._options = options
+        self._n_steps = options.warmup + options.active
+        self._events: Any = None
+        self._profile: Any = None
+        started = time.perf_counter()
+        if options.emit == "kineto":
+            self._profile = _kineto_profile(options, device)
+            with _QuietKineto():
+                self._profile.start()
+        elif options.warmup == 0:
+            _cuda_capture(True)
+        self.cost_s += time.perf_counter() - started
+
+    def step(self) -> bool:
+        """A step is over; whether the window is complete."""
+        started = time.perf_counter()
+        self.n_done += 1
+        if self._profile is not None:
+            with _QuietKineto():
+                self._profile.step()
+        elif self.n_done == self._options.warmup:
+            _cuda_capture(True)
+        is_complete = self.n_done >= self._n_steps
+        if is_complete:
+            self._stop()
+        self.cost_s += time.perf_counter() - started
+        return is_complete
+
+    def abandon(self) -> None:
+        """Stops without reading anything: events must not be read before a window is complete."""
+        try:
+            self._stop()
+        except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
+            self.reason = f"{self.reason}; stopping: {error}"
+
+    def _stop(self) -> None:
+        if self._profile is None:
+            _cuda_capture(False)
+            return
+        with _QuietKineto():
+            self._profile.stop()
+
+    def n_events(self) -> int:
+        """How many events were recorded."""
+        self._events = self._profile.profiler.kineto_results.events()
+        return len(self._events)
+
+    def trace_record(self) -> TraceRecord:
+        """What the events say, read without a file."""
+        from lightning_perf.traces import analyze_trace, from_events, live_events
+
+        return analyze_trace(from_events(live_events(self._events)))
+
+    def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
+        """Writes the trace under the name that TensorBoard's profiler tabs look for; its name."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
+        name = f"{stem}.pt.trace.json.gz"
+        with _QuietKineto():
+            self._profile.export_chrome_trace(str(folder / name))
+        if with_stacks:
+            self._profile.export_stacks(str(folder / f"{stem}.stacks.txt"))
+        return name
+
+
+def _kineto_profile(options: WindowOptions, device: Any) -> Any:
+    import torch.profiler
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    elif device.type == "xpu":
+        activities.append(torch.profiler.ProfilerActivity.XPU)
+    return torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=options.warmup, active=options.active, repeat=1),
+        record_shapes=options.record_shapes,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        with_flops=options.with_flops,
+    )
+
+
+class _QuietKineto:
+    """Keeps Kineto from printing to the terminal, unless the user has set how much it should say."""
+
+    def __enter__(self) -> None:
+        self._is_mine = "KINETO_LOG_LEVEL" not in os.environ
+        if self._is_mine:
+            os.environ["KINETO_LOG_LEVEL"] = "6"
+
+    def __exit__(self, *exception: object) -> None:
+        if self._is_mine:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
+
+
+def _cuda_capture(is_on: bool) -> None:
+    import torch
+
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if is_on:
+        runtime.cudaProfilerStart()
+    else:
+        runtime.cudaProfilerStop()
+
+
+def active_profiler() -> str | None:
+    """What else is profiling this process, so that no window can be opened beside it; None when nothing is."""
+    import torch
+
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    if enabled is not None and enabled():
+        return "another torch.profiler is active in this process"
+    if os.environ.get("NSYS_PROFILING_SESSION_ID"):
+        return "nsys profiles this process; schedule windows for it with emit='nsys'"
+    return None
+
+
+def annotation_for(emit: str) -> Callable[[str], Any]:
+    """Makes the mark that a phase leaves in the trace: phase name → context manager."""
+    import torch
+
+    if emit == "nsys":
+        return lambda phase: torch.cuda.nvtx.range(f"perfdoctor:{phase}")
+    return lambda phase: torch.profiler.record_function(f"perfdoctor:{phase}")
