@@ -35,7 +35,7 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
     if n_answered == 0:
         return Verdict(category="unknown", code=None, text="unknown: no rule was selected that could be answered")
     n_failed = sum(outcome.status == "failed" for outcome in outcomes)
-    failed = f"; {n_failed} rules failed" if n_failed else ""
+    failed = f"; {n_failed} {'rule' if n_failed == 1 else 'rules'} failed" if n_failed else ""
     n_ignored = sum(outcome.status == "ignored" for outcome in outcomes)
     among = f" by the {len(outcomes) - n_ignored} rules selected" if n_ignored else ""
     text = f"healthy: nothing found{among} that would gain {LOW_SHARE:.0%} or more{failed}".replace("%", " %")
@@ -44,9 +44,9 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 
 def expectation(gain: Gain) -> str:
     """A gain in words, e.g. ``"expect 1.7-2.1x"``."""
-    low, high = f"{gain.low:.2g}", f"{gain.high:.2g}"
-    if gain.high < 2:
-        low, high = f"{gain.low:.2f}", f"{gain.high:.2f}"
+    decimals = 2 if gain.high < 2 else 1 if gain.high < 10 else 0
+    low = f"{gain.low:.{decimals or 1}f}"
+    high = f"{gain.high:.{decimals}f}"
     if gain.low < 1.005:
         return f"expect up to {high}x"
     return f"expect about {high}x" if low == high else f"expect {low}-{high}x"

@@ -1,0 +1,186 @@
+"""Makes a session from a compact description; what is not said is healthy.
+
+Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; forward and backward fill up to 1),
+``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
+``timeline_ms``, ``validation`` (``step_ms``, ``n_steps``, ``shares``). Every other key is a field of Session and is
+merged into it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+
+from lightning_perf.records import STEP_PHASES, Session
+
+SHARES = {
+    "data_wait": 0.01,
+    "transfer": 0.01,
+    "optimizer": 0.05,
+    "callbacks": 0.01,
+    "logging": 0.01,
+    "validation": 0.06,
+    "checkpoint": 0.01,
+    "epoch_boundary": 0.01,
+    "other": 0.01,
+}
+FORWARD_PART = 0.4
+
+LOADER: dict[str, Any] = {
+    "stage": "train",
+    "index": 0,
+    "class_name": "torch.utils.data.DataLoader",
+    "is_plain": True,
+    "dataset_class": "Images",
+    "is_iterable": False,
+    "n_batches": 100,
+    "n_samples": 3200,
+    "batch_size": 32,
+    "num_workers": 2,
+    "pin_memory": False,
+    "persistent_workers": True,
+    "prefetch_factor": 2,
+    "is_in_memory_tensors": False,
+}
+
+HEALTHY: dict[str, Any] = {
+    "run": {
+        "id": "made-up",
+        "stage": "fit",
+        "status": "finished",
+        "started_at": "2026-01-01T00:00:00Z",
+        "wall_s": 60.0,
+        "n_steps": 2000,
+        "n_epochs": 3,
+        "time_to_first_step_s": 1.5,
+        "startup": {"sanity_validation": 0.5, "loader_start": 0.2, "first_step": 0.1, "other": 0.2},
+    },
+    "machine": {"os": "Linux", "python": "3.11", "usable_cores": 8.0, "has_fast_cpu_bf16": False},
+    "settings": {
+        "trainer": {
+            "precision": "32-true",
+            "accelerator": "cpu",
+            "max_epochs": 3,
+            "log_every_n_steps": 50,
+            "val_check_interval": 1.0,
+            "check_val_every_n_epoch": 1,
+            "is_anomaly_detection_on": False,
+            "is_inference_mode": True,
+            "progress_bar": "TQDMProgressBar",
+            "progress_bar_refresh_rate": 1,
+            "loggers": ["CSVLogger"],
+        },
+        "model": {
+            "class_name": "Net",
+            "parameters": [{"dtype": "float32", "n_elements": 1000000, "n_bytes": 4000000}],
+            "matmul_parameter_fraction": 0.95,
+            "is_compiled": False,
+            "eval_outputs_have_graph": False,
+            "optimizers": [
+                {
+                    "class_name": "AdamW",
+                    "implementation": "foreach",
+                    "n_tensors": 100,
+                    "n_elements": 1000000,
+                    "supports_fused": True,
+                    "zero_grad_keeps_tensors": False,
+                    "steps_without_zero_grad": 0,
+                    "n_steps_watched": 20,
+                }
+            ],
+        },
+        "torch": {"float32_matmul_precision": "highest", "n_threads": 6},
+    },
+    "overhead": {"per_step_us": 25.0, "reporting_s": 0.1, "share": 0.002, "budget_us": 40.0},
+    "missing": {"steady.device": "the CPU has no device clock"},
+}
+
+
+def build_session(description: dict[str, Any] | None = None) -> Session:
+    """The session that a description stands for."""
+    rest = copy.deepcopy(description or {})
+    document = copy.deepcopy(HEALTHY)
+    steady = _stage(rest.pop("step_ms", 20.0), rest.pop("n_steps", 1000), rest.pop("shares", {}), SHARES)
+    steady["timeline"] = _timeline(rest.pop("timeline_ms", [20.0] * 40))
+    document["steady"] = steady
+    validation = rest.pop("validation", {})
+    if validation is not None:
+        validation = (
+            _stage(validation.pop("step_ms", 8.0), validation.pop("n_steps", 150), validation.pop("shares", {}), {})
+            | validation
+        )
+    document["validation"] = validation
+    loader, val_loader = rest.pop("loader", {}), rest.pop("val_loader", {})
+    document["settings"]["loaders"] = rest.pop(
+        "loaders", [{**LOADER, **loader}, {**LOADER, "stage": "val", **val_loader}]
+    )
+    document["epochs"] = _epochs(rest.pop("epoch_boundaries_ms", [70.0, 70.0, None]), steady)
+    return msgspec.convert(_merged(document, rest), Session)
+
+
+def _stage(step_ms: float, n_steps: int, shares: dict[str, float], defaults: dict[str, float]) -> dict[str, Any]:
+    shares = {**defaults, **shares}
+    left = max(0.0, 1.0 - sum(shares.values()))
+    shares.setdefault("forward", FORWARD_PART * left)
+    shares.setdefault("backward", max(0.0, 1.0 - sum(shares.values())))
+    step_share = sum(share for name, share in shares.items() if name in STEP_PHASES)
+    step_s = step_ms / 1e3
+    span_s = n_steps * step_s / step_share
+    wait_s = shares.get("data_wait", 0.0) * span_s / max(1, n_steps)
+    return {
+        "n_steps": n_steps,
+        "n_warmup_steps": 10,
+        "span_s": span_s,
+        "step_s": _distribution(step_s),
+        "samples_per_s": None,
+        "phases": {name: {"total_s": share * span_s, "share": share} for name, share in shares.items() if share},
+        "fetch": {
+            "n": n_steps,
+            "wait_s": _distribution(wait_s),
+            "p90_over_p50": 1.1,
+            "waiting_fraction": 0.0,
+            "first_s": [0.05, 0.003, 0.003],
+        },
+        "outliers": {"n": 0, "excess_s": 0.0, "share": 0.0, "threshold_s": 3 * step_s, "excess_by_phase_s": {}},
+        "is_steady": True,
+    }
+
+
+def _distribution(value: float) -> dict[str, float]:
+    return {"p50": value, "p95": 1.2 * value, "p99": 1.5 * value, "mean": value, "std": 0.1 * value}
+
+
+def _timeline(steps_ms: list[float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "first_step": 25 * i,
+            "n_steps": 25,
+            "start_s": 0.5 * i,
+            "step_s": ms / 1e3,
+            "max_step_s": 1.2 * ms / 1e3,
+            "phases": {"backward": 0.6 * ms / 1e3, "forward": 0.4 * 20.0 / 1e3},
+        }
+        for i, ms in enumerate(steps_ms)
+    ]
+
+
+def _epochs(boundaries_ms: list[float | None], steady: dict[str, Any]) -> list[dict[str, Any]]:
+    n = max(1, len(boundaries_ms))
+    return [
+        {
+            "index": i,
+            "n_steps": steady["n_steps"] // n,
+            "wall_s": steady["span_s"] / n,
+            "phases": {name: phase["total_s"] / n for name, phase in steady["phases"].items()},
+            "boundary_s": None if ms is None else ms / 1e3,
+        }
+        for i, ms in enumerate(boundaries_ms)
+    ]
+
+
+def _merged(base: Any, over: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}

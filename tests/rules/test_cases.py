@@ -1,0 +1,130 @@
+"""Every rule against the cases that stand beside it, and what all rules have in common."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_perf import rules
+from lightning_perf.rules.engine import all_rules, diagnose, preflight
+from lightning_perf.rules.severity import severity_of
+
+from .session_builder import build_session
+
+CASES = Path(__file__).parent / "cases"
+HEADINGS = ["What it measures", "Why it costs", "Example", "Prescription", "When it is wrong", "Sources"]
+CATEGORIES = {"1": "data", "2": "transfer", "3": "compute", "4": "memory", "5": "host", "6": "loop", "7": "distributed",
+              "8": "system", "9": "quality"}  # fmt: skip
+RULES = {rule.code: rule for rule in all_rules()}
+
+
+def _load() -> list[Any]:
+    params = []
+    for path in sorted(CASES.glob("*.yml")):
+        for case in yaml.safe_load(path.read_text()):
+            params.append(pytest.param(path.stem, case, id=f"{path.stem}-{case['name'].replace(' ', '-')}"))
+    return params
+
+
+@pytest.mark.parametrize(("code", "case"), _load())
+def test_rule_answers_as_the_case_says_when_checked(code, case):
+    session = diagnose(build_session(case.get("session")))
+    outcome = next(outcome for outcome in session.outcomes if outcome.code == code)
+    assert outcome.status == case["expect"], outcome.reason
+    if "reason" in case:
+        assert case["reason"] in outcome.reason
+    if outcome.status != "finding":
+        return
+    finding = next(finding for finding in session.findings if finding.code == code)
+    prescription = finding.prescriptions[0] if finding.prescriptions else None
+    for key in ("severity", "confidence"):
+        assert getattr(finding, key) == case.get(key, getattr(finding, key))
+    for text in case.get("says", []):
+        assert text in f"{finding.summary} {[p.summary for p in finding.prescriptions]}"
+    assert (prescription.treatment if prescription else None) == case.get(
+        "treatment", prescription.treatment if prescription else None
+    )
+    for key in ("loader_args", "trainer_flags"):
+        if key in case:
+            assert getattr(prescription, key) == case[key]
+    if "gain" in case:
+        assert finding.gain is not None
+        assert [finding.gain.low, finding.gain.high] == pytest.approx(case["gain"], rel=0.01)
+
+
+def test_healthy_session_yields_nothing_above_info_when_diagnosed():
+    session = diagnose(build_session())
+    assert [finding.code for finding in session.findings] == []
+    assert session.verdict.category == "healthy"
+    assert [outcome for outcome in session.outcomes if outcome.status == "failed"] == []
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_rule_is_complete_when_discovered(rule):
+    file = Path(inspect.getfile(rule.check))
+    assert file.stem == f"{rule.code}_{rule.name}".lower().replace("-", "_")
+    assert rule.category == file.parent.name == CATEGORIES[rule.code[2]]
+    assert re.findall(r"^## (.+)$", rule.docs, re.M) == HEADINGS
+    for section in re.split(r"^## .+$", rule.docs, flags=re.M)[1:]:
+        assert section.strip()
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_cases_cover_both_answers_when_a_rule_exists(code):
+    cases = yaml.safe_load((CASES / f"{code}.yml").read_text())
+    seen = {case["expect"] for case in cases}
+    assert {"finding", "passed"} <= seen
+    can_skip = "raise Skip" in inspect.getsource(
+        inspect.getmodule(RULES[code].check)
+    ) or "steady_of" in inspect.getsource(inspect.getmodule(RULES[code].check))
+    assert not can_skip or "skipped" in seen
+
+
+def test_codes_and_names_are_unique_when_listed():
+    files = list(Path(rules.__path__[0]).rglob("pd*.py"))
+    assert len(files) == len(RULES) == len(all_rules())
+    assert max(Counter(rule.name for rule in all_rules()).values()) == 1
+
+
+def test_cases_name_existing_rules_when_listed():
+    assert {path.stem for path in CASES.glob("*.yml")} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"),
+    [(0.2, "high"), (0.1999, "medium"), (0.1, "medium"), (0.0999, "low"), (0.02, "low"), (0.0199, "info"), (0, "info")],
+)
+def test_severity_follows_the_table_when_the_share_is_at_a_bound(share, severity):
+    assert severity_of(share) == severity
+
+
+PREFLIGHT = [
+    ("PD104", {"loader": {"persistent_workers": False}}, {}),
+    ("PD315", {"settings": {"model": {"parameters": [{"dtype": "float64", "n_elements": 9, "n_bytes": 72}]}}}, {}),
+    ("PD502", {"settings": {"trainer": {"log_every_n_steps": 9}}},
+     {"settings": {"trainer": {"log_every_n_steps": 10}}}),
+    ("PD502", {"settings": {"trainer": {"log_every_n_steps": 1}}},
+     {"settings": {"trainer": {"log_every_n_steps": 1, "loggers": []}}}),
+    ("PD503", {"settings": {"trainer": {"is_anomaly_detection_on": True}}}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "sick", "healthy"), PREFLIGHT)
+def test_preflight_says_likely_when_only_settings_are_known(code, sick, healthy):
+    (finding,) = preflight(build_session({**sick, "steady": None}))
+    assert finding.code == code
+    assert finding.is_preflight
+    assert finding.confidence == "low"
+    assert "likely" in finding.summary
+    assert preflight(build_session({**healthy, "steady": None})) == ()
+
+
+def test_preflight_is_silent_about_workers_when_there_is_one_epoch():
+    one_epoch = {"loader": {"persistent_workers": False}, "settings": {"trainer": {"max_epochs": 1}}}
+    assert preflight(build_session(one_epoch)) == ()

@@ -1,0 +1,253 @@
+"""The engine: selection, failing rules, order, confidence and verdict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Evidence, Finding, Gain, Prescription
+from lightning_perf.rules import engine
+from lightning_perf.rules.engine import all_rules, check_codes, diagnose, preflight
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.verdict import expectation
+
+from .session_builder import build_session
+
+STARVED = {"shares": {"data_wait": 0.54}, "loader": {"num_workers": 0, "persistent_workers": False}}
+
+
+def _finding(code: str = "PD999", **changes: object) -> Finding:
+    fields = {"code": code, "name": code, "category": "host", "severity": "low", "summary": "One. Two.",
+              "evidence": (Evidence(metric="m", value=1),)}  # fmt: skip
+    return Finding(**{**fields, **changes})
+
+
+def _rule(code: str, check: object, **changes: object) -> Rule:
+    return Rule(code=code, name=code.lower(), category="host", docs="", check=check, **changes)
+
+
+@pytest.fixture
+def use_rules(monkeypatch):
+    def use(*rules: Rule) -> None:
+        monkeypatch.setattr(engine, "all_rules", lambda: rules)
+
+    return use
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_engine_answers_for_every_rule_when_diagnosing():
+    session = diagnose(build_session(STARVED))
+    assert [outcome.code for outcome in session.outcomes] == [rule.code for rule in all_rules()]
+    found = {outcome.code for outcome in session.outcomes if outcome.status == "finding"}
+    assert found == {finding.code for finding in session.findings}
+
+
+def test_engine_reports_a_failed_rule_when_it_raises(use_rules):
+    use_rules(
+        _rule("PD801", lambda session: _raise(ZeroDivisionError("by zero"))), _rule("PD802", lambda session: None)
+    )
+    session = diagnose(build_session())
+    failed, passed = session.outcomes
+    assert (failed.status, failed.reason) == ("failed", "ZeroDivisionError: by zero")
+    assert passed.status == "passed"
+    assert "; 1 rule failed" in session.verdict.text
+
+
+def test_engine_tells_the_reason_when_a_rule_skips(use_rules):
+    use_rules(_rule("PD801", lambda session: _raise(Skip("no thermometer"))))
+    (outcome,) = diagnose(build_session()).outcomes
+    assert (outcome.status, outcome.reason) == ("skipped", "no thermometer")
+
+
+def test_preflight_goes_on_when_a_rule_raises(use_rules, caplog):
+    use_rules(
+        _rule("PD801", lambda s: None, preflight=lambda s: _raise(KeyError("x"))),
+        _rule("PD802", lambda s: None, preflight=lambda s: _finding("PD802")),
+    )
+    assert [finding.code for finding in preflight(build_session())] == ["PD802"]
+    assert "PD801" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "kept"),
+    [
+        (None, None, {"PD101", "PD503"}),
+        (["PD1"], None, {"PD101"}),
+        (["PD503"], None, {"PD503"}),
+        (None, ["PD1"], {"PD503"}),
+        (["PD101"], ["PD1"], {"PD101"}),
+        (["PD1"], ["PD101"], set()),
+        (["PD"], ["PD101"], {"PD503"}),
+        (["PD101"], ["PD101"], set()),
+        (("PD1", "PD5"), ("PD50",), {"PD101"}),
+    ],
+)
+def test_selection_keeps_what_the_longest_prefix_says_when_both_are_given(select, ignore, kept):
+    sick = {**STARVED, "settings": {"trainer": {"is_anomaly_detection_on": True}}}
+    session = diagnose(build_session(sick), select=select, ignore=ignore)
+    assert {finding.code for finding in session.findings} == kept
+    ignored = {outcome.code for outcome in session.outcomes if outcome.status == "ignored"}
+    assert not ignored & kept
+    assert {"PD101", "PD503"} - kept <= ignored
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"select": ["PD110x"]}, ["select", "'PD110x'", '"PD101"', '"PD1"']),
+        ({"ignore": ["pd101"]}, ["ignore", "'pd101'", "Did you mean PD101"]),
+        ({"select": ["PD111x"]}, ["Did you mean PD111"]),
+        ({"select": "PD1"}, ["not a list", "'PD1'"]),
+        ({"select": [101]}, ["101"]),
+        ({"select": ["P"]}, ["'P'"]),
+        ({"select": [""]}, ["''"]),
+        ({"select": 5}, ["5", "not a list"]),
+    ],
+)
+def test_check_codes_says_what_is_accepted_when_a_code_is_unknown(arguments, words):
+    with pytest.raises(ConfigError) as caught:
+        check_codes(**arguments)
+    for word in [*words, "expected"]:
+        assert word in str(caught.value)
+    with pytest.raises(ConfigError):
+        diagnose(build_session(), **arguments)
+    with pytest.raises(ConfigError):
+        preflight(build_session(), **arguments)
+
+
+def test_findings_are_ordered_by_severity_then_gain_over_effort_when_several(use_rules):
+    def gain(high: float) -> Gain:
+        return Gain(low=1.0, high=high, basis="")
+
+    def prescribed(effort: str) -> tuple[Prescription, ...]:
+        return (Prescription(treatment="", summary="do", safety="exact", effort=effort),)
+
+    ordered = [
+        _finding("PD805", severity="high"),
+        _finding("PD804", severity="medium", gain=gain(1.4), prescriptions=prescribed("one line")),
+        _finding("PD803", severity="medium", gain=gain(1.6), prescriptions=prescribed("minutes")),
+        _finding("PD802", severity="medium", gain=gain(2.0), prescriptions=prescribed("hours")),
+        _finding("PD801", severity="info", category="data"),
+        _finding("PD800", severity="info", category="quality"),
+    ]
+    use_rules(*(_rule(finding.code, lambda session, it=finding: it) for finding in reversed(ordered)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == [finding.code for finding in ordered]
+
+
+def test_confidence_is_lowered_when_the_measurement_is_doubtful():
+    def confidence(**changes: object) -> str:
+        session = diagnose(build_session({**STARVED, **changes}))
+        return next(finding.confidence for finding in session.findings if finding.code == "PD101")
+
+    assert confidence() == "high"
+    assert confidence(n_steps=20) == "medium"
+    assert confidence(steady={"is_steady": False}) == "medium"
+    assert confidence(n_steps=20, steady={"is_steady": False}) == "low"
+
+
+def test_confidence_is_lowered_when_the_doubt_itself_is_not_selected():
+    session = diagnose(build_session({**STARVED, "n_steps": 20}), select=["PD101"])
+    assert [(finding.code, finding.confidence) for finding in session.findings] == [("PD101", "medium")]
+
+
+def test_confidence_stays_when_the_finding_rests_on_no_time():
+    optimizer = {"class_name": "SGD", "implementation": "foreach", "n_tensors": 9, "n_elements": 9,
+                 "steps_without_zero_grad": 19, "n_steps_watched": 20}  # fmt: skip
+    session = diagnose(build_session({"n_steps": 20, "settings": {"model": {"optimizers": [optimizer]}}}))
+    assert next(f.confidence for f in session.findings if f.code == "PD510") == "high"
+
+
+def test_verdict_names_the_fix_and_the_gain_when_something_is_wrong():
+    verdict = diagnose(build_session(STARVED)).verdict
+    assert (verdict.category, verdict.code) == ("data", "PD101")
+    assert verdict.text == "54 % of each step waits for data: set num_workers=2 (expect 2.1-2.2x)"
+
+
+def test_verdict_is_healthy_when_there_is_only_info():
+    session = diagnose(build_session({"machine": {"has_fast_cpu_bf16": True}, "steady": {"is_steady": False}}))
+    assert {finding.severity for finding in session.findings} == {"info"}
+    assert (session.verdict.category, session.verdict.code) == ("healthy", None)
+    assert session.verdict.text == "healthy: nothing found that would gain 2 % or more"
+
+
+def test_verdict_says_so_when_rules_were_left_out():
+    verdict = diagnose(build_session(STARVED), ignore=["PD1"]).verdict
+    assert verdict.category == "healthy"
+    assert "rules selected" in verdict.text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"steady": None}, {"n_steps": 4}, {"steady": None, "missing": {"steady": "it failed"}}]
+)
+def test_verdict_is_unknown_when_too_little_was_measured(changes):
+    verdict = diagnose(build_session({**STARVED, **changes})).verdict
+    assert (verdict.category, verdict.code) == ("unknown", None)
+    assert changes.get("missing", {}).get("steady", "") in verdict.text
+
+
+def test_verdict_is_unknown_when_no_rule_could_answer():
+    assert diagnose(build_session(), select=["PD907"]).verdict.category == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1.7, 2.1, "expect 1.7-2.1x"),
+        (1.0, 1.3, "expect up to 1.30x"),
+        (1.1, 1.25, "expect 1.10-1.25x"),
+        (2.01, 2.02, "expect about 2.0x"),
+        (1.5, 12.0, "expect 1.5-12x"),
+    ],
+)
+def test_expectation_reads_well_when_printed(low, high, text):
+    assert expectation(Gain(low=low, high=high, basis="")) == text
+
+
+# What the demo plants: the verdict has to name each, whatever else follows from it.
+PLANTED = {
+    "slow transform": ("PD101", {"step_ms": 30, "shares": {"data_wait": 0.6}, "machine": {"usable_cores": 2.0},
+                                 "loader": {"num_workers": 0, "persistent_workers": False}}),
+    "no persistent workers": ("PD104", {
+        "shares": {"epoch_boundary": 0.3}, "loader": {"persistent_workers": False},
+        "steady": {"fetch": {"first_s": [0.2, 0.15, 0.15]}}}),
+    "logging every step": ("PD502", {
+        "step_ms": 4, "shares": {"logging": 0.2}, "settings": {"trainer": {"log_every_n_steps": 1}},
+        "steady": {"named": [
+            {"name": "CSVLogger", "kind": "logger", "hook": "log_metrics", "phase": "logging", "total_s": 0.5,
+             "share": 0.12, "n_calls": 1000}]}}),
+    "slow logger": ("PD505", {
+        "shares": {"logging": 0.2}, "settings": {"trainer": {"log_every_n_steps": 1}},
+        "steady": {"named": [
+            {"name": "CSVLogger", "kind": "logger", "hook": "save", "phase": "logging", "total_s": 5.0,
+             "share": 0.18, "n_calls": 1000}]}}),
+    "slow callback": ("PD504", {
+        "shares": {"callbacks": 0.3},
+        "steady": {
+            "named": [{"name": "Sharpness", "kind": "callback", "hook": "on_train_batch_end", "phase": "callbacks",
+                       "total_s": 6.0, "share": 0.28, "n_calls": 1000}],
+            "outliers": {"n": 100, "excess_s": 5.5, "share": 0.27, "threshold_s": 0.06,
+                         "excess_by_phase_s": {"callbacks": 5.5}}}}),
+    "heavy validation": ("PD601", {"shares": {"validation": 0.6}}),
+    "frequent checkpoints": ("PD602", {"shares": {"checkpoint": 0.3}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "description"), PLANTED.values(), ids=[name.replace(" ", "-") for name in PLANTED])
+def test_verdict_names_the_fault_when_one_is_planted(code, description):
+    session = diagnose(build_session(description))
+    assert session.verdict.code == code, session.verdict
+    assert not [outcome for outcome in session.outcomes if outcome.status == "failed"]
+
+
+def test_rules_load_neither_torch_nor_lightning_when_imported():
+    script = (
+        "import sys; from lightning_perf.rules.engine import all_rules; all_rules(); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'pytorch_lightning')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
