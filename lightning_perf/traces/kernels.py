@@ -27,7 +27,7 @@ _KINDS: Final = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         ("communication", r"(?i)nccl(dev)?kernel|^nccl|rccl|oneshot_?all_?reduce|cross_device_reduce|nvshmem"),
-        ("attention", r"(?i)flash|fmha|attention|attn_|_attn|efficient_?attention"),
+        ("attention", r"(?i)flash(?!infer_kv_ind)|fmha|attention|attn_|_attn|efficient_?attention"),
         (
             "layout",
             r"(?i)nchwtonhwc|nhwctonchw|batched_transpose|converttensor_kernel|nchw2nhwc|nhwc2nchw|tensor_reorder",
@@ -40,7 +40,7 @@ _KINDS: Final = tuple(
             r"(?i)conv(?!ert)|winograd|wgrad|dgrad|fprop|implicit_gemm|scudnn|hcudnn|cudnn.*(gemm|Kernel2?<)"
             r"|im2col|col2im|igemm_(fwd|bwd|wrw)|^miopen.*conv|computeOffsetsKernel|naive_conv",
         ),
-        ("matmul", r"(?i)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|mfma.*gemm|cublas|dot_kernel"),
+        ("matmul", r"(?i)(?<!fb)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|mfma.*gemm|cublas|dot_kernel"),
         ("memset", r"(?i)fillfunctor|^memset|__amd_rocclr_fillbuffer"),
         ("copy", r"(?i)direct_copy|copy_kernel|CatArray|_copy_|copybuffer|float16_copy|transpose|permute"),
         ("reduction", r"(?i)reduce_kernel|reduce|DeviceScan|radix|sort|topk|argmax|argmin|cumsum|norm_"),

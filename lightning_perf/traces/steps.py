@@ -91,9 +91,15 @@ def _described(timeline: Timeline, windows: Windows) -> tuple[TraceStep, ...]:
 
 
 def launches_in_steps(timeline: Timeline, windows: Windows) -> Rows:
-    """For each kernel the step in which the host launched it, -1 for none."""
-    kernels = timeline.trace.kinds[timeline.launches.device_rows] == KERNEL
-    return windows.host_step_of(timeline.launches.times(timeline.trace)[kernels])
+    """For each kernel the step in which the host launched it; -1 for none, and for one launched before the trace began.
+
+    On a trace that tells no launch at all it is the step in which the kernel ran.
+    """
+    launches = timeline.launches
+    kernels = timeline.trace.kinds[launches.device_rows] == KERNEL
+    steps = windows.host_step_of(launches.times(timeline.trace)[kernels])
+    known = launches.runtime_rows[kernels] >= 0
+    return np.where(known, steps, -1) if known.any() else steps
 
 
 def _count(windows: Windows, step_of: Rows) -> Rows:

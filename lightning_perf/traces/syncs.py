@@ -11,30 +11,14 @@ from lightning_perf.records import Syncs, SyncSite
 
 from .idle import late_gaps
 from .intervals import Times
-from .kinds import KERNEL, MEMCPY, OPERATOR
-from .nesting import ROUNDING_NS, Rows
+from .kinds import OPERATOR
+from .nesting import Rows
 from .spans import SECOND
 from .stacks import Site, Stacks
 from .timeline import SYNC_NAME, Timeline
 
 ITEM: Final = "aten::item"
 N_SITES: Final = 32
-
-
-def blocking_copies(timeline: Timeline) -> Rows:
-    """Runtime rows of copies that returned only when the copy was done: synchronisations in disguise.
-
-    A copy from the device to ordinary memory is one even where it is called asynchronous.
-    """
-    trace, launches = timeline.trace, timeline.launches
-    copies = (trace.kinds[launches.device_rows] == MEMCPY) & (launches.runtime_rows >= 0)
-    work, calls = launches.device_rows[copies], launches.runtime_rows[copies]
-    waited = trace.ends[work] <= trace.ends[calls] + ROUNDING_NS
-    crosses = np.zeros(len(trace.names), dtype=np.bool_)
-    for name_id in np.unique(trace.name_ids[work]).tolist():
-        name = trace.names[name_id]
-        crosses[name_id] = "DtoH" in name or "Pageable" in name
-    return np.sort(calls[waited & crosses[trace.name_ids[work]]])
 
 
 def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
@@ -46,7 +30,7 @@ def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
 
     waits = in_span(timeline.wait_rows)
     explicit = trace.rows_named(waits, lambda name: bool(SYNC_NAME.match(name)))
-    copies = in_span(blocking_copies(timeline))
+    copies = in_span(timeline.blocking_copy_rows)
     items = in_span(trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
     if timeline.has_device_work or len(waits):
         calls = np.sort(np.concatenate((waits, copies)))
@@ -70,29 +54,32 @@ def lost_to_waits(timeline: Timeline, calls: Rows) -> Times:
 
     While the host waits for a busy device it enqueues nothing, and loses that much of its lead. The loss shows in the
     gaps before work that the host launches late after the wait, up to the time waited; a host that was late anyway
-    (the device was idle during the wait) loses nothing by waiting. Waits with no launch between them lose together,
-    each in proportion; a wait after another launch takes over: what follows is charged to it alone.
+    (the device was idle during the wait) loses nothing by waiting. A gap is charged to the latest wait that has not
+    been charged with all of its lead. The costs are those of all waits together: with one of them gone, the next may
+    wait the longer.
     """
-    trace, launches = timeline.trace, timeline.launches
-    if not len(calls):
-        return np.zeros(0, dtype=np.int64)
-    known = launches.runtime_rows >= 0
-    is_kernel = trace.kinds[launches.device_rows] == KERNEL
-    launched_at = np.sort(trace.starts[launches.runtime_rows[known & is_kernel]])
-    group_of = np.searchsorted(launched_at, trace.ends[calls], side="right")
-    groups, member_of = np.unique(group_of, return_inverse=True)
-    lead = timeline.device.covered(trace.starts[calls], trace.ends[calls])
-    group_lead = np.bincount(member_of, weights=lead).astype(np.int64)
+    trace = timeline.trace
+    lost = [0] * len(calls)
+    ends = trace.ends[calls]
+    lead = timeline.device.covered(trace.starts[calls], ends).tolist()
+    order = np.argsort(ends, kind="stable")
+    waits = zip(order.tolist(), ends[order].tolist(), strict=True)
+    wait = next(waits, None)
+    open_waits: list[int] = []
     starts, stops, launched = late_gaps(timeline)
-    owner = np.searchsorted(groups, np.searchsorted(launched_at, launched, side="left"), side="right") - 1
-    lost = [0] * len(groups)
-    leads = group_lead.tolist()
-    for group, gap in zip(owner.tolist(), (stops - starts).tolist(), strict=True):
-        if group >= 0:
-            lost[group] = min(lost[group] + gap, leads[group])
-    share = np.divide(lost, group_lead, out=np.zeros(len(groups)), where=group_lead > 0)
-    costs: Times = np.rint(lead * share[member_of]).astype(np.int64)
-    return costs
+    for gap, launch in zip((stops - starts).tolist(), launched.tolist(), strict=True):
+        while wait is not None and wait[1] <= launch:
+            if lead[wait[0]]:
+                open_waits.append(wait[0])
+            wait = next(waits, None)
+        while gap and open_waits:
+            latest = open_waits[-1]
+            charged = min(gap, lead[latest] - lost[latest])
+            lost[latest] += charged
+            gap -= charged
+            if lost[latest] == lead[latest]:
+                open_waits.pop()
+    return np.array(lost, dtype=np.int64)
 
 
 def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None) -> tuple[SyncSite, ...]:

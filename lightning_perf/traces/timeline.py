@@ -14,7 +14,7 @@ from .columns import Trace
 from .intervals import Intervals, Times
 from .kernels import communication_rows
 from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, UNKNOWN_DEVICE, is_loader_name
-from .nesting import Nesting, Rows
+from .nesting import ROUNDING_NS, Nesting, Rows
 from .spans import Launches, Windows, find_launches, find_windows
 
 SYNC_NAME: Final = re.compile(r"^(cuda|hip|cu|xpu|mtia)(Stream|Device|Ctx)Synchronize(_ptsz)?$|^deviceSynchronize$")
@@ -122,13 +122,29 @@ class Timeline:
 
     @cached_property
     def waits(self) -> Intervals:
-        """When a host thread was blocked in a synchronising call."""
-        return self.trace.intervals(self.wait_rows)
+        """When a host thread was blocked until the device was done with something."""
+        return self.trace.intervals(np.concatenate((self.wait_rows, self.blocking_copy_rows)))
 
     @cached_property
     def wait_rows(self) -> Rows:
         """Calls that return only when the device is done with something."""
         return self.trace.rows_named(self.trace.rows(RUNTIME), lambda name: bool(WAIT_NAME.match(name)))
+
+    @cached_property
+    def blocking_copy_rows(self) -> Rows:
+        """Copying calls that returned only when the copy was done: synchronisations in disguise.
+
+        A copy from the device to ordinary memory is one even where it is called asynchronous.
+        """
+        trace, launches = self.trace, self.launches
+        copies = (trace.kinds[launches.device_rows] == MEMCPY) & (launches.runtime_rows >= 0)
+        work, calls = launches.device_rows[copies], launches.runtime_rows[copies]
+        waited = trace.ends[work] <= trace.ends[calls] + ROUNDING_NS
+        crosses = np.zeros(len(trace.names), dtype=np.bool_)
+        for name_id in np.unique(trace.name_ids[work]).tolist():
+            name = trace.names[name_id]
+            crosses[name_id] = "DtoH" in name or "Pageable" in name
+        return np.sort(calls[waited & crosses[trace.name_ids[work]]])
 
     @cached_property
     def threads(self) -> dict[int, HostThread]:
