@@ -15,7 +15,21 @@ from .finding import (
     Verdict,
 )
 from .machine import Device, Machine
-from .memory import DeviceMemory, Memory
+from .memory import (
+    AllocationSite,
+    Breakdown,
+    DeviceMemory,
+    Growth,
+    Headroom,
+    HostMemory,
+    HostPhaseMemory,
+    LiveTensor,
+    Memory,
+    ModuleMemory,
+    OutOfMemory,
+    PhaseMemory,
+    Suspect,
+)
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
@@ -78,13 +92,14 @@ from .trace import (
 )
 
 __all__ = [
-    "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "Allocator", "Block",
-    "CallTime", "CodeSite", "Communication", "Confidence", "Convolutions", "Copies", "CopySite", "Device",
-    "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort", "Epoch", "Evidence", "Fetch",
-    "Finding", "Gain", "Idle", "KernelTime", "Kernels", "KindTime", "LoaderSettings", "LoaderWait", "Machine",
-    "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings", "NamedTime", "OperatorTime",
-    "OptimizerSettings", "Outliers", "Overhead", "ParameterGroup", "PhaseTime", "PhaseWork", "Prescription",
-    "ProbeFailure", "Ranks", "Record", "RuleOutcome", "Run", "Safety", "Session", "Settings", "Severity", "SlowStep",
-    "StageTimes", "Startup", "SyncSite", "Syncs", "TorchSettings", "TraceRecord", "TraceStep", "TrainerSettings",
-    "Verdict", "WhatIf", "Window", "load",
+    "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite",
+    "Allocator", "Block", "Breakdown", "CallTime", "CodeSite", "Communication", "Confidence", "Convolutions",
+    "Copies", "CopySite", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort",
+    "Epoch", "Evidence", "Fetch", "Finding", "Gain", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "Idle",
+    "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderSettings", "LoaderWait", "Machine",
+    "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings", "ModuleMemory", "NamedTime", "OperatorTime",
+    "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime",
+    "PhaseWork", "Prescription", "ProbeFailure", "Ranks", "Record", "RuleOutcome", "Run", "Safety", "Session",
+    "Settings", "Severity", "SlowStep", "StageTimes", "Startup", "Suspect", "SyncSite", "Syncs", "TorchSettings",
+    "TraceRecord", "TraceStep", "TrainerSettings", "Verdict", "WhatIf", "Window", "load",
 ]  # fmt: skip

@@ -1,8 +1,37 @@
-"""What memory was used."""
+"""What memory was used: by phase, by what it holds, over time, and what was left of it when a run died of it."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .base import Record
+
+
+class PhaseMemory(Record, frozen=True, kw_only=True):
+    """A device's allocator at the end of one phase of the step, over the sampled steps.
+
+    Attributes:
+        phase: What has just ended: ``transfer``, ``forward``, ``zero_grad``, ``backward`` or ``optimizer``.
+        n: Sampled steps.
+        allocated_bytes: In live tensors, median.
+        reserved_bytes: Held from the driver, median.
+        peak_bytes: The run's peak of allocated bytes where this phase raised it in a sampled step; None where it never
+            did. Peaks are not reset, so a phase below the run's peak has no peak of its own.
+    """
+
+    phase: str
+    n: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int | None = None
+
+
+class HostPhaseMemory(Record, frozen=True, kw_only=True):
+    """This process's resident memory at the end of one phase of the step, median over the sampled steps."""
+
+    phase: str
+    n: int
+    rss_bytes: int
 
 
 class DeviceMemory(Record, frozen=True, kw_only=True):
@@ -14,6 +43,13 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
         peak_reserved_bytes: Most bytes held from the driver.
         total_bytes: The device's memory; None when not told.
         alloc_retries: Times the cache had to be flushed to satisfy a request; None when not told.
+        allocated_bytes: When last read.
+        reserved_bytes: When last read.
+        inactive_split_bytes: Free parts of blocks in use, which cannot be given back, at their highest; None when not
+            told.
+        ooms: Requests that failed even then; None when not told.
+        phases: By phase of the step, in their order; empty where no step was sampled.
+        peak_phase: The phase in which the run's peak was last seen to rise; None when it was not seen.
     """
 
     device: str
@@ -21,6 +57,232 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
     peak_reserved_bytes: int
     total_bytes: int | None = None
     alloc_retries: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    ooms: int | None = None
+    phases: tuple[PhaseMemory, ...] = ()
+    peak_phase: str | None = None
+
+
+class HostMemory(Record, frozen=True, kw_only=True):
+    """Memory of the host.
+
+    Attributes:
+        rss_bytes: This process's resident memory, when last read.
+        peak_rss_bytes: Its highest so far; None when not told.
+        workers_rss_bytes: Of its child processes together, when last read. Pages shared with this process count again.
+        n_workers: Child processes, when last read.
+        used_bytes: In use within the limit, by whomever: the cgroup's memory without reclaimable file cache, or the
+            machine's without what is available. The highest of the readings; None when not told.
+        limit_bytes: The cgroup's limit, or the machine's memory; None when not told.
+        limit_basis: ``"cgroup"`` or ``"machine"``.
+        swapped_bytes: Of this process and its children, on swap; None when not told.
+        phases: By phase of the step; empty where no step was sampled.
+    """
+
+    rss_bytes: int
+    peak_rss_bytes: int | None = None
+    workers_rss_bytes: int = 0
+    n_workers: int = 0
+    used_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_basis: str = ""
+    swapped_bytes: int | None = None
+    phases: tuple[HostPhaseMemory, ...] = ()
+
+
+class ModuleMemory(Record, frozen=True, kw_only=True):
+    """The part of a breakdown that one top-level module holds.
+
+    Attributes:
+        name: E.g. ``"encoder"``; ``""`` for what belongs to the root itself.
+        activations_bytes: None where they were not measured by module.
+    """
+
+    name: str
+    parameters_bytes: int = 0
+    gradients_bytes: int = 0
+    optimizer_bytes: int = 0
+    buffers_bytes: int = 0
+    activations_bytes: int | None = None
+
+
+class Breakdown(Record, frozen=True, kw_only=True):
+    """What memory holds on the device that trains, each storage counted once; of sharded tensors this rank's part.
+
+    Attributes:
+        device: E.g. ``"cuda:0"`` or ``"cpu"``.
+        parameters_bytes: Frozen ones included.
+        gradients_bytes: At their most in the step that was looked at, or as expected; see ``gradients_basis``.
+        gradients_basis: ``"held"``; ``"expected"`` where no gradient was there: one for each trainable parameter.
+        optimizer_bytes: States of all optimizers; None when not known.
+        optimizer_basis: ``"held"``, or ``"expected"`` before the first optimizer step; why where it is None.
+        buffers_bytes: Of the module.
+        copies_bytes: Parameters and buffers of modules that callbacks hold, e.g. an averaged copy of the weights.
+        batch_bytes: One batch; None when there was none to look at.
+        activations_bytes: What the forward pass keeps for the backward pass; None when not known.
+        activations_basis: ``"saved tensors"`` measured in one step, or ``"rest of the peak"``; why where it is None.
+        n_samples: Batch size when the activations were measured; None when not known.
+        step: The step at which they were measured; None outside a run.
+        modules: By top-level module, largest first.
+        peak_bytes: The device's peak of allocated memory; None on the host, whose peak holds more than tensors.
+        rest_bytes: What the parts leave of the peak: temporary buffers, workspaces, tensors that nobody named.
+        cache_bytes: What the allocator held beyond the peak of allocated memory.
+        elsewhere_bytes: Storages of the same tensors on other devices, e.g. offloaded optimizer states.
+    """
+
+    device: str
+    parameters_bytes: int = 0
+    gradients_bytes: int = 0
+    gradients_basis: str = "held"
+    optimizer_bytes: int | None = None
+    optimizer_basis: str = "held"
+    buffers_bytes: int = 0
+    copies_bytes: int = 0
+    batch_bytes: int | None = None
+    activations_bytes: int | None = None
+    activations_basis: str = ""
+    n_samples: int | None = None
+    step: int | None = None
+    modules: tuple[ModuleMemory, ...] = ()
+    peak_bytes: int | None = None
+    rest_bytes: int | None = None
+    cache_bytes: int | None = None
+    elsewhere_bytes: int = 0
+
+
+class Suspect(Record, frozen=True, kw_only=True):
+    """Something that grew between two looks at the live objects.
+
+    Attributes:
+        name: Where it hangs, e.g. ``"LitModel.losses"``.
+        kind: Type name of the container, or ``"graph"`` for one tensor whose autograd graph grows.
+        n_items: At the second look: elements of a container, nodes of a graph.
+        items_per_step: How many were added a step.
+        tensor_bytes: In the container's tensors, each storage once; a graph's saved tensors come on top. None for a
+            graph.
+        n_with_graph: Elements that hold an autograd graph.
+    """
+
+    name: str
+    kind: str
+    n_items: int
+    items_per_step: float
+    tensor_bytes: int | None = None
+    n_with_graph: int = 0
+
+
+class Growth(Record, frozen=True, kw_only=True):
+    """The trend of memory at the same point of the step.
+
+    Attributes:
+        where: ``"host"``, ``"workers"``, or the device.
+        n: Readings behind the trend.
+        first_step: Step of the first of them.
+        last_step: Step of the last.
+        level_bytes: The last reading.
+        bytes_per_step: Median of all pairwise slopes (Theil–Sen).
+        low_bytes_per_step: Lower end of its 95 % interval, widened for readings that resemble their neighbours.
+        high_bytes_per_step: Upper end.
+        is_steady: Whether every quarter of the readings rises like the others: no warm-up, no single jump.
+        suspects: What grew meanwhile, largest first.
+        census: What was done to find it; empty when there was no reason to look.
+    """
+
+    where: str
+    n: int
+    first_step: int
+    last_step: int
+    level_bytes: int
+    bytes_per_step: float
+    low_bytes_per_step: float
+    high_bytes_per_step: float
+    is_steady: bool
+    suspects: tuple[Suspect, ...] = ()
+    census: str = ""
+
+
+class Headroom(Record, frozen=True, kw_only=True):
+    """Memory as a fixed part and a part for each sample of the batch.
+
+    Attributes:
+        device: ``"cuda:0"``, ``"cpu"`` …
+        capacity_bytes: What there is.
+        margin_fraction: Of the capacity, left free for fragmentation and noise.
+        fixed_bytes: Independent of the batch.
+        per_sample_bytes: For each sample.
+        n_samples: The batch size in use.
+        largest_batch: That still fits within the margin; 0 where not even one sample does.
+        basis: ``"observed batches"``, ``"one batch at the peak"`` or ``"saved tensors of one batch"``.
+    """
+
+    device: str
+    capacity_bytes: int
+    margin_fraction: float
+    fixed_bytes: int
+    per_sample_bytes: float
+    n_samples: int
+    largest_batch: int
+    basis: str
+
+
+class LiveTensor(Record, frozen=True, kw_only=True):
+    """One of the largest live tensors.
+
+    Attributes:
+        name: Its name in the model, or what it is; empty when nobody knows.
+        shape: Its shape.
+        dtype: E.g. ``"float32"``.
+        n_bytes: Of its storage.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    n_bytes: int
+
+
+class AllocationSite(Record, frozen=True, kw_only=True):
+    """Memory held at the end of an allocation history, by the line of Python that asked for it."""
+
+    where: str
+    n_bytes: int
+    n: int
+
+
+class OutOfMemory(Record, frozen=True, kw_only=True):
+    """What was known when memory ran out.
+
+    Attributes:
+        where: ``"device"``, ``"host"``, ``"worker"`` or ``"shm"``.
+        error: Type and message of the exception.
+        step: Batches done in this run before it.
+        phase: The part of the step in which it happened, as far as it is known; empty otherwise.
+        requested_bytes: What was asked for; None when not told.
+        batch_shapes: Shapes of the batch's tensors, by their place in it.
+        n_samples: Size of that batch; None when not known.
+        largest_tensors: That were alive, largest first.
+        timeline: ``(step, bytes)`` over the run, as sampled: allocated on the device, resident on a CPU run.
+        history: ``(event, bytes)`` from the allocation history; empty without ``memory_snapshot=True``.
+        history_sites: What was held at its end, largest first.
+        snapshot_file: The dumped snapshot, in the run's folder; None without one.
+        post_mortem_file: Text of all this, in the run's folder; None when it could not be written.
+    """
+
+    where: Literal["device", "host", "worker", "shm"]
+    error: str
+    step: int
+    phase: str = ""
+    requested_bytes: int | None = None
+    batch_shapes: dict[str, tuple[int, ...]] = {}
+    n_samples: int | None = None
+    largest_tensors: tuple[LiveTensor, ...] = ()
+    timeline: tuple[tuple[int, int], ...] = ()
+    history: tuple[tuple[int, int], ...] = ()
+    history_sites: tuple[AllocationSite, ...] = ()
+    snapshot_file: str | None = None
+    post_mortem_file: str | None = None
 
 
 class Memory(Record, frozen=True, kw_only=True):
@@ -30,8 +292,18 @@ class Memory(Record, frozen=True, kw_only=True):
         devices: One entry a device in use; empty on a CPU run.
         host_rss_bytes: Resident memory of this process when last read.
         host_peak_rss_bytes: Its highest so far, as the kernel tells; None when it does not.
+        host: The host's side in full; None when it was not read.
+        breakdown: What the memory holds; None when it was not looked at.
+        growth: Trends, one for each place that was watched long enough.
+        headroom: None when not known.
+        oom: What was known when memory ran out; None when it did not.
     """
 
     devices: tuple[DeviceMemory, ...] = ()
     host_rss_bytes: int | None = None
     host_peak_rss_bytes: int | None = None
+    host: HostMemory | None = None
+    breakdown: Breakdown | None = None
+    growth: tuple[Growth, ...] = ()
+    headroom: Headroom | None = None
+    oom: OutOfMemory | None = None
