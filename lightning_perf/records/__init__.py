@@ -64,6 +64,16 @@ from .steps import (
     SlowStep,
     StageTimes,
 )
+from .telemetry import (
+    Cost,
+    DatasetDisk,
+    Energy,
+    GpuTelemetry,
+    HostTelemetry,
+    Spread,
+    Telemetry,
+    TelemetryPoint,
+)
 from .trace import (
     CATEGORIES,
     Allocator,
@@ -93,13 +103,14 @@ from .trace import (
 
 __all__ = [
     "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite",
-    "Allocator", "Block", "Breakdown", "CallTime", "CodeSite", "Communication", "Confidence", "Convolutions",
-    "Copies", "CopySite", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort",
-    "Epoch", "Evidence", "Fetch", "Finding", "Gain", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "Idle",
-    "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderSettings", "LoaderWait", "Machine",
-    "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings", "ModuleMemory", "NamedTime", "OperatorTime",
-    "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime",
-    "PhaseWork", "Prescription", "ProbeFailure", "Ranks", "Record", "RuleOutcome", "Run", "Safety", "Session",
-    "Settings", "Severity", "SlowStep", "StageTimes", "Startup", "Suspect", "SyncSite", "Syncs", "TorchSettings",
-    "TraceRecord", "TraceStep", "TrainerSettings", "Verdict", "WhatIf", "Window", "load",
+    "Allocator", "Block", "Breakdown", "CallTime", "CodeSite", "Communication", "Confidence", "Convolutions", "Copies",
+    "CopySite", "Cost", "DatasetDisk", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution",
+    "Effort", "Energy", "Epoch", "Evidence", "Fetch", "Finding", "Gain", "GpuTelemetry", "Growth", "Headroom",
+    "HostMemory", "HostPhaseMemory", "HostTelemetry", "Idle", "KernelTime", "Kernels", "KindTime", "LiveTensor",
+    "LoaderSettings", "LoaderWait", "Machine", "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings",
+    "ModuleMemory", "NamedTime", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead",
+    "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "Ranks", "Record",
+    "RuleOutcome", "Run", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread", "StageTimes", "Startup",
+    "Suspect", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TorchSettings", "TraceRecord", "TraceStep",
+    "TrainerSettings", "Verdict", "WhatIf", "Window", "load",
 ]  # fmt: skip

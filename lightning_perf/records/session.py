@@ -19,6 +19,7 @@ from .machine import Machine
 from .memory import Memory
 from .settings import Settings
 from .steps import Epoch, StageTimes
+from .telemetry import Telemetry
 from .trace import TraceRecord
 
 SCHEMA_VERSION = 1
@@ -137,6 +138,7 @@ class Session(Record, frozen=True, kw_only=True):
         outcomes: What became of each rule.
         probes_off: Probes that failed.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
+        telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -156,6 +158,7 @@ class Session(Record, frozen=True, kw_only=True):
     overhead: Overhead | None = None
     probes_off: tuple[ProbeFailure, ...] = ()
     missing: dict[str, str] = {}
+    telemetry: Telemetry | None = None
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""
