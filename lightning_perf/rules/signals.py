@@ -11,6 +11,9 @@ from .rule import Skip
 # Fewer than this many steps have no spread to speak of; PD901 asks for more before it is content.
 MIN_STEPS = 5
 
+# No clock here tells shorter spans; shares of less would be noise, or not finite.
+MIN_SPAN_S = 1e-6
+
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 FULL_PRECISION = ("32", "32-true")
@@ -25,7 +28,7 @@ def steady_of(session: Session) -> StageTimes:
     steady = session.steady
     if steady is None:
         raise Skip(session.missing.get("steady", "no step was measured in the steady state"))
-    if steady.n_steps < MIN_STEPS or steady.span_s <= 0:
+    if steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
         raise Skip(f"{steady.n_steps} steps in the steady state; at least {MIN_STEPS} are needed")
     return steady
 

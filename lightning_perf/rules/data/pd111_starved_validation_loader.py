@@ -6,7 +6,7 @@ from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import plan_workers
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import MIN_STEPS, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import MIN_SPAN_S, MIN_STEPS, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD111"
@@ -47,7 +47,7 @@ def check(session: Session) -> Finding | None:
     """Compares the wait with validation's time, and weighs it by validation's share of training."""
     steady = steady_of(session)
     validation = session.validation
-    if validation is None or validation.span_s <= 0:
+    if validation is None or validation.span_s < MIN_SPAN_S:
         raise Skip(session.missing.get("validation", "no validation was seen inside fit"))
     if validation.n_steps < MIN_STEPS:
         raise Skip(f"{validation.n_steps} batches of validation; at least {MIN_STEPS} are needed")
