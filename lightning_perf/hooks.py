@@ -25,6 +25,9 @@ from lightning_perf.rules.engine import check_codes, diagnose, preflight
 
 _log = logging.getLogger("lightning_perf")
 
+_GRADIENT_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad")
+_NEVER_NEEDED_HOOKS = ("on_before_optimizer_step",)
+
 
 class DoctorHooks:
     """Tells why a training is slow, what to change, and what that gains.
@@ -88,6 +91,7 @@ class DoctorHooks:
         self._recorder: Recorder | None = None
         self._loop: LoopProbe | None = None
         self._windows: WindowProbe | None = None
+        self._undo_silence: seams.Undo | None = None
         self._is_silent = False
         self._ranks: Ranks | None = None
         self._reported: Session | None = None
@@ -98,7 +102,9 @@ class DoctorHooks:
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
         live: dict[str, Any] = {"_recorder": None, "_loop": None, "_windows": None, "_pending_metrics": {}}
-        return {**self.__dict__, **live}
+        silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
+        kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
+        return {**kept, **live, "_undo_silence": None}
 
     # -- the run ------------------------------------------------------------
 
@@ -144,12 +150,14 @@ class DoctorHooks:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Loaders, model and optimizers stand: settings can be read."""
-        self._guard("settings", self._read_settings, trainer)
+        if self._recorder is not None:
+            self._guard("settings", self._recorder.loops_ready)
+            self._guard("preflight", self._look_ahead, trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """The same where validation is all there is."""
         if self._recorder is not None and self._recorder.stage != "fit":
-            self._guard("settings", self._read_settings, trainer)
+            self._guard("settings", self._recorder.loops_ready)
 
     on_test_start = on_validation_start
     on_predict_start = on_validation_start
@@ -185,12 +193,20 @@ class DoctorHooks:
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.after_backward)
+        elif watch is not None and self._undo_silence is None and watch.n_optimizers >= len(trainer.optimizers):
+            self._silence_idle_hooks()
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Likewise."""
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.before_zero_grad, optimizer)
+
+    def _silence_idle_hooks(self) -> None:
+        """Gradients were watched for long enough: hooks with nothing left to do would still cost their dispatch."""
+        idle = [hook for hook in _GRADIENT_HOOKS if getattr(type(self), hook) is getattr(DoctorHooks, hook)]
+        idle += [hook for hook in _NEVER_NEEDED_HOOKS if not seams.is_overridden(self, hook)]
+        self._undo_silence = seams.silence_hooks(self, idle)
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -266,13 +282,11 @@ class DoctorHooks:
 
     # -- inside ------------------------------------------------------------
 
-    def _read_settings(self, trainer: Any) -> None:
-        if self._recorder is None:
+    def _look_ahead(self, trainer: Any) -> None:
+        """Tells what the settings alone make likely."""
+        if not trainer.is_global_zero or "console" not in self.reports:
             return
-        self._recorder.loops_ready()
-        if self._recorder.stage != "fit" or not trainer.is_global_zero or "console" not in self.reports:
-            return
-        likely = preflight(self._recorder.session(), self.select, self.ignore)
+        likely = preflight(self._session_now(), self.select, self.ignore)
         if likely:
             self._print(trainer, lambda: console_report.preflight_report(likely))
 
@@ -291,13 +305,17 @@ class DoctorHooks:
 
     def _diagnosed(self, status: Status, error: BaseException | None) -> Session:
         """The session up to now, with findings."""
+        session = self._session_now(status, error)
+        return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks))
+
+    def _session_now(self, status: Status = "running", error: BaseException | None = None) -> Session:
+        """What the probes know; where that cannot be put together, what stands without them."""
         assert self._recorder is not None
         try:
-            session = self._recorder.session(status, error)
-        except Exception as failure:  # noqa: BLE001 - reported; what stands fast without it is still told
+            return self._recorder.session(status, error)
+        except Exception as failure:  # noqa: BLE001 - reported
             self._switch_off("session", failure)
-            session = self._recorder.bare_session(status, error)
-        return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks))
+            return self._recorder.bare_session(status, error)
 
     def _diagnose(self, session: Session) -> Session:
         """The session with the failures up to now and, unless that is what fails, its findings."""
@@ -336,6 +354,9 @@ class DoctorHooks:
 
     def _end(self, error: BaseException | None = None) -> None:
         """Takes out what was put in place."""
+        if self._undo_silence is not None:
+            self._undo_silence()
+            self._undo_silence = None
         if self._recorder is not None:
             self._guard("teardown", self._recorder.stop, error)
 
@@ -422,8 +443,10 @@ class DoctorHooks:
         recorder = self._recorder
         step = recorder.loop.main.n_steps if recorder is not None else 0
         failure = ProbeFailure(probe=probe, error=f"{type(error).__name__}: {error}", step=step)
+        is_news = failure.error not in {known.error for known in self._probes_off.values()}
         self._probes_off[probe] = failure
-        _log.warning(
+        _log.log(
+            logging.WARNING if is_news else logging.DEBUG,
             "PerfDoctor switched its probe %r off for this run (%s); the training is not affected.",
             probe,
             failure.error,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -281,16 +281,6 @@ def _put(timed: _Timed) -> Undo:
     return undo
 
 
-def _put_all(undos: Iterable[Undo]) -> Undo:
-    kept = list(undos)
-
-    def undo() -> None:
-        for one in reversed(kept):
-            one()
-
-    return undo
-
-
 def tap_logging(
     trainer: Any,
     collecting: AbstractContextManager[None],
@@ -320,12 +310,19 @@ def tap_logging(
         "log_eval_end_metrics",
         "on_epoch_end",
     )
-    undos = [_put(_Timed(connector, m, collecting)) for m in methods if callable(getattr(connector, m, None))]
-    for logger in trainer.loggers:
-        kind = type(logger).__name__
-        undos.append(_put(_TimedLogMetrics(logger, "log_metrics", logger_span(kind, "log_metrics"), more_metrics)))
-        undos.append(_put(_Timed(logger, "save", logger_span(kind, "save"))))
-    return _put_all(undos)
+    loggers = [
+        one for one in trainer.loggers if hasattr(one, "__dict__")
+    ]  # with slots only, none of it can be replaced
+    with ExitStack() as put:  # should one of them fail, those before it are put back
+        for method in methods:
+            if callable(getattr(connector, method, None)):
+                put.callback(_put(_Timed(connector, method, collecting)))
+        for logger in loggers:
+            kind = type(logger).__name__
+            span = logger_span(kind, "log_metrics")
+            put.callback(_put(_TimedLogMetrics(logger, "log_metrics", span, more_metrics)))
+            put.callback(_put(_Timed(logger, "save", logger_span(kind, "save"))))
+        return put.pop_all().close
 
 
 def tap_validation(trainer: Any, around: AbstractContextManager[None]) -> Undo | None:
@@ -348,19 +345,44 @@ def tap_optimizers(
     optimizers: Iterable[Any], span: AbstractContextManager[None], after_step: Callable[[Any], None]
 ) -> Undo:
     """Encloses every ``optimizer.step`` by torch's step hooks: also of optimizers used without Lightning's wrapper."""
-    handles = []
-    for optimizer in optimizers:
 
-        def before(*_: Any) -> None:
-            span.__enter__()
+    def before(*_: Any) -> None:
+        span.__enter__()
 
-        def after(used: Any, *_: Any) -> None:
-            span.__exit__(None, None, None)
-            after_step(used)
+    def after(used: Any, *_: Any) -> None:
+        span.__exit__(None, None, None)
+        after_step(used)
 
-        handles.append(optimizer.register_step_pre_hook(before))
-        handles.append(optimizer.register_step_post_hook(after))
-    return _put_all(handle.remove for handle in handles)
+    with ExitStack() as put:
+        for optimizer in optimizers:
+            put.callback(optimizer.register_step_pre_hook(before).remove)
+            put.callback(optimizer.register_step_post_hook(after).remove)
+        return put.pop_all().close
+
+
+# -- hooks that have nothing left to do ----------------------------------------------------------
+
+
+def silence_hooks(callback: Any, hooks: Iterable[str]) -> Undo:
+    """Lets Lightning pass over hooks of a callback: it calls, and announces, only what is callable.
+
+    Args:
+        callback: The callback.
+        hooks: Names of hooks; one that the instance has of its own stays as it is.
+
+    Returns:
+        The undo.
+    """
+    names = [hook for hook in hooks if hook not in vars(callback)]
+    for name in names:
+        setattr(callback, name, None)
+
+    def undo() -> None:
+        for name in names:
+            if vars(callback).get(name, callback) is None:
+                delattr(callback, name)
+
+    return undo
 
 
 # -- small readings ------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -152,11 +153,12 @@ class LoopProbe:
 
     def uninstall(self) -> None:
         """Puts back whatever was replaced."""
-        if self._undo_profiler is not None:
-            self._undo_profiler()
-            self._undo_profiler = None
-        while self._undos:
-            self._undos.pop()()
+        with ExitStack() as undo:  # each of them, whatever the others raise
+            while self._undos:
+                undo.callback(self._undos.pop(0))
+            if self._undo_profiler is not None:
+                undo.callback(self._undo_profiler)
+                self._undo_profiler = None
 
     def freeze(self) -> None:
         """Measuring has failed: what was measured stays, nothing is added any more."""
@@ -173,7 +175,11 @@ class LoopProbe:
 
     def span_for(self, action_name: str) -> Any:
         """The span of an action that Lightning announces; one that does nothing where the time belongs elsewhere."""
-        span = self._span_for(action_name)
+        try:
+            span = self._span_for(action_name)
+        except Exception as error:  # noqa: BLE001 - reported; the action itself must be carried out
+            self.timeline.fail(error)
+            return NO_SPAN
         if self._mark is None or span is NO_SPAN:
             return span
         phase = "callbacks" if span.phase >= len(PHASES) else PHASES[span.phase]
@@ -183,12 +189,13 @@ class LoopProbe:
         action = seams.describe_action(self.trainer, action_name)
         if action.kind == "fetch":
             if self.stage == "fit" and action.owner == "val":
-                return FetchSpan(self.timeline, self._validation_fetch_begins, self._validation_fetch_ends)
-            return FetchSpan(self.timeline, self._fetch_begins, self._fetch_ends)
+                return FetchSpan(self.timeline, self._validation_fetch_begins)  # no device clock in this stage
+            after = None if self.main.device_clock is None else self.main.fetch_ends
+            return FetchSpan(self.timeline, self._fetch_begins, after)
         if action.kind == "strategy" and action.hook in _STRATEGY_PHASES:
             return self._span(_STRATEGY_PHASES[action.hook], action.hook, "loop", action.hook)
         if action.kind in ("module", "datamodule") and action.hook in _BATCH_HOOKS:
-            return self._span("transfer", action.owner, "module_hook", action.hook)
+            return self._batch_hook_span(action)
         if action.kind == "module":
             return self._module_span(action)
         if action.kind == "callback":
@@ -199,7 +206,16 @@ class LoopProbe:
             return self._span("optimizer", "optimizer_step", "loop", "optimizer_step")
         return NO_SPAN
 
+    def _batch_hook_span(self, action: seams.Action) -> Any:
+        """Lightning's own batch hooks do nothing, or move the batch within the span of ``batch_to_device``."""
+        owner = self.pl_module if action.kind == "module" else self.trainer.datamodule
+        if not seams.is_overridden(owner, action.hook):
+            return NO_SPAN
+        return self._span("transfer", action.owner, "module_hook", action.hook)
+
     def _module_span(self, action: seams.Action) -> Any:
+        if action.hook == "configure_gradient_clipping" and not self._may_clip():
+            return NO_SPAN
         if action.hook in _MODULE_PARTS:
             phase, name = _MODULE_PARTS[action.hook]
             return self._span(phase, name, "loop", action.hook)
@@ -208,6 +224,12 @@ class LoopProbe:
         if action.hook.startswith("on_") and seams.is_overridden(self.pl_module, action.hook):
             return self._span("callbacks", action.owner, "module_hook", action.hook)
         return NO_SPAN
+
+    def _may_clip(self) -> bool:
+        """Whether gradients may be clipped; if not, the hook's time is the optimizer's, in whose span it is called."""
+        return bool(self.trainer.gradient_clip_val) or seams.is_overridden(
+            self.pl_module, "configure_gradient_clipping"
+        )
 
     def _callback_span(self, action: seams.Action) -> Any:
         callback = action.target
@@ -242,16 +264,10 @@ class LoopProbe:
             self.timeline.unwind()
         self.main.fetch_begins()
 
-    def _fetch_ends(self) -> None:
-        self.main.fetch_ends()
-
     def _validation_fetch_begins(self) -> None:
         if self._is_validation_between:
             self._begin_validation_batches()
         self.validation.fetch_begins()
-
-    def _validation_fetch_ends(self) -> None:
-        self.validation.fetch_ends()
 
     def batch_begins(self, batch: Any) -> None:
         """``on_*_batch_start`` of the stage that the run is for."""

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -139,12 +140,13 @@ class Recorder:
         Args:
             error: What ended the run; None if it ended well.
         """
-        if self.windows is not None:
-            self.windows.close(error)
-        self.loop.uninstall()
-        self.pauses.stop()
-        if self._in_process is not None:
-            self._in_process.close()
+        with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
+            if self._in_process is not None:
+                stop.callback(self._in_process.close)
+            stop.callback(self.pauses.stop)
+            stop.callback(self.loop.uninstall)
+            if self.windows is not None:
+                stop.callback(self.windows.close, error)
 
     def give_up(self) -> None:
         """Measuring has failed: puts everything back, and leaves what was measured as it is."""

@@ -1,0 +1,238 @@
+"""PerfDoctor never changes a training: not when it works, and not when any part of it raises."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor, hooks
+from lightning_perf.probes import loader, loop, model, pauses, recorder, spans, steps
+from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, FakeEvent
+from lightning_perf.records import Session
+from lightning_perf.reports import console, tensorboard
+from lightning_perf.rules import engine
+
+from .conftest import Make, assert_nothing_left
+from .models import N_FEATURES, Tiny
+
+
+class Augmented(Dataset):
+    """Samples changed by all three random generators."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = random.random() + np.random.rand() + torch.rand(1).item()
+        return torch.full((N_FEATURES,), float(index)) + noise
+
+
+class Random(Tiny):
+    """Dropout, momentum, metrics: state of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(N_FEATURES, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Losses(Callback):
+    """Keeps each step's loss and, at the end, the state of everything random."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.rng: Any = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.losses.append(outputs["loss"].item())
+
+    def on_train_end(self, *_: Any) -> None:
+        self.rng = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())
+
+
+def outcome(make_trainer: Make, *callbacks: Any, num_workers: int = 0) -> tuple[Any, ...]:
+    """All that a training leaves: losses, weights, optimizer state, generators; bit for bit."""
+    seed_everything(7, verbose=False)
+    losses = Losses()
+    trained = Random()
+    trainer = make_trainer(*callbacks, losses, max_epochs=2, logger=True, log_every_n_steps=1)
+    profiler = trainer.profiler
+    train = DataLoader(Augmented(), batch_size=2, shuffle=True, num_workers=num_workers)
+    trainer.fit(trained, train, DataLoader(Augmented(), batch_size=4))
+    assert_nothing_left(trainer, profiler)
+    weights = {name: value.tolist() for name, value in trained.state_dict().items()}
+    return losses.losses, weights, str(trainer.optimizers[0].state_dict()), losses.rng
+
+
+_without_doctor: dict[int, Any] = {}
+
+
+def expected(make_trainer: Make, num_workers: int = 0) -> tuple[Any, ...]:
+    """The same without PerfDoctor."""
+    if num_workers not in _without_doctor:
+        _without_doctor[num_workers] = outcome(make_trainer, num_workers=num_workers)
+    return _without_doctor[num_workers]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_training_is_bit_identical_when_nothing_fails(make_trainer: Make, num_workers: int) -> None:
+    doctor = PerfDoctor()
+    assert outcome(make_trainer, doctor, num_workers=num_workers) == expected(make_trainer, num_workers)
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+
+
+class Planted(RuntimeError):
+    """What the tests plant."""
+
+
+def raises(*_: Any, **__: Any) -> Any:
+    raise Planted("planted")
+
+
+def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
+    """The host's clock works at first, then raises."""
+    begin = loop.LoopProbe.batch_ends
+    seen = []
+
+    def batch_ends(self: Any, *args: Any) -> None:
+        begin(self, *args)
+        seen.append(1)
+        if len(seen) == 5:
+            self.timeline.now_ns = raises
+
+    patch.setattr(loop.LoopProbe, "batch_ends", batch_ends)
+
+
+def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """A device with a clock, whose events raise from some point on."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice(FakeClock())
+        patch.setattr(
+            recorder, "device_clock", lambda _, on_fail=None: (DeviceClock(device.event, "fake", on_fail), "")
+        )
+        works = getattr(FakeEvent, method)
+        calls = []
+
+        def sometimes(*args: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 6:
+                raise Planted("planted")
+            return works(*args)
+
+        patch.setattr(FakeEvent, method, sometimes)
+
+    return plant
+
+
+def at(owner: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """``owner.name`` raises."""
+    return lambda patch: patch.setattr(owner, name, raises)
+
+
+FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "clock": ("steps", clock_fails_later),
+    "batch_begins": ("steps", at(steps.StageProbe, "batch_begins")),
+    "batch_ends": ("steps", at(steps.StageProbe, "batch_ends")),
+    "fetch_begins": ("steps", at(steps.StageProbe, "fetch_begins")),
+    "fetch_ends": ("steps", at(steps.StageProbe, "fetch_ends")),
+    "epoch_ends": ("steps", at(steps.StageProbe, "epoch_ends")),
+    "epoch_begins": ("steps", at(steps.StageProbe, "epoch_begins")),
+    "span_for": ("steps", at(loop.LoopProbe, "_span_for")),
+    "swap_row": ("steps", at(spans.Timeline, "swap_row")),
+    "install": ("setup", at(loop.LoopProbe, "install")),
+    "pauses": ("setup", at(pauses.GarbagePauses, "start")),
+    "tap_logging": ("setup", at(loop.seams, "tap_logging")),
+    "tap_validation": ("setup", at(loop.seams, "tap_validation")),
+    "stage_times": ("session", at(steps.StageProbe, "stage_times")),
+    "named": ("session", at(loop.LoopProbe, "named")),
+    "own_ns": ("session", at(loop.LoopProbe, "own_ns")),
+    "session": ("session", at(recorder.Recorder, "session")),
+    "machine": ("machine", at(recorder, "read_machine")),
+    "settings": ("settings", at(recorder, "read_settings")),
+    "step_logging": ("session", at(recorder, "read_step_logging")),
+    "memory": ("memory", at(recorder, "read_memory")),
+    "before_backward": ("gradients", at(model.ZeroGradWatch, "before_backward")),
+    "after_backward": ("gradients", at(model.ZeroGradWatch, "after_backward")),
+    "before_zero_grad": ("gradients", at(model.ZeroGradWatch, "before_zero_grad")),
+    "gradients_summary": ("session", at(model.ZeroGradWatch, "summary")),
+    "suspicious_loader": ("loader", at(recorder.Recorder, "_suspicious_loader")),
+    "stop": ("teardown", at(loader.InProcessCost, "close")),
+    "device_clock": ("device", at(recorder, "device_clock")),
+    "event_record": ("device", events_fail_later("record")),
+    "event_query": ("device", events_fail_later("query")),
+    "event_elapsed": ("device", events_fail_later("elapsed_time")),
+    "diagnose": ("diagnosis", at(hooks, "diagnose")),
+    "preflight": ("preflight", at(hooks, "preflight")),
+    "emit": ("console", at(console, "emit")),
+    "epoch_report": ("console", at(console, "epoch_report")),
+    "run_report": ("console", at(console, "run_report")),
+    "scalars": ("tensorboard", at(tensorboard, "scalars")),
+    "write_text": ("tensorboard", at(tensorboard, "write_text")),
+    "save": ("json", at(Session, "save")),
+}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("lightning_perf") and r.levelno >= 30]
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_training_is_bit_identical_when_a_probe_or_report_raises(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    without = expected(make_trainer)
+    caplog.clear()
+    probe, plant = FAULTS[fault]
+    doctor = PerfDoctor(schedule=None)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        if fault == "stop":
+            patch.setattr(recorder.Recorder, "_suspicious_loader", lambda self: object())
+        plant(patch)
+        assert outcome(make_trainer, doctor) == without
+    assert len(warnings_of(caplog)) == 1, warnings_of(caplog)
+    session = doctor.session
+    assert session is not None
+    assert probe in {failure.probe for failure in session.probes_off}
+    assert {failure.error for failure in session.probes_off} == {"Planted: planted"}
+    assert session.run.status == "finished"
+    if probe != "diagnosis":
+        told = {f.code for f in session.findings} | {o.code for o in session.outcomes if o.status == "finding"}
+        assert "PD906" in told
+    if probe != "json":
+        (path,) = Path().rglob("perf_session.json")
+        assert b'"probes_off"' in path.read_bytes()
+        assert b"planted" in path.read_bytes()
+
+
+@pytest.mark.parametrize("code", [rule.code for rule in engine.all_rules()])
+def test_other_rules_answer_when_one_rule_raises(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    import msgspec
+
+    rules = tuple(
+        msgspec.structs.replace(rule, check=raises) if rule.code == code else rule for rule in engine.all_rules()
+    )
+    monkeypatch.setattr(engine, "all_rules", lambda: rules)
+    doctor = PerfDoctor(schedule=None, reports=["json"])
+    make_trainer(doctor).fit(Tiny(), DataLoader(Augmented(), batch_size=2))
+    assert doctor.session is not None
+    by_code = {o.code: o for o in doctor.session.outcomes}
+    assert len(by_code) == len(rules)
+    assert by_code[code].status == "failed"
+    assert "Planted" in by_code[code].reason
+    assert sum(o.status == "failed" for o in by_code.values()) == 1
