@@ -2,8 +2,8 @@
 
 Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; forward and backward fill up to 1),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
-``timeline_ms``, ``validation`` (``step_ms``, ``n_steps``, ``shares``). Every other key is a field of Session and is
-merged into it.
+``timeline_ms`` (forward stays as it is unless ``is_uniform``), ``validation`` (``step_ms``, ``n_steps``,
+``shares``). Every other key is a field of Session and is merged into it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
     rest = copy.deepcopy(description or {})
     document = copy.deepcopy(HEALTHY)
     steady = _stage(rest.pop("step_ms", 20.0), rest.pop("n_steps", 1000), rest.pop("shares", {}), SHARES)
-    steady["timeline"] = _timeline(rest.pop("timeline_ms", [20.0] * 40))
+    steady["timeline"] = _timeline(rest.pop("timeline_ms", [20.0] * 40), rest.pop("is_uniform", False))
     document["steady"] = steady
     validation = rest.pop("validation", {})
     if validation is not None:
@@ -152,7 +152,7 @@ def _distribution(value: float) -> dict[str, float]:
     return {"p50": value, "p95": 1.2 * value, "p99": 1.5 * value, "mean": value, "std": 0.1 * value}
 
 
-def _timeline(steps_ms: list[float]) -> list[dict[str, Any]]:
+def _timeline(steps_ms: list[float], is_uniform: bool) -> list[dict[str, Any]]:
     return [
         {
             "first_step": 25 * i,
@@ -160,7 +160,10 @@ def _timeline(steps_ms: list[float]) -> list[dict[str, Any]]:
             "start_s": 0.5 * i,
             "step_s": ms / 1e3,
             "max_step_s": 1.2 * ms / 1e3,
-            "phases": {"backward": 0.6 * ms / 1e3, "forward": 0.4 * 20.0 / 1e3},
+            "phases": {
+                "backward": (ms - (forward_ms := 0.4 * (ms if is_uniform else 20.0))) / 1e3,
+                "forward": forward_ms / 1e3,
+            },
         }
         for i, ms in enumerate(steps_ms)
     ]

@@ -55,7 +55,7 @@ def test_rule_answers_as_the_case_says_when_checked(code, case):
             assert getattr(prescription, key) == case[key]
     if "gain" in case:
         assert finding.gain is not None
-        assert [finding.gain.low, finding.gain.high] == pytest.approx(case["gain"], rel=0.01)
+        assert [finding.gain.low, finding.gain.high] == pytest.approx(case["gain"], rel=1e-3)
 
 
 def test_healthy_session_yields_nothing_above_info_when_diagnosed():

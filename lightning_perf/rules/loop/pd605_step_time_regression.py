@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import msgspec
+
 from lightning_perf.records import Block, Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
@@ -18,6 +20,10 @@ CATEGORY = "loop"
 
 # Halves of a run that differ by less count as the same state (the bound of the steady state).
 MIN_GROWTH = 0.10
+# Where all phases of some weight grow alike, the machine slowed down (a neighbour, lower clocks) or batches grew:
+# nothing in the training's code began there. Alike: by at least half of what the step grew by.
+MIN_WEIGHT = 0.05
+ALIKE = 0.5
 
 DOCS = """\
 ## What it measures
@@ -39,7 +45,8 @@ By the phase that grew: it names where to look.
 
 ## When it is wrong
 Batches whose size changes on purpose (progressive resizing, curricula) change the step's time as well. A slow rise is
-shown as one step in its middle.
+shown as one step in its middle. Where all phases grow alike, the machine is more likely the cause than the training:
+that is shown as information only.
 
 ## Sources
 Pettitt's test for a change point (1979); the steady-state bound of 10 % between halves.
@@ -59,14 +66,16 @@ def check(session: Session) -> Finding | None:
     growth = {name: _median(after, name) - _median(before, name) for name in {n for b in blocks for n in b.phases}}
     phase = max(sorted(growth), key=lambda name: growth[name], default="")
     n_after = sum(block.n_steps for block in after)
-    return timed_finding(
+    is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
+    where = "All phases" if is_uniform else phase.replace("_", " ") or "No phase"
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
         summary=(
             f"From step {after[0].first_step} on a step takes {duration(change.after)} instead of "
-            f"{duration(change.before)}. {phase.replace('_', ' ') or 'No phase'} grew most."
+            f"{duration(change.before)}. {where} grew {'alike' if is_uniform else 'most'}."
         ),
         evidence=(
             Evidence(
@@ -82,7 +91,11 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary=f"look for what grows or begins there in {phase.replace('_', ' ') or 'the step'}",
+                summary=(
+                    "look for what else the machine did from there on, and for larger batches"
+                    if is_uniform
+                    else f"look for what grows or begins there in {phase.replace('_', ' ') or 'the step'}"
+                ),
                 safety="exact",
                 effort="hours",
             ),
@@ -92,6 +105,17 @@ def check(session: Session) -> Finding | None:
         basis=f"from nothing to the former step time in all later steps ({percent(1 - change.before / change.after)})",
         confidence="medium",
     )
+    # Nothing to win back by changing the training.
+    return msgspec.structs.replace(finding, severity="info", gain=None, claims={}) if is_uniform else finding
+
+
+def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: float) -> bool:
+    """Whether all phases of some weight, two at least, grew about as much as the step."""
+    step_s = statistics.median(block.step_s for block in before)
+    former = {name: _median(before, name) for name in {name for block in before for name in block.phases}}
+    heavy = {name: seconds for name, seconds in former.items() if seconds > 0 and seconds >= MIN_WEIGHT * step_s}
+    wanted = 1 + ALIKE * (growth_ratio - 1)
+    return len(heavy) > 1 and all(_median(after, name) >= wanted * seconds for name, seconds in heavy.items())
 
 
 def _median(blocks: Sequence[Block], phase: str) -> float:
