@@ -72,9 +72,9 @@ def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
     (Linux kernel documentation, cgroup v2 ``cpu.max``; v1 ``cpu.cfs_quota_us``, -1 meaning none).
     """
     quotas: list[float] = []
-    for folder in _cgroup_folders(root, "cpu"):
-        v1 = [_read_text(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-        for values in ((_read_text(folder / "cpu.max") or "").split(), v1):
+    for folder in cgroup_folders(root, "cpu"):
+        v1 = [read_text(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        for values in ((read_text(folder / "cpu.max") or "").split(), v1):
             if len(values) == 2 and all(value.isdecimal() and int(value) > 0 for value in values):
                 quotas.append(int(values[0]) / int(values[1]))
     return min(quotas, default=None)
@@ -83,12 +83,30 @@ def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
 def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """The tightest memory limit of the cgroups around this process; None without one."""
     limits: list[int] = []
-    for folder in _cgroup_folders(root, "memory"):
+    for folder in cgroup_folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read_text(folder / name) or ""
+            text = read_text(folder / name) or ""
             if text.isdecimal() and int(text) < UNLIMITED_BYTES:
                 limits.append(int(text))
     return min(limits, default=None)
+
+
+def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
+    """Bytes used and the limit of the cgroup around this process that is nearest to its limit; None without limits.
+
+    File cache that can be dropped is not counted as used (``inactive_file``), as the kernel reclaims it first.
+    """
+    found: list[tuple[int, int]] = []
+    names = (("memory.max", "memory.current", "inactive_file"),
+             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
+    for folder in cgroup_folders(root, "memory"):
+        for limit_name, used_name, cache_name in names:
+            limit, used = read_text(folder / limit_name) or "", read_text(folder / used_name) or ""
+            if not (limit.isdecimal() and used.isdecimal() and 0 < int(limit) < UNLIMITED_BYTES):
+                continue
+            statistics = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
+            found.append((max(0, int(used) - int(statistics.get(cache_name, 0))), int(limit)))
+    return max(found, key=lambda pair: pair[0] / pair[1], default=None)
 
 
 def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:
@@ -177,14 +195,14 @@ def _n_affine_cores() -> int:
         return os.cpu_count() or 1
 
 
-def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's cgroups that may limit ``controller``, each from its own up to the mount.
 
     In a container the path may name folders of the host that are not mounted here; those are simply absent, and
     the mount itself is then the container's own group.
     """
     mounts = root / "sys" / "fs" / "cgroup"
-    for line in (_read_text(root / "proc" / "self" / "cgroup") or "").splitlines():
+    for line in (read_text(root / "proc" / "self" / "cgroup") or "").splitlines():
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy == "0" and not controllers:  # v2, alone or beside v1
@@ -198,15 +216,16 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (base / level for level in (inside, *inside.parents))
 
 
-def _read_text(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
+    """A small file's text without blanks around it; None where it is absent or not ours to read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # absent on this platform, or not ours to read
+    except OSError:
         return None
 
 
 def _read_cpuinfo(root: Path, key: str) -> str | None:
-    for line in (_read_text(root / "proc" / "cpuinfo") or "").splitlines():
+    for line in (read_text(root / "proc" / "cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
             return value.strip()
