@@ -101,7 +101,7 @@ class DatasetDisk(Record, frozen=True, kw_only=True):
 
 
 class HostTelemetry(Record, frozen=True, kw_only=True):
-    """The host, sampled after the first step. ``workers`` are descendants that run this program: the loader's processes.
+    """The host, sampled after the first step. ``workers`` are the loader's: descendants that run this program.
 
     Attributes:
         n_samples: Samples taken after the first step.
@@ -251,7 +251,7 @@ class Telemetry(Record, frozen=True, kw_only=True):
         host: None when it could not be read.
         energy: None when nothing could be metered.
         cost: None when no rate was given.
-        timeline: The course of the run, at most 256 points, from before the first step on.
+        timeline: The course of the run, at most 128 points, from before the first step on.
     """
 
     hz: float

@@ -1,0 +1,200 @@
+"""Energy of the device and of the CPU, and what a run costs by the user's rates."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning_perf.records import Cost, Energy
+
+from .machine import read_text
+
+JOULES_A_KWH = 3.6e6
+
+
+class DeviceEnergy:
+    """Joules of one device: by its counter, or by integrating its power where it has none."""
+
+    def __init__(self) -> None:
+        self._counted_j: float | None = None
+        self._last_counter_j: float | None = None
+        self._integrated_j: float | None = None
+        self._last: tuple[float, float] | None = None
+
+    def add(self, at_s: float, counter_j: float | None, power_w: float | None) -> None:
+        """Adds a sample.
+
+        Args:
+            at_s: When it was taken.
+            counter_j: The driver's counter; None where it has none.
+            power_w: The device's power; None where it is not told.
+        """
+        if counter_j is not None:
+            # A counter that went back was reset with its driver: what passed meanwhile is not known.
+            if self._last_counter_j is not None:
+                self._counted_j = (self._counted_j or 0.0) + max(0.0, counter_j - self._last_counter_j)
+            self._last_counter_j = counter_j
+        if power_w is not None:
+            if self._last is not None:
+                before_s, before_w = self._last
+                self._integrated_j = (self._integrated_j or 0.0) + (at_s - before_s) * (before_w + power_w) / 2
+            self._last = (at_s, power_w)
+
+    def joules(self) -> tuple[float | None, str]:
+        """Joules since the first sample, and how they were found; None before the second sample."""
+        if self._counted_j is not None:
+            return self._counted_j, "counter"
+        return self._integrated_j, "" if self._integrated_j is None else "integrated power"
+
+
+class PackageEnergy:
+    """Joules of the CPU packages by RAPL, as far as the kernel lets this user read it.
+
+    Args:
+        root: Where ``sys`` is found.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.missing_reason = ""
+        self._domains: list[tuple[Path, int]] = []
+        self._last_uj: dict[Path, int] = {}
+        self._total_uj = 0
+        folders = sorted((root / "sys" / "class" / "powercap").glob("intel-rapl:*"))
+        # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it and already counted. "psys" holds the packages.
+        packages = [
+            f for f in folders if f.name.count(":") == 1 and (read_text(f / "name") or "").startswith("package")
+        ]
+        if not packages:
+            self.missing_reason = "this host shows no RAPL counters (/sys/class/powercap)"
+        for folder in packages:
+            now_uj = _whole(folder / "energy_uj")
+            if now_uj is None:
+                self.missing_reason = f"{folder.name}/energy_uj cannot be read; Linux lets only root read it by default"
+                self._domains = []
+                return
+            self._domains.append((folder, _whole(folder / "max_energy_range_uj") or 0))
+            self._last_uj[folder] = now_uj
+
+    def read(self) -> float | None:
+        """Joules since this was made; None where they cannot be told. To be called before a counter wraps twice."""
+        for folder, range_uj in self._domains:
+            now_uj = _whole(folder / "energy_uj")
+            if now_uj is None:
+                self.missing_reason = f"{folder.name}/energy_uj could not be read any more"
+                self._domains = []
+                return None
+            passed_uj = now_uj - self._last_uj[folder]
+            self._total_uj += passed_uj if passed_uj >= 0 else passed_uj + range_uj
+            self._last_uj[folder] = now_uj
+        return self._total_uj / 1e6 if self._domains else None
+
+
+class EnergyLedger:
+    """What was metered, up to now and by training epoch."""
+
+    def __init__(self, start_s: float) -> None:
+        self._start_s = start_s
+        self._at_s = start_s
+        self.device = DeviceEnergy()
+        self._cpu_j: float | None = None
+        self._epoch_j = 0.0
+        self._n_epochs = 0
+        self._samples: int | None = 0
+
+    def add(self, at_s: float, counter_j: float | None, power_w: float | None, cpu_j: float | None) -> None:
+        """Adds a sample; ``cpu_j`` is since the start."""
+        self._at_s = at_s
+        self.device.add(at_s, counter_j, power_w)
+        self._cpu_j = cpu_j
+
+    def epoch_ended(self, samples: int | None) -> None:
+        """A training epoch ended, of this many samples; None where they are not known."""
+        self._n_epochs += 1
+        self._epoch_j = self._metered_j() or 0.0
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
+
+    def record(self) -> Energy:
+        """Up to now. The first epoch bears what came before it."""
+        gpu_j, gpu_basis = self.device.joules()
+        metered_j = self._metered_j()
+        has_epochs = metered_j is not None and self._n_epochs > 0
+        return Energy(
+            span_s=self._at_s - self._start_s,
+            gpu_j=gpu_j,
+            gpu_basis=gpu_basis,
+            cpu_j=self._cpu_j,
+            cpu_basis="" if self._cpu_j is None else "RAPL",
+            metered_j=metered_j,
+            epoch_j=self._epoch_j / self._n_epochs if has_epochs else None,
+            sample_j=self._epoch_j / self._samples if has_epochs and self._samples else None,
+        )
+
+    def _metered_j(self) -> float | None:
+        parts = [part for part in (self.device.joules()[0], self._cpu_j) if part is not None]
+        return sum(parts) if parts else None
+
+
+def carbon_intensity(gco2_per_kwh: float | str | None) -> tuple[float | None, str]:
+    """Grams of CO2 equivalent by kWh, and where the figure comes from.
+
+    Args:
+        gco2_per_kwh: The figure, or an ISO 3166 country code with three letters for codecarbon's table.
+
+    Raises:
+        ValueError: codecarbon is not installed, or does not know the country; the message says what to do.
+    """
+    if gco2_per_kwh is None:
+        return None, ""
+    if not isinstance(gco2_per_kwh, str):
+        return float(gco2_per_kwh), "as given"
+    expected = 'expected grams by kWh, or a country such as "FRA"'
+    try:
+        table = importlib.resources.files("codecarbon").joinpath("data/private_infra/global_energy_mix.json")
+        countries: dict[str, Any] = json.loads(table.read_text(encoding="utf-8"))
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{expected}; countries need codecarbon: pip install 'lightning-perf[carbon]'") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{expected}; codecarbon's table could not be read ({error}): give the grams") from error
+    intensity = countries.get(gco2_per_kwh.upper(), {}).get("carbon_intensity")
+    if intensity is None:
+        raise ValueError(f"{expected}; codecarbon's table does not hold {gco2_per_kwh!r}")
+    return float(intensity), f"codecarbon's table for {gco2_per_kwh.upper()}"
+
+
+def cost_of(
+    energy: Energy | None,
+    *,
+    wall_s: float,
+    epoch_s: float | None,
+    hour_price: float | None,
+    gco2_per_kwh: float | None,
+    gco2_basis: str,
+) -> Cost | None:
+    """What the run cost; None without any rate.
+
+    Args:
+        energy: None where nothing was metered.
+        wall_s: Seconds of the run.
+        epoch_s: Mean seconds of a training epoch; None before the first ended.
+        hour_price: Of the whole run.
+        gco2_per_kwh: Grams.
+        gco2_basis: Where that comes from.
+    """
+    if hour_price is None and gco2_per_kwh is None:
+        return None
+    metered_j = energy.metered_j if energy is not None else None
+    return Cost(
+        hour_price=hour_price,
+        run_price=None if hour_price is None else hour_price * wall_s / 3600,
+        epoch_price=None if hour_price is None or epoch_s is None else hour_price * epoch_s / 3600,
+        gco2_per_kwh=gco2_per_kwh,
+        gco2_basis=gco2_basis,
+        run_gco2=None if gco2_per_kwh is None or metered_j is None else gco2_per_kwh * metered_j / JOULES_A_KWH,
+    )
+
+
+def _whole(path: Path) -> int | None:
+    text = read_text(path)
+    return int(text) if text is not None and text.isdecimal() else None
