@@ -393,7 +393,7 @@ class MaterialisedAttention(Record, frozen=True, kw_only=True):
 
     Attributes:
         n: How often the sequence was seen.
-        host_s: Host seconds of the three, with what lies between them.
+        host_s: Host seconds of the three, with what lies between them, and of their backward where it was seen.
         device_s: Seconds of their kernels.
         share: Of the device's time; on a CPU, of the host's time in operators.
         site: ``file:line`` of the user's code; empty without stacks.

@@ -82,8 +82,8 @@ def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[Operat
     ids, position = np.unique(trace.name_ids[rows], return_inverse=True)
     outermost = times.is_outermost[inside]
 
-    def by_name(values: Times) -> Times:
-        return np.bincount(position, weights=values, minlength=len(ids))
+    def by_name(values: Times) -> npt.NDArray[np.float64]:
+        return np.bincount(position, weights=values, minlength=len(ids)) / SECOND
 
     calls = np.bincount(position, minlength=len(ids))
     host_total = by_name(np.where(outermost, trace.durations[rows], 0))

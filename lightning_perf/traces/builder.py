@@ -52,15 +52,24 @@ class _Index(dict[Any, int]):
         return number
 
 
+class _TextIndex(_Index):
+    """The same, of texts only."""
+
+    def __missing__(self, key: Any) -> int:
+        if not isinstance(key, str):
+            raise TypeError(f"expected a text, got {type(key).__name__}")
+        return super().__missing__(key)
+
+
 class ColumnBuilder:
     """Takes events batch by batch and keeps only their columns."""
 
     def __init__(self) -> None:
         self._n_events = 0
         self._n_dropped = 0
-        self._categories = _Index()
+        self._categories = _TextIndex()
         self._kind_of_category: list[int] = []
-        self._names = _Index()
+        self._names = _TextIndex()
         self._threads = _Index()
         self._base_us: float | None = None
         self._batches: list[tuple[npt.NDArray[Any], ...]] = []

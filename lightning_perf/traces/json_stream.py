@@ -106,11 +106,11 @@ def _unfolded(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[byt
             n_read += len(pending)
             if not pending:
                 break
-        if unzip.eof:  # several gzip members in one file are one text
-            unzip = zlib.decompressobj(wbits=31)
-            if not pending.strip(b"\x00"):
-                pending = b""
+        if unzip.eof:  # several gzip members in one file are one text, and zeros behind them are padding
+            pending = pending.lstrip(b"\x00")
+            if not pending:
                 continue
+            unzip = zlib.decompressobj(wbits=31)
         try:
             text = unzip.decompress(pending, CHUNK_BYTES)
         except zlib.error as error:
@@ -125,6 +125,7 @@ def _unfolded(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[byt
         if n_pieces >= CHUNK_BYTES:
             yield b"".join(pieces)
             pieces, n_pieces = [], 0
+    pieces.append(unzip.flush())
     if not unzip.eof:
         raise TraceError(f"{path} is a gzip file cut in the middle, after {n_text:,} bytes of text; copy it again.")
     yield b"".join(pieces)

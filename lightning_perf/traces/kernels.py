@@ -161,8 +161,8 @@ def describe_kernels(trace: Trace, windows: Windows, launched_in: Rows) -> Kerne
         tensor_core_fraction=tensor_ns / total_ns if total_ns else 0.0,
         top=tuple(
             KernelTime(
-                name=names[i], kind=kinds[i], total_s=by_name_ns[i] / SECOND, n=int(counts[i]),
-                share=by_name_ns[i] / total_ns if total_ns else 0.0,
+                name=names[i], kind=kinds[i], total_s=float(by_name_ns[i]) / SECOND, n=int(counts[i]),
+                share=float(by_name_ns[i]) / total_ns if total_ns else 0.0,
             )
             for i in largest
         ),

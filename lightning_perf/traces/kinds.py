@@ -61,7 +61,7 @@ _DETAILED: Final = frozenset(
         *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm", "_int_mm", "addmv", "mv"),
         *("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "cudnn_convolution", "miopen_convolution"),
         *("mkldnn_convolution", "_softmax", "softmax", "batch_norm", "_batch_norm_impl_index", "native_batch_norm"),
-        *("item", "_local_scalar_dense", "copy_"),
+        *("item", "_local_scalar_dense", "copy_", "add_"),
     )
 )
 COLLECTIVE_PREFIXES: Final = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "c10d::", "record_param_comms")

@@ -61,7 +61,7 @@ def live_events(kineto_events: Iterable[Any]) -> Iterator[LiveEvent]:
         category = event.activity_type() if hasattr(event, "activity_type") else _category(event)
         kind = KINDS.get(category, UNKNOWN_DEVICE)
         is_device = kind in (KERNEL, MEMCPY, MEMSET, DEVICE_ANNOTATION)
-        name = event.name()
+        name = _name(event)
         detailed = kind in (OPERATOR, ANNOTATION) and has_details(name)
         yield LiveEvent(
             category, name, event.start_ns(), event.duration_ns(),
@@ -75,9 +75,17 @@ def live_events(kineto_events: Iterable[Any]) -> Iterator[LiveEvent]:
         )  # fmt: skip
 
 
+def _name(event: Any) -> str:
+    """Torch cuts long names at a byte, also inside a letter; such a name cannot be read."""
+    try:
+        return str(event.name())
+    except UnicodeDecodeError:
+        return "(unreadable name)"
+
+
 def _category(event: Any) -> str:
     """The category of an event of a torch that does not tell it."""
-    name = event.name()
+    name = _name(event)
     if str(event.device_type()).endswith("CPU"):
         if getattr(event, "is_python_function", bool)():
             return "python_function"

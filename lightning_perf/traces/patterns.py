@@ -9,7 +9,7 @@ import numpy as np
 from lightning_perf.records import Convolutions, MaterialisedAttention, MatrixShape
 
 from .attribute import OperatorTimes
-from .columns import Details
+from .columns import Details, Trace
 from .intervals import Intervals
 from .kinds import OPERATOR
 from .nesting import Rows
@@ -22,6 +22,7 @@ _PRODUCTS: Final = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::badd
 _CONVOLUTION: Final = "aten::convolution"
 _BATCHED: Final = ("aten::bmm", "aten::baddbmm")
 _SOFTMAX: Final = "aten::_softmax"
+_SOFTMAX_BACKWARD: Final = "aten::_softmax_backward_data"
 _FUSED_ATTENTION: Final = "scaled_dot_product"
 _ALIGNMENT: Final = {"c10::half": 8, "c10::bfloat16": 8, "float": 4, "signed char": 16, "char": 16, "double": 2}
 """Elements in 16 bytes, the unit in which matrix units want their rows (NVIDIA's deep learning performance guide)."""
@@ -124,12 +125,19 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     tops = timeline.top_operators
     tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]
+    # A normalisation layer counts its batches first, in a tensor of one number.
+    tops = np.array([row for row in tops.tolist() if not _counts_batches(trace, row)], dtype=np.int64)
     biased = [
         row
         for row, follower in zip(tops.tolist(), tops[1:].tolist(), strict=False)
         if trace.name(row) in names and trace.name(follower) == "aten::batch_norm" and _has_bias(trace.details.get(row))
     ]
     return np.array(biased, dtype=np.int64)
+
+
+def _counts_batches(trace: Trace, row: int) -> bool:
+    details = trace.details.get(row)
+    return trace.name(row) == "aten::add_" and not any(shapes_of(details)) and bool(details and details.shapes)
 
 
 def _has_bias(details: Details | None) -> bool:
@@ -152,54 +160,64 @@ def describe_attention(timeline: Timeline, times: OperatorTimes, stacks: Stacks)
 
     The three must follow each other on one thread with no other product between them, and, where shapes were recorded,
     the softmax must run over the scores that the first product made. Inside torch's own fused attention they are not
-    counted: there the form is torch's choice.
+    counted: there the form is torch's choice. The backward of such a softmax, with the two products before and the two
+    after it, is counted in the times.
     """
     trace = timeline.trace
-    rows = _named(timeline, *_PRODUCTS, _SOFTMAX, _CONVOLUTION)
-    fused = trace.intervals(
-        trace.rows_named(timeline.top_operators, lambda name: _FUSED_ATTENTION in name and "math" not in name)
-    )
+    rows = _named(timeline, *_PRODUCTS, _SOFTMAX, _SOFTMAX_BACKWARD, _CONVOLUTION)
+    fused = trace.intervals(trace.rows_named(timeline.top_operators, lambda name: _FUSED_ATTENTION in name))
     rows = rows[~fused.contains(trace.starts[rows])]
-    found: list[tuple[int, int, int]] = []
+    forwards: list[int] = []
+    stretches: list[tuple[int, int]] = []
     for thread in np.unique(trace.thread_ids[rows]).tolist():
         own = rows[trace.thread_ids[rows] == thread].tolist()
-        for first, middle, last in zip(own, own[1:], own[2:], strict=False):
-            names = trace.name(first), trace.name(middle), trace.name(last)
-            if (
-                names[0] in _BATCHED
-                and names[1] == _SOFTMAX
-                and names[2] in _BATCHED
-                and _fit(trace.details, first, middle)
-            ):
-                found.append((first, middle, last))
-    if not found:
+        batched = [trace.name(row) in _BATCHED for row in own]
+        for i, row in enumerate(own):
+            name = trace.name(row)
+            if name == _SOFTMAX and all(batched[i - 1 : i + 2 : 2]) and 0 < i < len(own) - 1:
+                if _fit(trace.details, own[i - 1], row):
+                    forwards.append(row)
+                    stretches.append((own[i - 1], own[i + 1]))
+            elif name == _SOFTMAX_BACKWARD and 2 <= i < len(own) - 2 and sum(batched[i - 2 : i + 3]) == 4:
+                stretches.append((own[i - 2], own[i + 2]))
+    if not forwards:
         return None
-    starts = np.array([trace.starts[first] for first, _, _ in found])
-    ends = np.array([trace.ends[last] for _, _, last in found])
-    moments = Intervals(starts, ends)
-    inside = times.rows[moments.contains(trace.starts[times.rows])]
-    device = int(times.device_self[np.searchsorted(times.rows, inside)].sum())
+    starts, ends = (np.array(side) for side in zip(*stretches, strict=True))
+    moments = Intervals(trace.starts[starts], trace.ends[ends])
+    return _attention(timeline, times, stacks, np.array(forwards), moments)
+
+
+def _attention(
+    timeline: Timeline, times: OperatorTimes, stacks: Stacks, softmaxes: Rows, moments: Intervals
+) -> MaterialisedAttention:
+    trace = timeline.trace
+    inside = moments.contains(trace.starts[times.rows])
+    device = int(times.device_self[inside].sum())
     whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.windows.intervals
     spent = device if timeline.has_device_work else moments.total_ns
-    middle = found[0][1]
-    site = next((site for site in stacks.sites(np.array([m for _, m, _ in found])) if site), None)
-    scores = next(iter(shapes_of(trace.details.get(middle))), [])
+    site = next((site for site in stacks.sites(softmaxes) if site), None)
+    largest = max((_scores(trace, row) for row in softmaxes.tolist()), key=lambda shape: shape[0] * shape[1])
     return MaterialisedAttention(
-        n=len(found),
+        n=len(softmaxes),
         host_s=moments.total_ns / SECOND,
         device_s=device / SECOND,
         share=min(spent / whole.total_ns, 1.0) if whole.total_ns else 0.0,
         site=site.place if site else "",
         function=site.function if site else "",
-        rows=scores[-2] if len(scores) >= 2 else None,
-        columns=scores[-1] if len(scores) >= 2 else None,
+        rows=largest[0] or None,
+        columns=largest[1] or None,
     )
 
 
+def _scores(trace: Trace, softmax: int) -> tuple[int, int]:
+    """Rows and columns of one matrix of scores; zeros where they were not recorded."""
+    shape = next(iter(shapes_of(trace.details.get(softmax))), [])
+    return (shape[-2], shape[-1]) if len(shape) >= 2 else (0, 0)
+
+
 def _fit(details: dict[int, Any], product: int, softmax: int) -> bool:
-    first = _PRODUCTS["aten::bmm"]
     operands = shapes_of(details.get(product))
-    operands = operands[-2:] if len(operands) == 3 else operands[first : first + 2]
+    operands = operands[1:3] if len(operands) >= 3 and operands[2] else operands[:2]  # baddbmm adds to its first
     scores = next(iter(shapes_of(details.get(softmax))), [])
     if len(operands) < 2 or not all(operands) or len(scores) < 2:
         return True  # no shapes: the order has to do

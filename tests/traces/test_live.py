@@ -1,0 +1,56 @@
+"""Events of a running profiler say the same as the file that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_perf.errors import TraceError
+from lightning_perf.traces import LiveEvent, analyze, analyze_trace, from_events, live_events
+
+from .events import SMALL, document, write
+
+
+def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
+    from_file = analyze(write(tmp_path / "t.json", document(SMALL)))
+    events = [
+        LiveEvent(
+            each["cat"], each["name"], int(each["ts"] * 1000), int(each["dur"] * 1000),
+            thread=each["tid"], correlation=each["args"].get("correlation", -1),
+            device=each["args"].get("device", -1), stream=each["args"].get("stream", -1),
+            shapes=each["args"].get("Input Dims"), types=each["args"].get("Input type"),
+        )
+        for each in SMALL
+    ]  # fmt: skip
+    live = analyze_trace(from_events(events))
+    assert live.source == "live"
+    for field in ("steps", "idle", "loader", "kernels", "operators", "matrix_shapes", "what_if", "device"):
+        assert getattr(live, field) == getattr(from_file, field), field
+
+
+def test_no_events_are_refused() -> None:
+    with pytest.raises(TraceError, match="live holds 0 entries"):
+        from_events([])
+
+
+def test_torch_profiler_is_read_live_and_from_its_file(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(4, 4)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True) as profiler:
+        for _ in range(3):
+            with torch.profiler.record_function("ProfilerStep#1"):
+                model(torch.ones(2, 4)).sum().backward()
+    live = analyze_trace(from_events(live_events(profiler.profiler.kineto_results.events())))
+    file = tmp_path / "t.json"
+    profiler.export_chrome_trace(str(file))
+    written = analyze(file)
+    assert [step.name for step in live.steps] == ["ProfilerStep#1"] * 3
+    assert [step.n_operators for step in live.steps] == [step.n_operators for step in written.steps]
+    for ours, theirs in zip(live.steps, written.steps, strict=True):
+        assert ours.duration_s == pytest.approx(theirs.duration_s, abs=2e-6)
+    assert {each.name: each.calls for each in live.operators} == {each.name: each.calls for each in written.operators}
+    assert [each.shapes for each in live.matrix_shapes] == [each.shapes for each in written.matrix_shapes]
+    assert live.has_stacks
+    assert live.has_shapes

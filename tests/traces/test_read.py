@@ -1,0 +1,178 @@
+"""Any file is read, or refused with a reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from lightning_perf.errors import TraceError
+from lightning_perf.traces import analyze, analyze_trace, json_stream, read
+
+from .events import SMALL, document, event, launched, write
+
+
+def test_same_columns_come_out_when_the_text_is_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = SMALL * 40
+    tricky = [
+        event("cpu_op", 'he said "}, {" and }, {', 3000 + i, 1, shapes=[{"a": 1}, {"b": [{}, {}]}]) for i in range(9)
+    ]
+    file = write(tmp_path / "trace.json", document([*events, *tricky], distributedInfo={"rank": 3, "world_size": 4}))
+    whole = read(file)
+    for chunk in (64, 700, 1500, 4096):
+        monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk)
+        cut = read(file)
+        assert cut.n_events == whole.n_events == len(events) + len(tricky)
+        assert cut.origin == whole.origin
+        assert cut.starts.tolist() == whole.starts.tolist()
+        assert [cut.name(i) for i in range(len(cut))] == [whole.name(i) for i in range(len(whole))]
+        assert cut.correlations.tolist() == whole.correlations.tolist()
+
+
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_gzip_is_told_by_its_content_when_the_name_says_otherwise(tmp_path: Path, is_gzip: bool) -> None:
+    name = "trace.json" if is_gzip else "trace.json.gz"
+    assert len(read(write(tmp_path / name, document(SMALL), is_gzip))) == len(SMALL)
+
+
+def test_several_gzip_members_are_one_text(tmp_path: Path) -> None:
+    text = document(SMALL)
+    parts = gzip.compress(text[:99]) + gzip.compress(text[99:]) + b"\0" * 32
+    assert len(read(write(tmp_path / "t.gz", parts))) == len(SMALL)
+
+
+def test_metadata_is_read_when_it_stands_behind_the_events(tmp_path: Path) -> None:
+    text = b'{"traceEvents": ' + json.dumps(SMALL).encode() + b', "distributedInfo": {"rank": 2, "world_size": 8}}'
+    origin = read(write(tmp_path / "t.json", text)).origin
+    assert (origin.rank, origin.world_size) == (2, 8)
+
+
+def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
+    assert len(read(write(tmp_path / "t.json", json.dumps(SMALL).encode()))) == len(SMALL)
+
+
+def test_the_events_key_is_found_when_the_header_only_talks_about_it(tmp_path: Path) -> None:
+    text = document(SMALL, note='"traceEvents": [ is what follows', nested={"traceEvents": [1]})
+    assert len(read(write(tmp_path / "t.json", text))) == len(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"hello", "is not JSON: it begins with"),
+        (b"{}", "no list named traceEvents"),
+        (b'{"a": 1, "b": 2}', "it holds a, b"),
+        (b'{"traceEvents": []}', "no complete profiler event"),
+        (b'{"traceEvents": {"a": 1}}', "no list named traceEvents"),
+        (b'{"traceEvents": [1, null, "x", []]}', "no complete profiler event"),
+        (b"PK\x03\x04xxxx", "zip archive"),
+        (b"\x28\xb5\x2f\xfdxxxx", "zstandard"),
+        (b"\x1f\x8b" + b"\x07" * 50, "cannot be unfolded"),
+        (gzip.compress(document(SMALL))[:-20], "cut in the middle"),
+        (document(SMALL)[:-40], "cut in the middle"),
+        (document(SMALL)[:20], "cut in the middle"),
+        (document(SMALL)[:-30] + b"%%%", "not valid JSON"),
+        (b'{"traceEvents": [' + b"[" * 20_000 + b"]" * 20_000 + b"]}", "nests its values too deeply"),
+    ],
+)  # fmt: skip
+def test_a_file_is_refused_with_its_reason_when_it_is_no_whole_trace(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    file = write(tmp_path / "broken.json.gz", content)
+    with pytest.raises(TraceError, match=words) as caught:
+        analyze(file)
+    assert "broken.json.gz" in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "nowhere.json")
+    with pytest.raises(TraceError, match="directory"):
+        read(tmp_path)
+
+
+def bomb(path: Path, n_megabytes: int, prefix: bytes = b'{"traceEvents": [') -> Path:
+    pack = zlib.compressobj(9, wbits=31)
+    with path.open("wb") as file:
+        file.write(pack.compress(prefix))
+        for _ in range(n_megabytes):
+            file.write(pack.compress(b" " * (1 << 20)))
+        file.write(pack.flush())
+    return path
+
+
+def test_a_gzip_bomb_is_stopped_when_it_unfolds_beyond_what_traces_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "FREE_BYTES", 4 << 20)
+    with pytest.raises(TraceError, match="max_bytes"):
+        read(bomb(tmp_path / "bomb.gz", 12))
+    with pytest.raises(TraceError, match="allow more"):
+        read(bomb(tmp_path / "bomb.gz", 12), max_bytes=1 << 20)
+    with pytest.raises(TraceError, match="cut in the middle"):  # allowed, and then no trace
+        read(bomb(tmp_path / "bomb.gz", 12), max_bytes=1 << 30)
+
+
+def test_times_survive_to_the_nanosecond_when_they_are_text_integers_or_floats(tmp_path: Path) -> None:
+    for starts in ((1712195495505583, 1712195495505585), (3743411222894.405, 3743411222896.407), ("5000.25", "5002.5")):
+        events = [event("cpu_op", "a", starts[0], 1), event("cpu_op", "b", starts[1], "0.125")]
+        columns = read(write(tmp_path / "t.json", document(events)))
+        expected = round((float(starts[1]) - float(starts[0])) * 1000)
+        assert columns.starts[1] - columns.starts[0] == pytest.approx(expected, abs=1)
+        assert columns.durations[1] == 125
+
+
+def test_senseless_times_are_left_out_and_said_so(tmp_path: Path) -> None:
+    bad = [
+        event("cpu_op", "negative", 1500, -5),
+        event("cpu_op", "no time", 1500, 5) | {"ts": None},
+        event("cpu_op", "no end", 1500, 5) | {"dur": {}},
+        event("cpu_op", "nan", 1500, 5) | {"dur": "NaN"},
+        event("cpu_op", "far", 1e300, 5),
+        event("cpu_op", "long", 1500, 1e300),
+    ]
+    said = analyze(write(tmp_path / "t.json", document([*SMALL, *bad])))
+    assert said.missing["events"].startswith("6 events")
+    assert said.steps[0].duration_s == pytest.approx(1e-3)
+
+
+def test_what_json_forbids_is_repaired_when_profilers_write_it(tmp_path: Path) -> None:
+    text = document([*SMALL, event("cpu_op", "NAME", 1600, 1, value="VALUE")])
+    text = text.replace(b'"VALUE"', b"-inf").replace(b"NAME", b"C:\\path\x01 <b>\xff")
+    columns = read(write(tmp_path / "t.json", text))
+    assert any("<b>" in name for name in columns.names)
+
+
+def test_hostile_names_are_data_when_they_hold_markup(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>[red]\x1b[31m\u202e\0" + "x" * 10_000
+    events = [*SMALL, event("cpu_op", name, 1600, 50), *launched(name, 1605, 1990, 5, 9)]
+    said = analyze(write(tmp_path / "t.json", document(events)))
+    assert name in {operator.name for operator in said.operators}
+    assert said.kernels is not None
+    assert name in {kernel.name for kernel in said.kernels.top}
+
+
+def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: Path) -> None:
+    events = [*SMALL]
+    for arguments in (None, 5, [], {"correlation": "x", "stream": {}, "device": -1e9}, {"correlation": 2**70}):
+        events.append(event("kernel", "k", 1990, 5) | {"args": arguments})
+        events.append(event("cpu_op", "aten::mm", 1980, 5) | {"args": {"Input Dims": [[1e9, None], 7, "x"]}})
+    said = analyze(write(tmp_path / "t.json", document(events)))
+    assert said.n_kernels == 2 + 5
+
+
+def test_a_small_step_is_told_apart(tmp_path: Path) -> None:
+    said = analyze_trace(read(write(tmp_path / "t.json", document(SMALL))))
+    step = said.steps[0]
+    microseconds = {name: round(seconds * 1e6, 3) for name, seconds in step.categories.items() if seconds}
+    assert microseconds == {"kernel": 400, "runtime": 10, "data_loading": 400, "cpu_op": 25, "other": 165}
+    assert said.loader is not None
+    assert said.loader.exposed_s == pytest.approx(400e-6)
+    assert said.idle is not None
+    assert said.idle.host_wait_s == pytest.approx(90e-6)
+    shape = said.matrix_shapes[0]
+    assert (shape.m, shape.n, shape.k, shape.is_aligned, shape.device_s) == (8, 6, 4, False, pytest.approx(300e-6))
