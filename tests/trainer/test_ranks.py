@@ -1,0 +1,103 @@
+"""Several processes: the report comes once, every rank takes part in every collective call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_perf import PerfDoctor, load
+from lightning_perf.probes import steps
+
+from .conftest import Make
+from .models import Tiny, loader
+
+SCRIPT = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+from lightning_perf import PerfDoctor
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+if __name__ == "__main__":
+    doctor = PerfDoctor(schedule=None)
+    trainer = Trainer(callbacks=[doctor], accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
+                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=2))
+    assert doctor.session.ranks is not None
+    assert type(trainer.profiler).__name__ == "PassThroughProfiler"
+"""
+
+
+def written_session(folder: Path) -> Any:
+    (path,) = folder.rglob("perf_session*.json")
+    return load(path)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+def test_report_comes_once_when_processes_are_started_by_the_trainer(
+    make_trainer: Make, capfd: pytest.CaptureFixture[str], tmp_path: Path, strategy: str
+) -> None:
+    doctor = PerfDoctor(schedule=None, out_dir=tmp_path / "out", every_n_epochs=2)
+    trainer = make_trainer(doctor, devices=2, strategy=strategy, max_epochs=3)
+    profiler = trainer.profiler
+    trainer.fit(Tiny(), loader(8), loader(2))
+    assert trainer.profiler is profiler
+    assert capfd.readouterr().out.count("fit finished") == 1
+    session = written_session(tmp_path / "out")
+    assert session.run.world_size == 2
+    assert session.run.n_steps == 12
+    assert session.ranks.step_max_s >= session.ranks.step_mean_s > 0
+
+
+def test_report_comes_once_when_a_script_is_launched_for_each_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fit finished") == 1
+    assert written_session(tmp_path).ranks.step_mean_s > 0
+
+
+def test_training_goes_on_when_probes_fail_on_one_rank_alone(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = steps.StageProbe.batch_begins
+
+    def fails_on_one(self: Any, batch: Any) -> None:
+        if os.environ.get("LOCAL_RANK") == "1" or _rank() == 1:
+            raise RuntimeError("planted")
+        begins(self, batch)
+
+    def _rank() -> int:
+        import torch.distributed
+
+        return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+    monkeypatch.setattr(steps.StageProbe, "batch_begins", fails_on_one)
+    doctor = PerfDoctor(schedule=None, out_dir=tmp_path / "out")
+    make_trainer(doctor, devices=2, strategy="ddp_fork", max_epochs=2).fit(Tiny(), loader(8))
+    session = written_session(tmp_path / "out")
+    assert session.run.n_steps == 8
+    assert session.ranks.step_mean_s == session.ranks.step_max_s > 0
