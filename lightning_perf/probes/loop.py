@@ -189,9 +189,8 @@ class LoopProbe:
         action = seams.describe_action(self.trainer, action_name)
         if action.kind == "fetch":
             if self.stage == "fit" and action.owner == "val":
-                return FetchSpan(self.timeline, self._validation_fetch_begins)  # no device clock in this stage
-            after = None if self.main.device_clock is None else self.main.fetch_ends
-            return FetchSpan(self.timeline, self._fetch_begins, after)
+                return FetchSpan(self.timeline, self._validation_fetch_begins, self._validation_fetch_ends)
+            return FetchSpan(self.timeline, self._fetch_begins, self.main.fetch_ends)
         if action.kind == "strategy" and action.hook in _STRATEGY_PHASES:
             return self._span(_STRATEGY_PHASES[action.hook], action.hook, "loop", action.hook)
         if action.kind in ("module", "datamodule") and action.hook in _BATCH_HOOKS:
@@ -292,6 +291,9 @@ class LoopProbe:
         """The run is over, perhaps in the middle of a step, which then counts as none."""
         if not self._is_between:
             self.epoch_ends()
+
+    def _validation_fetch_ends(self) -> None:
+        self.validation.fetch_ends()
 
     def validation_begins(self, batch: Any) -> None:
         """``on_validation_batch_start`` inside fit."""

@@ -160,6 +160,11 @@ class ZeroGradWatch:
         """Whether every optimizer seen so far has been watched long enough; False before the first is seen."""
         return bool(self._optimizers) and all(watched.is_done for _, watched in self._optimizers.values())
 
+    @property
+    def n_optimizers(self) -> int:
+        """How many optimizers were seen so far."""
+        return len(self._optimizers)
+
     def after_step(self, optimizer: Any) -> None:
         """Call after each ``optimizer.step``, before anything can clear its gradients."""
         optimizer, watched = self._entry(optimizer)

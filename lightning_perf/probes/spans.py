@@ -85,10 +85,10 @@ class FetchSpan(Span):
             self.before()
         except Exception as error:  # noqa: BLE001 - reported
             self.timeline.fail(error)
-        super().__enter__()
+        Span.__enter__(self)
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__()
+        Span.__exit__(self)
         try:
             self.after()
         except Exception as error:  # noqa: BLE001 - reported
