@@ -30,11 +30,11 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "slow-transform": Fault("PD101", "each batch waits 30 ms for its decoder, and no worker prepares it meanwhile"),
+    "slow-transform": Fault("PD101", "each batch waits 40 ms for its decoder, and no worker prepares it meanwhile"),
     "no-persistent-workers": Fault("PD104", "two workers are started anew in each of many short epochs"),
-    "logging-every-step": Fault("PD502", "forty metrics are logged at every step"),
-    "slow-callback": Fault("PD504", "a callback inspects the weights for 8 ms after each step"),
-    "slow-logger": Fault("PD505", "the logger takes 8 ms to write what it is given"),
+    "logging-every-step": Fault("PD502", "a hundred metrics are logged at every step"),
+    "slow-callback": Fault("PD504", "a callback inspects the weights for 20 ms after each step"),
+    "slow-logger": Fault("PD505", "the logger takes 200 ms to write what it is given, every tenth step"),
     "heavy-validation": Fault("PD601", "four validation rounds an epoch"),
     "frequent-checkpoints": Fault("PD602", "a checkpoint is written at every step"),
     "none": Fault(None, "nothing: this training is healthy"),
@@ -66,6 +66,8 @@ def run_demo(fault: str, out_dir: Path) -> Session:
         callbacks.append(ModelCheckpoint(dirpath=out_dir / "checkpoints", every_n_train_steps=1))
     if fault == "logging-every-step":
         flags["log_every_n_steps"] = 1
+    if fault == "slow-logger":
+        flags["log_every_n_steps"] = 10
     if fault == "heavy-validation":
         flags["val_check_interval"] = 0.25
     logger_class = SlowLogger if fault == "slow-logger" else TensorBoardLogger
@@ -81,12 +83,12 @@ def run_demo(fault: str, out_dir: Path) -> Session:
     )
     train = _loader(
         n_batches=12 if short_epochs else 48,
-        decode_s=0.03 if needs_decoder else 0.0,
+        decode_s=0.04 if needs_decoder else 0.0,
         num_workers=2 if short_epochs else 0,
     )
     # Not at every epoch where epochs are short: their boundary is the fault on show.
     validation = None if short_epochs else _loader(n_batches=24 if fault == "heavy-validation" else 2)
-    trainer.fit(SmallConvNet(n_metrics=40 if fault == "logging-every-step" else 1), train, validation)
+    trainer.fit(SmallConvNet(n_metrics=100 if fault == "logging-every-step" else 1), train, validation)
     assert doctor.session is not None
     return doctor.session
 
@@ -159,7 +161,7 @@ class WeightInspector(Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         """After each step."""
-        time.sleep(0.008)
+        time.sleep(0.02)
 
 
 class SlowLogger(TensorBoardLogger):
@@ -167,12 +169,8 @@ class SlowLogger(TensorBoardLogger):
 
     def save(self) -> None:
         """Writes."""
-        time.sleep(0.008)
+        time.sleep(0.2)
         super().save()
-
-    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-        """Sends."""
-        super().log_metrics(*args, **kwargs)
 
 
 def _loader(n_batches: int, decode_s: float = 0.0, num_workers: int = 0) -> DataLoader[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,8 @@ def demo(
         raise ConfigError(f"--fault {fault!r} is not known; expected one of {', '.join(FAULT_NAMES)}")
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    # Threads that spin while they wait make a small training many times slower where the cores are shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print("Loading torch and lightning ...", flush=True)
     from lightning_perf.demo import FAULTS, run_demo
 

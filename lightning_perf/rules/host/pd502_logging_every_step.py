@@ -6,7 +6,7 @@ import math
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.logging_cost import loggers_of, slow_calls
+from lightning_perf.rules.logging_cost import FREQUENT_STEPS, loggers_of, slow_calls
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
@@ -17,8 +17,6 @@ CATEGORY = "host"
 
 # Lightning issues 21232 and 1986: users notice from a few percent on.
 MIN_SHARE = 0.03
-# Below this interval preflight speaks. Lightning's default is 50.
-FEW_STEPS = 10
 DEFAULT_STEPS = 50
 # The interval prescribed brings logging down to this share.
 TARGET_SHARE = 0.005
@@ -53,7 +51,7 @@ def check(session: Session) -> Finding | None:
     """Compares the logging phase, without slow loggers, with the threshold."""
     steady = steady_of(session)
     loggers = loggers_of(steady)
-    slow_share = sum(share_of(slow_calls(times)) for times in loggers.values())
+    slow_share = sum(share_of(slow_calls(times, session)) for times in loggers.values())
     share = phase_s(steady, "logging") / steady.span_s - slow_share
     if share < MIN_SHARE:
         return None
@@ -105,7 +103,7 @@ def preflight(session: Session) -> Finding | None:
     trainer = session.settings.trainer
     if trainer.log_every_n_steps is None:
         raise Skip("log_every_n_steps is not known")
-    if not trainer.loggers or not 0 < trainer.log_every_n_steps < FEW_STEPS:
+    if not trainer.loggers or not 0 < trainer.log_every_n_steps < FREQUENT_STEPS:
         return None
     return Finding(
         code=CODE,
@@ -113,7 +111,7 @@ def preflight(session: Session) -> Finding | None:
         category=CATEGORY,
         severity="info",
         summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=(Evidence(metric="log_every_n_steps", value=trainer.log_every_n_steps, threshold=FEW_STEPS),),
+        evidence=(Evidence(metric="log_every_n_steps", value=trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
         prescriptions=(_prescription(DEFAULT_STEPS),),
     )
 

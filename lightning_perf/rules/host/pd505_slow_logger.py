@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.logging_cost import SLOW_CALL_S, call_s, loggers_of, slow_calls
+from lightning_perf.rules.logging_cost import call_s, loggers_of, slow_call_s, slow_calls
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.wording import duration, percent
@@ -45,7 +45,7 @@ Lightning issue 17725 (CSVLogger rewrites its file when keys change).
 def check(session: Session) -> Finding | None:
     """Looks for the costliest logger with slow calls."""
     steady = steady_of(session)
-    slow = {name: slow_calls(times) for name, times in loggers_of(steady).items()}
+    slow = {name: slow_calls(times, session) for name, times in loggers_of(steady).items()}
     name, times = max(slow.items(), key=lambda item: share_of(item[1]), default=("", []))
     share = share_of(times)
     if share < MIN_SHARE:
@@ -70,7 +70,7 @@ def check(session: Session) -> Finding | None:
                 metric=f"time a call of {name}.{worst.hook}",
                 value=call_s(worst),
                 unit="s",
-                threshold=SLOW_CALL_S,
+                threshold=slow_call_s(session),
                 n=worst.n_calls,
             ),
         ),
