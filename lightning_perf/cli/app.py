@@ -29,7 +29,9 @@ class Verb(NamedTuple):
 
 VERBS = {
     "demo": Verb("lightning_perf.cli.demo:demo", "Trains a small model with a planted fault and diagnoses it."),
+    "analyze": Verb("lightning_perf.cli.analyze:analyze", "Says what host and device did in PyTorch traces."),
     "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
+    "view": Verb("lightning_perf.cli.view:view", "Opens a trace in an offline Perfetto."),
     "explain": Verb("lightning_perf.cli.explain:explain", "Says what a rule measures, why it costs and what to do."),
     "rules": Verb("lightning_perf.cli.rules:rules", "Lists all rules."),
 }

@@ -93,9 +93,9 @@ def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[Operat
     largest = np.argsort(-(host_self + device_self), kind="stable")[:N_OPERATORS]
     return tuple(
         OperatorTime(
-            name=trace.names[ids[i]], calls=int(calls[i]), host_total_s=float(host_total[i]) / SECOND,
-            host_self_s=float(host_self[i]) / SECOND, device_total_s=float(device_total[i]) / SECOND,
-            device_self_s=float(device_self[i]) / SECOND,
+            name=trace.names[ids[i]], calls=int(calls[i]), host_total_s=float(host_total[i]),
+            host_self_s=float(host_self[i]), device_total_s=float(device_total[i]),
+            device_self_s=float(device_self[i]),
         )
         for i in largest.tolist()
     )  # fmt: skip

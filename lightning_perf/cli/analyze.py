@@ -1,0 +1,56 @@
+"""``lightning-perf analyze``: reads any PyTorch trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from lightning_perf.errors import ConfigError, TraceError
+from lightning_perf.records import TraceRecord
+from lightning_perf.reports.trace_console import to_console, to_markdown
+from lightning_perf.reports.wording import fit_encoding, line
+from lightning_perf.traces import analyze_many
+
+from .output import write_file, write_stdout
+
+N_UNREADABLE = 2
+
+
+def analyze(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE|DIR...", help="Traces, or folders of them.")],
+    json: Annotated[bool, typer.Option("--json", help="Print a list of records, one a trace.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", min=1, help="Most text that a compressed trace may unfold to.")
+    ] = None,
+) -> None:
+    """Says what host and device were doing in PyTorch traces: from Lightning or not, one rank or many.
+
+    Exits with 2 where a trace could not be read; the others are shown all the same. Needs neither torch nor lightning.
+    """
+    if json and markdown:
+        raise ConfigError("--json and --markdown are two formats; choose one")
+    records, errors = analyze_many(traces, max_bytes=max_bytes)
+    if not records:
+        raise TraceError("; ".join(map(str, errors)))
+    text = _drawn(records, "json" if json else "markdown" if markdown else "console")
+    if out is None:
+        write_stdout(text)
+    else:
+        write_file(out, text, force)
+    for error in errors:
+        print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
+    if errors:
+        raise typer.Exit(N_UNREADABLE)
+
+
+def _drawn(records: list[TraceRecord], form: str) -> str:
+    if form == "json":
+        return msgspec.json.format(msgspec.json.encode(records)).decode()
+    return to_markdown(records) if form == "markdown" else to_console(records)

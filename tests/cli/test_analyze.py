@@ -1,0 +1,162 @@
+"""``lightning-perf analyze`` and ``view``, as a user calls them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_perf.cli import view
+from lightning_perf.cli.app import main
+
+FIXTURES = Path(__file__).parents[1] / "traces" / "fixtures"
+ITEM_LOOP = FIXTURES / "cpu-item-loop.json.gz"
+
+CONTRACT = {
+    "source", "rank", "world_size", "device_name", "n_events", "n_kernels", "steps", "idle", "communication",
+    "copies", "syncs", "kernels", "operators", "findings", "verdict",
+}  # fmt: skip
+HOSTILE_NAME = "aten::[red]</b>|x\x1b[2J"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["lightning-perf", *map(str, arguments)])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    return int(leaving.value.code or 0)
+
+
+def ranks(folder: Path) -> Path:
+    """A folder of three ranks, written in the wrong order."""
+    document = json.loads(gzip.decompress((FIXTURES / "cpu-plain.json.gz").read_bytes()))
+    for rank in (2, 0, 1):
+        document["distributedInfo"] = {"rank": rank, "world_size": 3, "backend": "gloo"}
+        (folder / "deep").mkdir(exist_ok=True)
+        (folder / "deep" / f"host{9 - rank}.pt.trace.json").write_text(json.dumps(document), encoding="utf-8")
+    (folder / "perf_session.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def test_json_is_a_list_of_records(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "analyze", ITEM_LOOP, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed) == 1
+    assert set(printed[0]) >= CONTRACT
+    assert set(printed[0]["steps"][0]["categories"]) == {
+        *("kernel", "communication", "memcpy", "memset", "runtime", "data_loading", "cpu_op", "other")
+    }
+
+
+def test_ranks_come_in_order_when_a_folder_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert call(monkeypatch, "analyze", ranks(tmp_path), "--json") == 0
+    assert [record["rank"] for record in json.loads(capsys.readouterr().out)] == [0, 1, 2]
+    assert call(monkeypatch, "analyze", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 traces")
+    assert "rank 2 of 3" in shown
+
+
+def test_console_names_the_line_of_the_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "analyze", ITEM_LOOP) == 0
+    shown = capsys.readouterr().out
+    assert "record_fixtures.py:28 forward" in shown
+    assert "aten::item" in shown
+    assert "the trace is of a CPU run" in shown
+
+
+def test_foreign_names_are_shown_as_they_are_when_they_hold_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": HOSTILE_NAME, "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"traceEvents": [event]}), encoding="utf-8")
+    for arguments in ([], ["--markdown"]):
+        assert call(monkeypatch, "analyze", file, *arguments) == 0
+        shown = capsys.readouterr().out
+        assert "\x1b" not in shown
+        assert ("aten::[red]</b>|x" if not arguments else r"aten::\[red\]\</b\>\|x") in shown
+
+
+def test_the_rest_is_shown_when_one_trace_is_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"traceEvents": [{"ph"', encoding="utf-8")
+    assert call(monkeypatch, "analyze", broken, ITEM_LOOP, "--json") == 2
+    captured = capsys.readouterr()
+    assert [record["source"] for record in json.loads(captured.out)] == [ITEM_LOOP.name]
+    assert "cut in the middle" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.json"], "does not exist"),
+        ([".", "--json"], "holds no trace"),
+        ([str(ITEM_LOOP), "--json", "--markdown"], "choose one"),
+        ([str(ITEM_LOOP), "--max-bytes", "1000"], "allow more"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "analyze", *arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_out_writes_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "trace.md"
+    assert call(monkeypatch, "analyze", ITEM_LOOP, "--markdown", "--out", out) == 0
+    assert out.read_text(encoding="utf-8").startswith("## cpu-item-loop.json.gz")
+    assert call(monkeypatch, "analyze", ITEM_LOOP, "--out", out) == 2
+
+
+def test_neither_torch_nor_lightning_is_imported() -> None:
+    code = (
+        "import sys; sys.argv = ['lightning-perf', 'analyze', sys.argv[1], '--json']\n"
+        "from lightning_perf.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as leaving: assert not leaving.code\n"
+        "assert not {'torch', 'lightning', 'pytorch_lightning', 'torchmetrics'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(ITEM_LOOP)], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_view_serves_the_unfolded_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        seen.append(command)
+        assert json.loads(Path(command[-1]).read_text(encoding="utf-8"))["traceEvents"]
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(view, "_viewer", lambda: ["vizviewer"])
+    monkeypatch.setattr(view.subprocess, "run", run)
+    assert call(monkeypatch, "view", ITEM_LOOP, "--port", 9123, "--no-browser") == 0
+    assert seen[0][:4] == ["vizviewer", "--port", "9123", "--server_only"]
+    assert Path(seen[0][-1]).name == "cpu-item-loop.json"
+    assert not Path(seen[0][-1]).exists()
+
+
+def test_view_says_what_to_install_when_the_viewer_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(view.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(view.shutil, "which", lambda name: None)
+    assert call(monkeypatch, "view", ITEM_LOOP) == 2
+    assert 'pip install "lightning-perf[trace]"' in capsys.readouterr().err
