@@ -58,7 +58,7 @@ class Series:
 
 
 class Course:
-    """The course of several figures: ``MAX_POINTS`` means at most, over twice as many samples whenever there are more."""
+    """The course of several figures: at most ``MAX_POINTS`` means, over ever more samples each as the run goes on."""
 
     def __init__(self) -> None:
         self._samples_a_point = 1

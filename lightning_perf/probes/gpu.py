@@ -1,0 +1,301 @@
+"""Reads the device that a process trains on: utilisation, memory, power, temperature, clocks, link, neighbours."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from lightning_perf.records import GpuTelemetry
+
+from .amd import TorchReader
+from .machine import read_text
+from .nvml import DeviceLostError, Driver, WantedDevice, find_device, text_of, wanted_device
+from .series import Series
+
+RARELY = 5
+"""Throughput and processes are read every so many samples: the driver takes 20 ms to measure throughput (NVML API
+reference, nvmlDeviceGetPcieThroughput)."""
+
+THROTTLE_REASONS = {
+    0x002: "application_clocks",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+"""Bits of nvmlClocksEventReasons*; 0x001 is idle and 0x100 follows a display, neither slows work down."""
+
+# Constants of NVML's header, which every version of the bindings shares.
+_TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_PCIE_SEND, _PCIE_RECEIVE = 0, 1
+
+
+class GpuReader(Protocol):
+    """Samples one device; reading and counting stand apart, so that no lock is held while the driver is asked.
+
+    Attributes:
+        device: torch's name of it.
+        lost_reason: Why it is not read any more; empty normally.
+    """
+
+    device: str
+    lost_reason: str
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why a figure is None, by its name."""
+
+    def read(self) -> dict[str, float]:
+        """One sample, by metric; empty once the device is lost. ``energy_j`` is a counter."""
+
+    def add(self, sample: Mapping[str, float], weight_s: float) -> None:
+        """Counts a sample, which stands for ``weight_s`` seconds."""
+
+    def record(self) -> GpuTelemetry:
+        """The samples counted."""
+
+    def close(self) -> None:
+        """Lets go of the driver."""
+
+
+class NvmlReader:
+    """Samples one device through NVML.
+
+    Args:
+        driver: NVML.
+        wanted: torch's device.
+        environ: The process's environment.
+        root: Where ``sys`` is found.
+        family: Ids of this process and its descendants, which are not others on the device.
+
+    Raises:
+        LookupError: The device is not found.
+        DeviceLostError: It is gone.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        wanted: WantedDevice,
+        environ: Mapping[str, str] = os.environ,
+        root: Path = Path("/"),
+        family: Callable[[], set[int]] = lambda: {os.getpid()},
+    ) -> None:
+        self.device = f"cuda:{wanted.index}"
+        self.lost_reason = ""
+        self._driver = driver
+        self._family = family
+        self._handle, self._matched_by = find_device(driver, wanted, environ)
+        whole = self._whole_device()
+        self._is_mig = whole is not self._handle or _is_mig_on(driver, self._handle)
+        self._whole = whole
+        self._throttle_function = _throttle_function(driver, whole)
+        self._n_samples = self._n_reads = 0
+        self._series: dict[str, Series] = {}
+        self._throttled_s: Counter[str] = Counter()
+        self._throttle_known_s = 0.0
+        self._link = (0, 0)
+        self._others: tuple[int, int | None] | None = None
+        self._facts = self._read_facts(wanted, root)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        return dict(self._driver.missing)
+
+    def close(self) -> None:
+        # NVML counts its users.
+        self._driver.find("nvmlShutdown")
+
+    def read(self) -> dict[str, float]:
+        if self.lost_reason:
+            return {}
+        self._n_reads += 1
+        try:
+            return self._read()
+        except DeviceLostError as error:
+            self.lost_reason = f"the device was lost during the run ({error})"
+            return {}
+
+    def add(self, sample: Mapping[str, float], weight_s: float) -> None:
+        if not sample:
+            return
+        self._n_samples += 1
+        for name, value in sample.items():
+            if name not in _NOT_SERIES:
+                self._series.setdefault(name, Series()).add(value, weight_s)
+        if "throttle_bits" in sample:
+            self._throttle_known_s += weight_s
+            bits = int(sample["throttle_bits"])
+            self._throttled_s.update({reason: weight_s for bit, reason in THROTTLE_REASONS.items() if bits & bit})
+        if sample.get("utilisation_fraction", 1.0) > 0:
+            link = (int(sample.get("pcie_generation", 0)), int(sample.get("pcie_width", 0)))
+            self._link = (max(self._link[0], link[0]), max(self._link[1], link[1]))
+        if "other_processes" in sample:
+            others = (int(sample["other_processes"]), int(sample.get("other_memory_bytes", -1)))
+            if self._others is None or others[0] > self._others[0]:
+                self._others = (others[0], None if others[1] < 0 else others[1])
+
+    def record(self) -> GpuTelemetry:
+        known_s = self._throttle_known_s
+        spreads: dict[str, Any] = {name: series.spread() for name, series in self._series.items()}
+        return GpuTelemetry(
+            **self._facts,
+            **spreads,
+            n_samples=self._n_samples,
+            throttle_fractions={r: s / known_s for r, s in sorted(self._throttled_s.items())} if known_s else None,
+            pcie_generation=self._link[0] or None,
+            pcie_width=self._link[1] or None,
+            other_processes=None if self._others is None else self._others[0],
+            other_memory_bytes=None if self._others is None else self._others[1],
+        )
+
+    # -- inside ------------------------------------------------------------
+
+    def _whole_device(self) -> Any:
+        if self._driver.find("nvmlDeviceIsMigDeviceHandle", self._handle):
+            parent = self._driver.find("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle)
+            return self._handle if parent is None else parent
+        return self._handle
+
+    def _read_facts(self, wanted: WantedDevice, root: Path) -> dict[str, Any]:
+        ask, whole = self._driver.ask, self._whole
+        bus = getattr(ask("pci_bus_id", "nvmlDeviceGetPciInfo", whole), "busId", None)
+        memory = ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
+        milliwatts = [
+            ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", whole),
+            ask("default_power_limit_w", "nvmlDeviceGetPowerManagementDefaultLimit", whole),
+        ]
+        limit_w, default_w = (None if mw is None else mw / 1e3 for mw in milliwatts)
+        return {
+            "device": self.device,
+            "name": text_of(ask("name", "nvmlDeviceGetName", self._handle)) or wanted.name,
+            "source": "nvml",
+            "matched_by": self._matched_by,
+            "uuid": text_of(ask("uuid", "nvmlDeviceGetUUID", self._handle)) or None,
+            "pci_bus_id": text_of(bus) or None,
+            "is_mig": self._is_mig,
+            "memory_total_bytes": None if memory is None else int(memory.total),
+            "power_limit_w": limit_w,
+            "default_power_limit_w": default_w,
+            "slowdown_temperature_c": ask(
+                "slowdown_temperature_c", "nvmlDeviceGetTemperatureThreshold", whole, _THRESHOLD_SLOWDOWN
+            ),
+            "max_sm_clock_mhz": ask("max_sm_clock_mhz", "nvmlDeviceGetMaxClockInfo", whole, _CLOCK_SM),
+            "max_pcie_generation": ask("max_pcie_generation", "nvmlDeviceGetMaxPcieLinkGeneration", whole),
+            "max_pcie_width": ask("max_pcie_width", "nvmlDeviceGetMaxPcieLinkWidth", whole),
+            "numa_node": _numa_node(text_of(bus), root),
+        }
+
+    def _read(self) -> dict[str, float]:
+        ask, whole = self._driver.ask, self._whole
+        answers: dict[str, Any] = {
+            "power_w": _scaled(ask("power_w", "nvmlDeviceGetPowerUsage", whole), 1e-3),
+            "temperature_c": ask("temperature_c", "nvmlDeviceGetTemperature", whole, _TEMPERATURE_GPU),
+            "sm_clock_mhz": ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", whole, _CLOCK_SM),
+            "memory_clock_mhz": ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", whole, _CLOCK_MEMORY),
+            "throttle_bits": ask("throttle_fractions", self._throttle_function, whole),
+            "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", whole),
+            "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", whole),
+        }
+        memory = ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
+        answers["memory_used_bytes"] = None if memory is None else memory.used
+        if self._is_mig:
+            reason = "this is a MIG instance: the driver counts the whole device only"
+            self._driver.missing.update({"utilisation_fraction": reason, "energy": reason})
+        else:
+            use = ask("utilisation_fraction", "nvmlDeviceGetUtilizationRates", whole)
+            if use is not None:
+                answers |= {"utilisation_fraction": use.gpu / 100, "memory_utilisation_fraction": use.memory / 100}
+            answers["energy_j"] = _scaled(ask("energy", "nvmlDeviceGetTotalEnergyConsumption", whole), 1e-3)
+        if self._n_reads % RARELY == 1:
+            for name, which in (("pcie_send_bytes_per_s", _PCIE_SEND), ("pcie_receive_bytes_per_s", _PCIE_RECEIVE)):
+                answers[name] = _scaled(ask(name, "nvmlDeviceGetPcieThroughput", whole, which), 1e3)
+            answers |= self._read_others()
+        return {name: float(value) for name, value in answers.items() if value is not None}
+
+    def _read_others(self) -> dict[str, int]:
+        processes = self._driver.ask("other_processes", "nvmlDeviceGetComputeRunningProcesses", self._handle)
+        if processes is None:
+            return {}
+        family = self._family()
+        others = [process for process in processes if process.pid not in family]
+        if len(others) == len(processes) and others:
+            # Inside a container the driver tells the host's ids: one of these is this process itself.
+            return {"other_processes": len(others) - 1}
+        used = [process.usedGpuMemory for process in others]
+        told = {} if None in used else {"other_memory_bytes": sum(used)}
+        return {"other_processes": len(others), **told}
+
+
+_NOT_SERIES = {
+    "throttle_bits", "pcie_generation", "pcie_width", "other_processes", "other_memory_bytes", "energy_j",
+}  # fmt: skip
+
+
+def open_gpu(device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any = None) -> tuple[GpuReader | None, str]:
+    """The reader of a device that torch uses; None with the reason where there is none.
+
+    Args:
+        device: The ``torch.device``, whose backend is initialised.
+        family: Ids of this process and its descendants.
+        torch: The module, or a stand-in.
+        nvml: A stand-in for ``pynvml``; None for the real one.
+    """
+    if device.type == "cpu":
+        return None, "the training runs on the CPU"
+    if device.type != "cuda":
+        return None, f"devices of type {device.type} tell nothing"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = torch.cuda.get_device_properties(index)
+    if getattr(torch.version, "hip", None) is not None:
+        return TorchReader(torch.cuda, index, str(properties.name), int(properties.total_memory)), ""
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError as error:
+            return None, f"nvidia-ml-py is not installed ({error}): pip install nvidia-ml-py"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return None, f"NVML could not be started ({type(error).__name__}: {error})"
+    driver = Driver(nvml)
+    try:
+        return NvmlReader(driver, wanted_device(properties, index), family=family), ""
+    except (LookupError, DeviceLostError) as error:
+        driver.find("nvmlShutdown")
+        return None, str(error)
+
+
+def _is_mig_on(driver: Driver, handle: Any) -> bool:
+    mode = driver.find("nvmlDeviceGetMigMode", handle)
+    return bool(mode and mode[0])
+
+
+def _throttle_function(driver: Driver, handle: Any) -> str:
+    """Its name was changed in 2023: bindings or drivers from before know the old one only."""
+    new = "nvmlDeviceGetCurrentClocksEventReasons"
+    return new if driver.find(new, handle) is not None else "nvmlDeviceGetCurrentClocksThrottleReasons"
+
+
+def _numa_node(bus: str, root: Path) -> int | None:
+    match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F])", bus)
+    if match is None:
+        return None
+    # sysfs writes four digits of the domain, NVML eight.
+    folder = f"{int(match[1], 16):04x}:{match[2].lower()}"
+    node = read_text(root / "sys" / "bus" / "pci" / "devices" / folder / "numa_node")
+    return int(node) if node is not None and node.isdecimal() else None
+
+
+def _scaled(value: Any, factor: float) -> float | None:
+    return None if value is None else value * factor

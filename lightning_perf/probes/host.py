@@ -1,0 +1,358 @@
+"""Samples the host: cores, their queues, disks, memory, quota and clocks, as this process and its workers see them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from lightning_perf.records import HostTelemetry
+
+from .machine import cgroup_folders, read_text
+from .processes import ScheduleClock, Workers
+from .series import Series
+
+_KHZ_A_MHZ = 1e3
+
+
+class _WorkerStand(msgspec.Struct):
+    """What one worker had used when it was last looked at; the clock is its main thread's."""
+
+    clock: ScheduleClock
+    at_s: float
+    cpu_s: float
+    run_ns: tuple[int, int] | None
+    bytes: tuple[int, int]
+
+
+class HostReader:
+    """Samples the host. To be made in the training thread.
+
+    Reading and counting stand apart, so that the session can be written while a reading takes its time.
+
+    Args:
+        root: Where ``proc``, ``sys`` and ``dev`` are found.
+        device_node: NUMA node of the device that is trained on; None when not told.
+    """
+
+    def __init__(self, root: Path = Path("/"), device_node: int | None = None) -> None:
+        self.missing: dict[str, str] = {}
+        self.workers = Workers(root / "proc")
+        self._root = root
+        self._device_node = device_node
+        self._process = psutil.Process()
+        self._cores = _affine_cores()
+        self._nodes = numa_nodes(root)
+        task = root / "proc" / str(os.getpid()) / "task" / str(threading.get_native_id())
+        self._task_stat = task / "stat"
+        self._clock = ScheduleClock(str(task / "schedstat"))
+        self._folders = list(cgroup_folders(root, "cpu"))
+        self._worker_stands: dict[int, _WorkerStand] = {}
+        self._series: dict[str, Series] = {}
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._n_samples = self._most_workers = 0
+        self._last: dict[str, float] = {}
+        self._facts = self._read_facts()
+        self.read(time.monotonic())
+
+    def close(self) -> None:
+        """Lets go of its files."""
+        self._clock.close()
+        for stand in self._worker_stands.values():
+            stand.clock.close()
+        self._worker_stands.clear()
+
+    # -- one sample ------------------------------------------------------------
+
+    def read(self, at_s: float) -> dict[str, float]:
+        """What happened since the last reading, by metric; empty the first time.
+
+        Args:
+            at_s: When, in seconds of any monotonic clock.
+        """
+        now = {"at_s": at_s, **self._counters()}
+        last, self._last = self._last, now
+        workers = self._read_workers(at_s)
+        passed_s = at_s - last.get("at_s", at_s)
+        if passed_s <= 0:
+            return {}
+        sample = {name: max(0.0, now[name] - last[name]) for name in now if name in last and name != "at_s"}
+        for name in ("process_cpu_s", "involuntary", "voluntary", "read_bytes", "write_bytes", "disk_s"):
+            if name in sample:
+                sample[_RATES[name]] = sample.pop(name) / passed_s
+        for name in ("read_bytes_per_s", "write_bytes_per_s"):
+            if name in sample:
+                sample[name] += workers.pop(name, 0.0) / passed_s
+        self._share_core_time(sample)
+        return {"passed_s": passed_s, **sample, **self._gauges(workers.pop("rss_bytes", 0.0)), **workers}
+
+    def add(self, sample: Mapping[str, float], weight_s: float) -> None:
+        """Counts a sample that stands for ``weight_s`` seconds."""
+        if not sample:
+            return
+        self._n_samples += 1
+        self._most_workers = max(self._most_workers, int(sample.get("n_workers", 0)))
+        for name, value in sample.items():
+            if name in _SUMMED:
+                self._sums[name] += value
+            elif name in _SERIES:
+                self._series.setdefault(name, Series()).add(value, weight_s)
+
+    def record(self, extra: Mapping[str, Any]) -> HostTelemetry:
+        """The samples counted.
+
+        Args:
+            extra: Fields that others know.
+        """
+        sums = self._sums
+        worker_s, passed_s = sums["worker_s"], sums["passed_s"]
+        spreads: dict[str, Any] = {name: series.spread() for name, series in self._series.items()}
+        fields: dict[str, Any] = {**self._facts, **spreads, **extra}
+        if worker_s > 0:
+            fields["workers_queueing_fraction"] = queueing = min(1.0, sums["worker_queued_s"] / worker_s)
+            fields["workers_blocked_fraction"] = max(0.0, 1.0 - sums["worker_ran_s"] / worker_s - queueing)
+        if "queued_s" in sums and passed_s > 0:
+            fields["process_queueing_fraction"] = min(1.0, sums["queued_s"] / passed_s)
+        if "throttle_periods" in sums:
+            fields["throttle_periods"] = int(sums["throttle_periods"])
+            fields["throttled_periods"] = int(sums["throttled_periods"])
+            fields["throttled_s"] = float(sums["throttled_s"])
+        if sums["node_known"] > 0:
+            fields["off_device_node_fraction"] = sums["off_node"] / sums["node_known"]
+        return HostTelemetry(n_samples=self._n_samples, n_workers=self._most_workers, **fields)
+
+    # -- inside ------------------------------------------------------------
+
+    def _counters(self) -> dict[str, float]:
+        """What only grows."""
+        counters: dict[str, float] = {"process_cpu_s": time.process_time()}
+        run_ns = self._clock.read()
+        if run_ns is not None:
+            counters["queued_s"] = run_ns[1] / 1e9
+        try:
+            import resource
+
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            counters |= {"involuntary": usage.ru_nivcsw, "voluntary": usage.ru_nvcsw}
+        except ImportError:  # Windows
+            pass
+        read_write = _storage_bytes(self._process)
+        if read_write is not None:
+            counters |= {"read_bytes": read_write[0], "write_bytes": read_write[1]}
+        elif "read_bytes_per_s" not in self.missing:
+            self.missing["read_bytes_per_s"] = "the kernel does not tell what this process reads"
+        counters |= _core_times(self._cores)
+        if (disk_s := _busiest_disk_s()) is not None:
+            counters["disk_s"] = disk_s
+        return counters | throttling(self._folders)
+
+    def _read_workers(self, at_s: float) -> dict[str, float]:
+        """What the workers used since each was last looked at."""
+        found = self.workers.processes()
+        used: defaultdict[str, float] = defaultdict(float)
+        stands: dict[int, _WorkerStand] = {}
+        for process in found:
+            before = self._worker_stands.pop(process.pid, None)
+            clock = before.clock if before is not None else ScheduleClock(
+                str(self._root / "proc" / str(process.pid) / "schedstat")
+            )  # fmt: skip
+            try:
+                times = process.cpu_times()
+                used["rss_bytes"] += process.memory_info().rss
+            except psutil.Error:  # ended meanwhile
+                clock.close()
+                continue
+            read_write = _storage_bytes(process) or (0, 0)
+            stand = _WorkerStand(clock, at_s, times.user + times.system, clock.read(), read_write)
+            stands[process.pid] = stand
+            if before is not None:
+                for name, amount in _used_between(before, stand).items():
+                    used[name] += amount
+        for gone in self._worker_stands.values():
+            gone.clock.close()
+        self._worker_stands = stands
+        if stands:
+            used["n_workers"] = len(stands)
+        return dict(used)
+
+    def _share_core_time(self, sample: dict[str, float]) -> None:
+        total_s = sample.pop("cores_s", 0.0)
+        idle_s, iowait_s = sample.pop("cores_idle_s", 0.0), sample.pop("cores_iowait_s", None)
+        steal_s = sample.pop("cores_steal_s", None)
+        if total_s <= 0:
+            return
+        sample["cpu_busy_fraction"] = min(1.0, max(0.0, 1.0 - (idle_s + (iowait_s or 0.0)) / total_s))
+        for name, seconds in (("iowait_fraction", iowait_s), ("steal_fraction", steal_s)):
+            if seconds is not None:
+                sample[name] = min(1.0, seconds / total_s)
+
+    def _gauges(self, workers_rss_bytes: float) -> dict[str, float]:
+        """What stands at this moment."""
+        gauges: dict[str, float] = {"rss_bytes": self._process.memory_info().rss + workers_rss_bytes}
+        gauges["available_bytes"] = psutil.virtual_memory().available
+        if hasattr(os, "getloadavg"):
+            gauges["load_1min"] = os.getloadavg()[0]
+        if (shm := _used_bytes(self._root / "dev" / "shm")) is not None:
+            gauges["shm_used_bytes"] = shm
+        core = self._core_now()
+        if core is not None:
+            folder = self._root / "sys" / "devices" / "system" / "cpu" / f"cpu{core}" / "cpufreq"
+            if (khz := _number(folder / "scaling_cur_freq")) is not None:
+                gauges["cpu_mhz"] = khz / _KHZ_A_MHZ
+            if self._device_node is not None and len(self._nodes) > 1:
+                gauges["node_known"] = 1.0
+                gauges["off_node"] = float(core not in self._nodes.get(self._device_node, ()))
+        return gauges
+
+    def _core_now(self) -> int | None:
+        """The core that the training thread ran on last."""
+        fields = (read_text(self._task_stat) or "").rpartition(")")[2].split()
+        return int(fields[36]) if len(fields) > 36 else None
+
+    def _read_facts(self) -> dict[str, Any]:
+        import torch
+
+        frequency = self._root / "sys" / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
+        base_khz, max_khz = (_number(frequency / name) for name in ("base_frequency", "cpuinfo_max_freq"))
+        if max_khz is None:
+            self.missing["cpu_mhz"] = "the kernel does not tell clocks (no cpufreq)"
+        return {
+            "n_torch_threads": torch.get_num_threads(),
+            "n_openmp_threads": _threads_by("OMP_NUM_THREADS"),
+            "n_mkl_threads": _threads_by("MKL_NUM_THREADS"),
+            "process_numa_nodes": tuple(sorted(n for n, cores in self._nodes.items() if cores & set(self._cores))),
+            "base_cpu_mhz": None if base_khz is None else base_khz / _KHZ_A_MHZ,
+            "max_cpu_mhz": None if max_khz is None else max_khz / _KHZ_A_MHZ,
+            "cpu_governor": read_text(frequency / "scaling_governor"),
+        }
+
+
+_RATES = {
+    "process_cpu_s": "process_cpu_cores",
+    "involuntary": "involuntary_switches_per_s",
+    "voluntary": "voluntary_switches_per_s",
+    "read_bytes": "read_bytes_per_s",
+    "write_bytes": "write_bytes_per_s",
+    "disk_s": "disk_busy_fraction",
+}
+_SUMMED = {
+    "passed_s", "queued_s", "worker_s", "worker_ran_s", "worker_queued_s", "throttle_periods", "throttled_periods",
+    "throttled_s", "node_known", "off_node",
+}  # fmt: skip
+_SERIES = {
+    "process_cpu_cores", "workers_cpu_cores", "cpu_busy_fraction", "iowait_fraction", "steal_fraction", "load_1min",
+    "involuntary_switches_per_s", "voluntary_switches_per_s", "read_bytes_per_s", "write_bytes_per_s",
+    "disk_busy_fraction", "rss_bytes", "available_bytes", "shm_used_bytes", "cpu_mhz",
+}  # fmt: skip
+
+
+def throttling(folders: list[Path]) -> dict[str, float]:
+    """Periods, throttled periods and seconds of the cgroup around this process that was throttled most; empty without.
+
+    Sources: Linux kernel documentation, cgroup v2 and v1 ``cpu.stat`` (v2 counts microseconds, v1 nanoseconds).
+    """
+    worst: dict[str, float] = {}
+    for folder in folders:
+        lines = (line.split() for line in (read_text(folder / "cpu.stat") or "").splitlines())
+        counts = {line[0]: float(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
+        if not counts.get("nr_periods"):  # a group without a quota has no periods
+            continue
+        throttled_s = counts.get("throttled_usec", 0.0) / 1e6 + counts.get("throttled_time", 0.0) / 1e9
+        if not worst or counts.get("nr_throttled", 0.0) > worst["throttled_periods"]:
+            worst = {
+                "throttle_periods": counts["nr_periods"],
+                "throttled_periods": counts.get("nr_throttled", 0.0),
+                "throttled_s": throttled_s,
+            }
+    return worst
+
+
+def numa_nodes(root: Path = Path("/")) -> dict[int, set[int]]:
+    """Cores by NUMA node; empty when not told."""
+    nodes = {}
+    for folder in (root / "sys" / "devices" / "system" / "node").glob("node[0-9]*"):
+        cores: set[int] = set()
+        for part in filter(None, (read_text(folder / "cpulist") or "").split(",")):
+            first, _, last = part.partition("-")
+            cores |= set(range(int(first), int(last or first) + 1))
+        nodes[int(folder.name[4:])] = cores
+    return nodes
+
+
+def _used_between(before: _WorkerStand, now: _WorkerStand) -> dict[str, float]:
+    passed_s = now.at_s - before.at_s
+    used = {
+        "read_bytes_per_s": float(now.bytes[0] - before.bytes[0]),
+        "write_bytes_per_s": float(now.bytes[1] - before.bytes[1]),
+    }
+    if passed_s > 0:
+        used["workers_cpu_cores"] = (now.cpu_s - before.cpu_s) / passed_s
+        if before.run_ns is not None and now.run_ns is not None:
+            used["worker_s"] = passed_s
+            used["worker_ran_s"] = (now.run_ns[0] - before.run_ns[0]) / 1e9
+            used["worker_queued_s"] = (now.run_ns[1] - before.run_ns[1]) / 1e9
+    return used
+
+
+def _affine_cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _core_times(cores: list[int]) -> dict[str, float]:
+    """Seconds of these cores together: in all, idle, waiting for a disk, taken by the hypervisor."""
+    each = psutil.cpu_times(percpu=True) if len(cores) < (os.cpu_count() or 1) else [psutil.cpu_times()]
+    mine = [each[core] for core in cores if core < len(each)] if len(each) > 1 else each
+    counted: defaultdict[str, float] = defaultdict(float)
+    for times in mine:
+        # A guest's time is in that of user already.
+        counted["cores_s"] += sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        counted["cores_idle_s"] += times.idle
+        for field in ("iowait", "steal"):
+            if hasattr(times, field):
+                counted[f"cores_{field}_s"] += getattr(times, field)
+    return dict(counted)
+
+
+def _busiest_disk_s() -> float | None:
+    """Seconds in which the disk that was busiest since the start of the system had a request to serve."""
+    try:
+        disks = psutil.disk_io_counters(perdisk=True) or {}
+    except (OSError, RuntimeError, psutil.Error):
+        return None
+    busy = [getattr(disk, "busy_time", None) for name, disk in disks.items() if not name.startswith(("loop", "ram"))]
+    return max((ms / 1e3 for ms in busy if ms is not None), default=None)
+
+
+def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:
+    try:
+        counters = process.io_counters()
+    except (AttributeError, OSError, psutil.Error):  # macOS tells nothing; a sandbox may forbid it
+        return None
+    return counters.read_bytes, counters.write_bytes
+
+
+def _used_bytes(folder: Path) -> int | None:
+    try:
+        statistics = os.statvfs(folder)
+    except (AttributeError, OSError):
+        return None
+    return statistics.f_frsize * (statistics.f_blocks - statistics.f_bfree)
+
+
+def _threads_by(variable: str) -> int | None:
+    first = os.environ.get(variable, "").split(",")[0].strip()
+    return int(first) if first.isdecimal() else None
+
+
+def _number(path: Path) -> float | None:
+    text = read_text(path)
+    return float(text) if text is not None and text.isdecimal() else None

@@ -1,0 +1,155 @@
+"""NVIDIA's management library behind calls that fail in one way, and torch's device found in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+TRIES = 3
+"""Failures in a row, of a kind that may pass, after which a figure is not asked for again."""
+_FOR_GOOD = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument", "ArgumentVersionMismatch",
+             "LibraryMismatchError")  # fmt: skip
+_LOST = ("GpuIsLost", "ResetRequired", "Uninitialized", "DriverNotLoaded")
+
+
+class DeviceLostError(Exception):
+    """The driver does not reach the device any more."""
+
+
+class WantedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """torch's device, as far as it tells.
+
+    Attributes:
+        index: torch's, after CUDA_VISIBLE_DEVICES.
+        uuid: Without the prefix ``GPU-``.
+        pci_bus_id: ``domain:bus:device.function``, as NVML writes it.
+    """
+
+    index: int
+    name: str
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+
+
+def wanted_device(properties: Any, index: int) -> WantedDevice:
+    """Reads ``torch.cuda.get_device_properties(index)``; older versions of torch tell neither UUID nor bus."""
+    uuid = getattr(properties, "uuid", None)
+    bus: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return WantedDevice(
+        index=index,
+        name=str(properties.name),
+        uuid=None if uuid is None else str(uuid).removeprefix("GPU-").removeprefix("MIG-"),
+        pci_bus_id=None if None in bus else f"{bus[0]:08X}:{bus[1]:02X}:{bus[2]:02X}.0",
+    )
+
+
+class Driver:
+    """NVML behind calls that fail in one way only.
+
+    Args:
+        nvml: The module ``pynvml``, or a stand-in with the same functions and errors. Initialised.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        # Bindings and driver of different ages raise an error of another family.
+        mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
+        self._errors: tuple[type[Exception], ...] = (nvml.NVMLError, *([mismatch] if mismatch else []))
+        self.missing: dict[str, str] = {}
+        self._off: set[str] = set()
+        self._failures: Counter[str] = Counter()
+
+    def ask(self, metric: str, function: str, *arguments: Any) -> Any:
+        """Calls a function of NVML.
+
+        Args:
+            metric: What its answer is for; once it failed for good, it is not asked again and ``missing`` says why.
+            function: Its name.
+            arguments: Its arguments.
+
+        Returns:
+            Its answer; None where there is none.
+
+        Raises:
+            DeviceLostError: The device is gone.
+        """
+        if metric in self._off:
+            return None
+        call = getattr(self.nvml, function, None)
+        if call is None:
+            return self._give_up(metric, f"the installed nvidia-ml-py has no {function}")
+        try:
+            answer = call(*arguments)
+        except self._errors as error:
+            kind = type(error).__name__.removeprefix("NVMLError_").removeprefix("NVML")
+            if kind in _LOST:
+                raise DeviceLostError(f"{kind}: {error}") from error
+            self._failures[metric] += 1
+            if kind in _FOR_GOOD or self._failures[metric] >= TRIES:
+                return self._give_up(metric, f"the driver answers {kind} ({error})")
+            return None
+        self._failures[metric] = 0
+        return answer
+
+    def find(self, function: str, *arguments: Any) -> Any:
+        """The same for a search: None where nothing is found, and nothing is remembered."""
+        call = getattr(self.nvml, function, None)
+        try:
+            return None if call is None else call(*arguments)
+        except self._errors:
+            return None
+
+    def _give_up(self, metric: str, reason: str) -> None:
+        self._off.add(metric)
+        self.missing[metric] = reason
+
+
+def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]) -> tuple[Any, str]:
+    """The handle of torch's device, and how it was found.
+
+    A UUID or bus id is certain. An index is certain only where CUDA counts as NVML does, by bus
+    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``), or where all devices are alike.
+
+    Raises:
+        LookupError: It cannot be told which one it is; the message says why and what to do.
+    """
+    entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+    entry = entries[wanted.index] if wanted.index < len(entries) else ""
+    # A MIG instance must be asked for by its own name: torch may tell the UUID of the device that it is cut from.
+    if entry.startswith("MIG-") and (handle := driver.find("nvmlDeviceGetHandleByUUID", _bytes(entry))) is not None:
+        return handle, "visible devices"
+    for prefix in ("GPU-", "MIG-") if wanted.uuid else ():
+        if (handle := driver.find("nvmlDeviceGetHandleByUUID", _bytes(f"{prefix}{wanted.uuid}"))) is not None:
+            return handle, "uuid"
+    if wanted.pci_bus_id:
+        handle = driver.find("nvmlDeviceGetHandleByPciBusId", _bytes(wanted.pci_bus_id))
+        if handle is not None:
+            return handle, "pci"
+    n_devices = driver.find("nvmlDeviceGetCount") or 0
+    handles = [driver.find("nvmlDeviceGetHandleByIndex", i) for i in range(n_devices)]
+    if entry and not entry.isdecimal():  # an UUID may be cut short as long as it is unique
+        alike = [h for h in handles if text_of(driver.find("nvmlDeviceGetUUID", h)).startswith(entry)]
+        if len(alike) == 1:
+            return alike[0], "visible devices"
+        raise LookupError(f"CUDA_VISIBLE_DEVICES={entry!r} fits {len(alike)} devices of the driver")
+    index = int(entry) if entry else wanted.index
+    if index >= len(handles) or handles[index] is None:
+        raise LookupError(f"the driver shows {n_devices} devices, torch uses number {index}")
+    names = {text_of(driver.find("nvmlDeviceGetName", h)) for h in handles}
+    if len(names) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise LookupError("devices differ and CUDA counts them by speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    return handles[index], "visible devices" if entry else "index"
+
+
+def text_of(value: Any) -> str:
+    """What the driver told, as text; older bindings give bytes. Empty for None."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(value)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode()

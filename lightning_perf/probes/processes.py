@@ -1,0 +1,182 @@
+"""What the processes of a training use: its loader workers, and the training thread itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+RESCAN_EVERY = 5
+"""Children of threads other than the training thread, which seldom start any, are looked for every so many times."""
+
+
+class Workers:
+    """The descendants of this process that run its own program: what a loader starts.
+
+    Other programs that a training starts (a logger's service, a compiler) are not among them, nor are other ranks that
+    this one launched.
+
+    Args:
+        proc: The folder ``/proc``.
+        pid: This process.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), pid: int | None = None) -> None:
+        self._proc = str(proc)
+        self._pid = os.getpid() if pid is None else pid
+        self._has_children_file = os.path.exists(f"{self._proc}/{self._pid}/task/{self._pid}/children")
+        self._program = _read(f"{self._proc}/{self._pid}/cmdline")
+        self._rank = _local_rank(_read(f"{self._proc}/{self._pid}/environ"))
+        self._is_worker: dict[int, bool] = {}
+        self._descendants: dict[int, psutil.Process] = {}
+        self._n_scans = 0
+
+    def pids(self) -> set[int]:
+        """This process and all descendants, as last seen."""
+        return {self._pid, *self._descendants}
+
+    def processes(self) -> list[psutil.Process]:
+        """The workers that live now."""
+        if not self._has_children_file:
+            if self._n_scans % RESCAN_EVERY == 0:
+                children = psutil.Process(self._pid).children(recursive=True)
+                self._descendants = {child.pid: child for child in children}
+        else:
+            found = self._scan()
+            known = self._descendants
+            each = ((pid, known.get(pid) or _process(pid)) for pid in found)
+            self._descendants = {pid: process for pid, process in each if process is not None}
+        self._n_scans += 1
+        self._is_worker = {
+            pid: self._is_worker[pid] if pid in self._is_worker else self._runs_this_program(pid)
+            for pid in self._descendants
+        }
+        return [process for pid, process in self._descendants.items() if self._is_worker[pid]]
+
+    def _scan(self) -> set[int]:
+        tasks = [str(self._pid)]
+        if self._n_scans % RESCAN_EVERY == 0:
+            tasks = os.listdir(f"{self._proc}/{self._pid}/task")
+        waiting = {pid for task in tasks for pid in self._children(self._pid, task)}
+        # Those seen before may be children of a thread that is not looked at now.
+        waiting |= {pid for pid in self._descendants if os.path.exists(f"{self._proc}/{pid}")}
+        found: set[int] = set()
+        while waiting:
+            pid = waiting.pop()
+            if pid not in found:
+                found.add(pid)
+                waiting |= self._children(pid, str(pid))
+        return found
+
+    def _children(self, pid: int, task: str) -> set[int]:
+        return {int(child) for child in _read(f"{self._proc}/{pid}/task/{task}/children").split()}
+
+    def _runs_this_program(self, pid: int) -> bool:
+        if not self._program:
+            return True
+        program = _read(f"{self._proc}/{pid}/cmdline")
+        is_same = program == self._program or b"multiprocessing" in program
+        return is_same and _local_rank(_read(f"{self._proc}/{pid}/environ")) == self._rank
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _local_rank(environ: bytes) -> bytes:
+    return next((entry for entry in environ.split(b"\0") if entry.startswith(b"LOCAL_RANK=")), b"")
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:  # ended meanwhile, or not ours to read
+        return b""
+
+
+class ScheduleClock:
+    """How long one thread ran, and how long it was ready to run but had no core (Linux, ``schedstat``).
+
+    Args:
+        path: The thread's ``schedstat``.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # not Linux, or a kernel without it
+            self._descriptor = None
+
+    def read(self) -> tuple[int, int] | None:
+        """Nanoseconds on a core, and queueing for one; None where they are not told, or the thread has ended."""
+        if self._descriptor is None:
+            return None
+        try:
+            fields = os.pread(self._descriptor, 64, 0).split()
+            return int(fields[0]), int(fields[1])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class FetchWatch:
+    """What the training thread does while it waits in ``next`` of its loader: compute, queue for a core, or nothing.
+
+    Looks at one fetch in ``EVERY``, so that a step pays less than a microsecond for it. To be made in that thread.
+
+    Args:
+        now_ns: The host's clock.
+    """
+
+    EVERY = 7
+    """Prime, lest it keep step with workers, which deliver in turn."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._n = 0
+        self._before: tuple[int, tuple[int, int]] | None = None
+        self._wall_ns = self._ran_ns = self._queued_ns = 0
+
+    def begins(self) -> None:
+        """The thread asks for a batch."""
+        self._n += 1
+        if self._n % self.EVERY == 0:
+            stand = self._clock.read()
+            self._before = None if stand is None else (self._now_ns(), stand)
+
+    def ends(self) -> None:
+        """It has it."""
+        if self._before is None:
+            return
+        before_ns, (ran_ns, queued_ns) = self._before
+        self._before = None
+        stand = self._clock.read()
+        if stand is not None:
+            self._wall_ns += self._now_ns() - before_ns
+            self._ran_ns += stand[0] - ran_ns
+            self._queued_ns += stand[1] - queued_ns
+
+    def fractions(self) -> tuple[float | None, float | None]:
+        """Of the time in the fetches looked at: neither on a core nor queueing for one, and queueing for one."""
+        if self._wall_ns == 0:
+            return None, None
+        queueing = min(1.0, self._queued_ns / self._wall_ns)
+        return max(0.0, 1.0 - self._ran_ns / self._wall_ns - queueing), queueing
+
+    def close(self) -> None:
+        """Lets go of its file."""
+        self._clock.close()
+        self._before = None

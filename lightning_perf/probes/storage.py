@@ -1,0 +1,86 @@
+"""Where a dataset lies: its mount, file system and disk, by the first path that the dataset object names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning_perf.records import DatasetDisk
+
+from .machine import read_text
+
+NETWORK_FILE_SYSTEMS = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.mount-s3",
+    "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs",
+}  # fmt: skip
+
+# Names under which datasets usually keep their folder or their files.
+_PATH_FIELDS = (
+    "root", "path", "data_dir", "directory", "folder", "file", "filename", "img_dir", "image_dir",
+    "paths", "files", "filenames", "samples", "imgs", "images",
+)  # fmt: skip
+
+
+def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
+    """The first existing path among the fields of a dataset, or of the datasets that it wraps; None without one.
+
+    Reads instance attributes only: no property of the user's is run.
+    """
+    try:
+        fields = vars(dataset)
+    except TypeError:
+        return None
+    for name in _PATH_FIELDS:
+        value = fields.get(name)
+        while isinstance(value, (list, tuple)) and value:
+            value = value[0]
+        if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+            path = Path(os.fsdecode(os.fspath(value)))
+            if path.exists():
+                return path
+    inner = fields.get("dataset") or next(iter(fields.get("datasets") or ()), None)
+    return None if inner is None or depth == 0 else dataset_path(inner, depth - 1)
+
+
+def dataset_disk(dataset: Any, root: Path = Path("/")) -> DatasetDisk | None:
+    """The disk of a dataset; None where it names no path, or where mounts are not told.
+
+    Args:
+        dataset: Of the training loader.
+        root: Where ``proc`` and ``sys`` are found.
+    """
+    path = dataset_path(dataset)
+    text = read_text(root / "proc" / "self" / "mountinfo")
+    if path is None or text is None:
+        return None
+    path = path.resolve()
+    best: tuple[int, list[str], list[str]] | None = None
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        place, kind = left.split(), right.split()
+        if len(place) < 5 or len(kind) < 2:
+            continue
+        mount = Path(place[4].encode().decode("unicode_escape"))
+        # Of mounts at one place the last covers those before.
+        if (mount == path or mount in path.parents) and (best is None or len(mount.parts) >= best[0]):
+            best = (len(mount.parts), place, kind)
+    if best is None:
+        return None
+    _, place, kind = best
+    return DatasetDisk(
+        mount=place[4],
+        file_system=kind[0],
+        source=kind[1],
+        is_network=kind[0] in NETWORK_FILE_SYSTEMS,
+        is_rotational=_is_rotational(place[2], root),
+    )
+
+
+def _is_rotational(numbers: str, root: Path) -> bool | None:
+    disk = root / "sys" / "dev" / "block" / numbers
+    for folder in (disk, disk.resolve().parent):  # a partition's queue is its disk's
+        flag = read_text(folder / "queue" / "rotational")
+        if flag is not None:
+            return flag == "1"
+    return None

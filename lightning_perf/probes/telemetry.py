@@ -1,0 +1,275 @@
+"""Samples devices and host beside the training, in a thread of its own, and writes down what they did.
+
+The thread does nothing but sample and wait. A worker that is forked from the training does not inherit it: threads do
+not survive a fork, and no lock of it is taken by anything that a worker runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from lightning_perf.records import Cost, Energy, Telemetry
+
+from .energy import EnergyLedger, PackageEnergy, cost_of
+from .gpu import GpuReader, open_gpu
+from .host import HostReader
+from .processes import FetchWatch
+from .series import Course
+from .storage import dataset_disk
+
+DEFAULT_HZ = 1.0
+HZ_RANGE = (1.0, 10.0)
+
+MAX_CORE_FRACTION = 0.005
+"""Of one core, what sampling may use: where a sample costs more than that allows, it samples less often."""
+FIRST_HZ = 10.0
+FIRST_S = 3.0
+"""The first seconds are sampled more often, so that a run of a few seconds is told too."""
+
+_JOIN_S = 5.0
+_ON_COURSE = {
+    "process_cpu_cores", "workers_cpu_cores", "cpu_busy_fraction", "iowait_fraction", "disk_busy_fraction",
+    "read_bytes_per_s", "rss_bytes", "available_bytes", "cpu_mhz",
+    "utilisation_fraction", "power_w", "temperature_c", "sm_clock_mhz", "memory_used_bytes",
+}  # fmt: skip
+
+_log = logging.getLogger("lightning_perf")
+
+
+class TelemetryProbe:
+    """One run's telemetry. To be made and started in the training thread.
+
+    Args:
+        host: The host's reader; None where it could not be made.
+        gpu: The device's; None where there is none.
+        packages: The CPU's energy.
+        now_ns: The host's clock.
+        start_ns: The start of the run by it.
+        step: Steps finished by now; samples count from the first on.
+        hz: Samples a second, in ``HZ_RANGE``, once the first seconds are over.
+    """
+
+    def __init__(
+        self,
+        host: HostReader | None,
+        gpu: GpuReader | None,
+        packages: PackageEnergy,
+        *,
+        now_ns: Callable[[], int],
+        start_ns: int,
+        step: Callable[[], int],
+        hz: float = DEFAULT_HZ,
+    ) -> None:
+        if not HZ_RANGE[0] <= hz <= HZ_RANGE[1]:
+            raise ValueError(f"hz={hz!r}: expected {HZ_RANGE[0]:g} to {HZ_RANGE[1]:g} samples a second")
+        self.missing: dict[str, str] = {}
+        self.error: Exception | None = None
+        """What ended the sampling; None normally."""
+        self.fetch_watch = FetchWatch(now_ns)
+        self._host, self._gpu, self._packages = host, gpu, packages
+        self._now_ns, self._start_ns, self._step = now_ns, start_ns, step
+        self._hz = hz
+        self._last_s = 0.0
+        self._course = Course()
+        self._ledger = EnergyLedger(self._elapsed_s())
+        self._batch_bytes: int | None = None
+        self._disk_of: Any = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._cpu_s = self._ran_s = 0.0
+        self._is_closed = False
+
+    # -- the run's events ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to sample."""
+        self.sample()
+        self._thread = threading.Thread(target=self._run, name="lightning-perf telemetry", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it, with a last sample; calling it twice does no harm."""
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                # Inside a call of a driver that does not return. It ends by itself when that does, or with the process.
+                self.missing["telemetry"] = f"the driver did not answer for {_JOIN_S:g} s; sampling was abandoned"
+                return
+            if self.error is None:
+                self._keep_error(self.sample)
+        if not self._is_closed:
+            self._is_closed = True
+            self.fetch_watch.close()
+            for reader in (self._host, self._gpu):
+                if reader is not None:
+                    reader.close()
+
+    def first_batch(self, batch: Any) -> None:
+        """The first training batch, for its size."""
+        self._batch_bytes = sum(_tensor_bytes(batch)) or None
+
+    def dataset_known(self, dataset: Any) -> None:
+        """The training dataset, for the disk that it lies on."""
+        self._disk_of = dataset_disk(dataset)
+        if self._disk_of is None:
+            self.missing["telemetry.host.dataset_disk"] = "the dataset names no path"
+
+    def epoch_ended(self, samples: int | None) -> None:
+        """A training epoch ended, of this many samples; None where they are not known."""
+        with self._lock:
+            self._ledger.epoch_ended(samples)
+
+    # -- sampling ------------------------------------------------------------
+
+    def sample(self) -> None:
+        """Takes one sample."""
+        at_s = self._elapsed_s()
+        passed_s = at_s - self._last_s
+        step = self._step()
+        gpu = self._gpu.read() if self._gpu is not None else {}
+        host = self._host.read(at_s) if self._host is not None else {}
+        cpu_j = self._packages.read()
+        # No lock is held while something is asked: a driver may take its time.
+        with self._lock:
+            weight_s = passed_s if step > 0 else 0.0
+            if weight_s > 0:
+                if self._gpu is not None:
+                    self._gpu.add(gpu, weight_s)
+                if self._host is not None:
+                    self._host.add(host, weight_s)
+            self._ledger.add(at_s, gpu.get("energy_j"), gpu.get("power_w"), cpu_j)
+            values = {name: value for name, value in host.items() if name in _ON_COURSE}
+            if self._gpu is not None:
+                device = self._gpu.device
+                values.update({f"{device} {name}": value for name, value in gpu.items() if name in _ON_COURSE})
+            if values:
+                self._course.add(self._last_s, step, values)
+            self._last_s = at_s
+
+    def _run(self) -> None:
+        started_s = time.monotonic()
+        begun_cpu_s = time.thread_time()
+        mean_cost_s = 0.0
+        while True:
+            self._ran_s = time.monotonic() - started_s
+            usual_s = 1.0 / (self._hz if self._ran_s > FIRST_S else max(self._hz, FIRST_HZ))
+            if self._stopping.wait(max(usual_s, mean_cost_s / MAX_CORE_FRACTION)):
+                break
+            before_s = time.thread_time()
+            self._keep_error(self.sample)
+            if self.error is not None:
+                break
+            cost_s = time.thread_time() - before_s
+            mean_cost_s = cost_s if mean_cost_s == 0 else 0.8 * mean_cost_s + 0.2 * cost_s
+            self._cpu_s = time.thread_time() - begun_cpu_s
+        self._ran_s = time.monotonic() - started_s
+
+    def _keep_error(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - kept for the training thread, which reports it
+            self.error = error
+
+    def _elapsed_s(self) -> float:
+        return (self._now_ns() - self._start_ns) / 1e9
+
+    # -- what it comes to ------------------------------------------------------------
+
+    def record(self) -> Telemetry:
+        """What is known now, without cost."""
+        with self._lock:
+            blocked, queueing = self.fetch_watch.fractions()
+            extra = {
+                "fetch_blocked_fraction": blocked,
+                "fetch_queueing_fraction": queueing,
+                "batch_bytes": self._batch_bytes,
+                "dataset_disk": self._disk_of,
+            }
+            energy = self._ledger.record()
+            return Telemetry(
+                hz=self._hz,
+                sampler_core_fraction=self._cpu_s / self._ran_s if self._ran_s >= 1 else None,
+                devices=() if self._gpu is None else (self._gpu.record(),),
+                host=None if self._host is None else self._host.record(extra),
+                energy=None if energy.metered_j is None else energy,
+                timeline=self._course.records(),
+            )
+
+    def all_missing(self) -> dict[str, str]:
+        """Why a figure is None, by its path in the session."""
+        missing = dict(self.missing)
+        if self._gpu is not None:
+            root = f"telemetry.devices.{self._gpu.device}"
+            missing.update({f"{root}.{name}": why for name, why in self._gpu.missing.items()})
+            if self._gpu.lost_reason:
+                missing[root] = self._gpu.lost_reason
+        if self._host is not None:
+            missing.update({f"telemetry.host.{name}": why for name, why in self._host.missing.items()})
+        if self._packages.missing_reason:
+            missing["telemetry.energy.cpu_j"] = self._packages.missing_reason
+        return missing
+
+
+def open_telemetry(
+    device: Any, *, now_ns: Callable[[], int], start_ns: int, step: Callable[[], int], hz: float = DEFAULT_HZ
+) -> TelemetryProbe:
+    """The telemetry of a training on a ``torch.device``; what cannot be read is told in ``missing``."""
+    import torch
+
+    missing: dict[str, str] = {}
+    host: HostReader | None = None
+    gpu, reason = open_gpu(device, lambda: host.workers.pids() if host is not None else set(), torch)
+    if gpu is None:
+        missing["telemetry.devices"] = reason
+    try:
+        host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
+    except Exception as error:  # noqa: BLE001 - told in missing; the device can be sampled without it
+        missing["telemetry.host"] = f"{type(error).__name__}: {error}"
+        _log.debug("the host could not be read", exc_info=True)
+    probe = TelemetryProbe(host, gpu, PackageEnergy(), now_ns=now_ns, start_ns=start_ns, step=step, hz=hz)
+    probe.missing.update(missing)
+    return probe
+
+
+def with_cost(
+    telemetry: Telemetry | None,
+    *,
+    wall_s: float,
+    epoch_s: float | None,
+    hour_price: float | None,
+    gco2_per_kwh: float | None,
+    gco2_basis: str,
+) -> Telemetry | None:
+    """The telemetry with what the run cost by the user's rates; as it is without any."""
+    energy: Energy | None = telemetry.energy if telemetry is not None else None
+    cost: Cost | None = cost_of(
+        energy,
+        wall_s=wall_s,
+        epoch_s=epoch_s,
+        hour_price=hour_price,
+        gco2_per_kwh=gco2_per_kwh,
+        gco2_basis=gco2_basis,
+    )
+    if cost is None:
+        return telemetry
+    return msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
+
+
+def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
+    if hasattr(batch, "element_size") and hasattr(batch, "numel"):
+        yield batch.element_size() * batch.numel()
+    elif depth and isinstance(batch, dict):
+        for value in batch.values():
+            yield from _tensor_bytes(value, depth - 1)
+    elif depth and isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _tensor_bytes(value, depth - 1)
