@@ -34,8 +34,8 @@ class Model(pl.LightningModule):
 
 doctor = PerfDoctor()
 assert isinstance(doctor, pl.Callback)
-trainer = pl.Trainer(callbacks=[doctor], accelerator="cpu", max_epochs=2, enable_progress_bar=False, log_every_n_steps=2,
-                     profiler="simple")
+trainer = pl.Trainer(callbacks=[doctor], accelerator="cpu", max_epochs=2, enable_progress_bar=False,
+                     log_every_n_steps=2, profiler="simple")
 profiler = trainer.profiler
 data = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=2)
 trainer.fit(Model(), data, data)

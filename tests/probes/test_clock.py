@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, device_clock
+from lightning_perf.probes.spans import Timeline
+from lightning_perf.probes.steps import StageProbe
+
+
+class Run:
+    """A loop that fetches and launches work on a device that runs by itself."""
+
+    def __init__(self) -> None:
+        self.host = FakeClock()
+        self.device = FakeDevice(self.host)
+        self.clock = DeviceClock(self.device.event, "fake")
+        self.resolved: list[tuple[int, int]] = []
+
+    def step(self, fetch_s: float, host_s: float, device_s: float, is_counted: bool = True) -> None:
+        self.clock.before_fetch()
+        self.host.advance(fetch_s)
+        self.clock.after_fetch(is_counted)
+        self.host.advance(host_s)
+        self.device.launch(device_s)
+
+    def drain(self) -> list[tuple[float, float]]:
+        """What is resolved once the device has done everything: (step, starved) in seconds."""
+        self.host.now = max(self.host.now, self.device.free_at_ns)
+        self.clock._resolve()
+        return [(step / 1e9, starved / 1e9) for step, starved in self.clock.resolved]
+
+
+def test_device_is_not_starved_when_the_host_merely_waits_while_it_works() -> None:
+    run = Run()
+    for _ in range(10):
+        run.step(fetch_s=0.04, host_s=0.01, device_s=0.1)
+    resolved = run.drain()
+    assert len(resolved) == 9
+    # The first fetch that follows work is already hidden behind it.
+    assert all(starved == 0 for _, starved in resolved[1:])
+    assert all(step == pytest.approx(0.1) for step, _ in resolved[1:])
+
+
+def test_device_is_starved_for_as_long_as_it_stands_when_the_batch_comes_late() -> None:
+    run = Run()
+    for _ in range(10):
+        run.step(fetch_s=0.1, host_s=0.01, device_s=0.03)
+    # Of the 0.1 s that the host waits, the device works 0.03 s on what was launched before.
+    for step_s, starved_s in run.drain():
+        assert starved_s == pytest.approx(0.07)
+        assert step_s == pytest.approx(0.11)
+
+
+def test_first_fetch_of_an_epoch_is_left_out() -> None:
+    run = Run()
+    for i in range(6):
+        run.step(0.1, 0.01, 0.03, is_counted=i != 3)
+    assert len(run.drain()) == 4
+
+
+def test_events_are_pooled_when_the_run_is_long() -> None:
+    made = []
+    run = Run()
+    run.clock = DeviceClock(lambda: made.append(1) or run.device.event(), "fake")
+    for _ in range(500):
+        run.step(0.01, 0.01, 0.015)
+        run.clock.resolved.clear()
+    assert len(made) < 10
+
+
+def test_pending_events_stay_bounded_when_the_device_never_answers() -> None:
+    run = Run()
+    run.device.launch(1e6)
+    for _ in range(DeviceClock.MAX_PENDING + 50):
+        run.step(0.001, 0.001, 0.001)
+    assert len(run.clock._pending) == DeviceClock.MAX_PENDING
+    assert run.clock.resolved == []
+
+
+def test_nothing_spans_a_pause_when_it_is_forgotten() -> None:
+    run = Run()
+    run.step(0.01, 0.01, 0.02)
+    run.step(0.01, 0.01, 0.02)
+    run.clock.forget()
+    run.host.advance(50)
+    run.step(0.01, 0.01, 0.02)
+    run.step(0.01, 0.01, 0.02)
+    assert [step for step, _ in run.drain()] == [pytest.approx(0.03)]
+
+
+def test_error_is_told_once_and_nothing_is_marked_any_more_when_an_event_fails() -> None:
+    errors: list[Exception] = []
+    run = Run()
+
+    def broken() -> None:
+        raise RuntimeError("no events left")
+
+    run.clock = DeviceClock(broken, "fake", errors.append)  # type: ignore[arg-type]
+    for _ in range(3):
+        run.step(0.01, 0.01, 0.02)
+    assert [str(error) for error in errors] == ["no events left"]
+
+
+def test_cpu_has_no_device_clock_and_says_why() -> None:
+    clock, reason = device_clock(torch.device("cpu"))
+    assert clock is None
+    assert "CPU" in reason
+
+
+def test_record_holds_starved_and_busy_time() -> None:
+    run = Run()
+    timeline = Timeline(run.host, lambda error: None)
+    probe = StageProbe(timeline, run.clock)
+    probe.epoch_begins(0)
+    for _ in range(12):
+        probe.fetch_begins()
+        run.host.advance(0.1)
+        probe.fetch_ends()
+        probe.batch_begins(None)
+        run.host.advance(0.01)
+        run.device.launch(0.03)
+        probe.batch_ends()
+    run.drain()
+    times = probe.device_times()
+    assert times is not None
+    assert times.backend == "fake"
+    assert times.n == 11
+    assert times.starved_s == pytest.approx(11 * 0.07, rel=1e-6)
+    assert times.starved_s + times.busy_s == pytest.approx(11 * 0.11, rel=1e-6)
+    assert times.starved_share == pytest.approx(7 / 11)
+    assert times.step_s.p50 == pytest.approx(0.11, rel=0.02)

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_perf.probes import steps as steps_module
+from lightning_perf.probes.clock import FakeClock
+from lightning_perf.probes.spans import Span, Timeline
+from lightning_perf.probes.steps import StageProbe, size_reader
+from lightning_perf.records import StageTimes
+
+BATCH = torch.zeros(4, 2)
+
+
+class Loop:
+    """Drives a probe as Lightning's loop does, on a clock that stands still otherwise."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.timeline = Timeline(self.clock, self._fail)
+        self.probe = StageProbe(self.timeline)
+        self.fetching = Span(self.timeline, "data_wait")
+        self.computing = Span(self.timeline, "forward")
+
+    def _fail(self, error: Exception) -> None:
+        raise AssertionError from error
+
+    def epoch(self, index: int, boundary_s: float = 0.5) -> None:
+        """A new epoch begins; what came since the last one is its boundary."""
+        self.clock.advance(boundary_s)
+        self.probe.epoch_begins(index)
+        self.timeline.set_base("other")
+
+    def end_epoch(self) -> None:
+        self.probe.epoch_ends()
+        self.timeline.set_base("epoch_boundary")
+
+    def fetch(self, seconds: float) -> None:
+        self.probe.fetch_begins()
+        with self.fetching:
+            self.clock.advance(seconds)
+        self.probe.fetch_ends()
+
+    def run(self, seconds: float, batch: Any = BATCH, rest_s: float = 0.0) -> None:
+        self.probe.batch_begins(batch)
+        with self.computing:
+            self.clock.advance(seconds)
+        self.probe.batch_ends(batch)
+        self.clock.advance(rest_s)
+
+    def step(self, fetch_s: float = 0.1, forward_s: float = 0.3, batch: Any = BATCH) -> None:
+        self.fetch(fetch_s)
+        self.run(forward_s, batch, rest_s=0.05)
+
+    def times(self) -> StageTimes:
+        times = self.probe.stage_times()
+        assert times is not None
+        return times
+
+
+def test_step_is_the_time_from_one_fetch_to_the_next() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for _ in range(10):
+        loop.step()
+    times = loop.times()
+    assert (times.n_steps, times.n_warmup_steps) == (9, 1)
+    assert times.step_s.p50 == pytest.approx(0.45, rel=0.01)
+    assert times.step_s.mean == pytest.approx(0.45)
+    assert times.span_s == pytest.approx(9 * 0.45)
+    assert {n: p.total_s for n, p in times.phases.items()} == pytest.approx(
+        {"data_wait": 0.9, "forward": 2.7, "other": 0.45}
+    )
+    assert times.samples_per_s == pytest.approx(4 / 0.45)
+
+
+def test_warmup_is_left_out_when_the_first_steps_are_slow() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for forward_s in (9.0, 5.0, 3.0, *[0.3] * 30):
+        loop.step(forward_s=forward_s)
+    times = loop.times()
+    assert times.n_warmup_steps == 3
+    assert times.n_steps == 30
+    assert times.step_s.p99 < 0.5
+    assert loop.probe.first_step_ns is not None
+    assert sum(loop.probe.first_step_ns) == pytest.approx(9.15e9)
+
+
+def test_first_fetch_of_an_epoch_counts_as_its_boundary_beyond_a_usual_one() -> None:
+    loop = Loop()
+    for epoch in range(3):
+        loop.epoch(epoch)
+        loop.step(fetch_s=2.1)
+        for _ in range(9):
+            loop.step()
+        loop.end_epoch()
+    times = loop.times()
+    assert times.n_steps == 27
+    assert times.step_s.p99 == pytest.approx(0.45, rel=0.01)
+    assert times.phases["data_wait"].total_s == pytest.approx(29 * 0.1)
+    # Two boundaries of 0.5 s, and two first fetches of 2 s more than a usual one.
+    assert times.phases["epoch_boundary"].total_s == pytest.approx(5.0)
+    assert sum(p.total_s for p in times.phases.values()) == pytest.approx(times.span_s)
+    assert times.fetch is not None
+    assert times.fetch.first_s == pytest.approx((2.1, 2.1))
+
+
+def test_both_fetches_belong_to_the_first_step_when_the_loader_is_read_one_ahead() -> None:
+    loop = Loop()
+    for epoch in range(3):
+        loop.epoch(epoch)
+        loop.fetch(2.1)  # starts the workers
+        for _ in range(8):
+            loop.step()
+        loop.end_epoch()
+    times = loop.times()
+    epochs = loop.probe.epochs_so_far()
+    assert [e.first_fetch_s for e in epochs] == [pytest.approx(2.2)] * 3
+    assert times.phases["data_wait"].p95_s == pytest.approx(0.1, rel=0.01)
+    assert times.phases["data_wait"].total_s == pytest.approx(23 * 0.1)
+    assert times.phases["epoch_boundary"].total_s == pytest.approx(2 * (0.5 + 2.1))
+
+
+def test_fetch_inside_a_step_begins_no_row_and_is_not_forward() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for size in (4, 4, 4, 4, 4, 2):
+        loop.probe.batch_begins(None if size == 4 else BATCH)  # at first none, later the last step's batch
+        with loop.computing:
+            loop.fetch(0.1)
+            loop.clock.advance(0.3)
+        loop.probe.batch_ends(torch.zeros(size, 2))
+    times = loop.times()
+    assert times.n_steps == 5
+    assert times.phases["data_wait"].p50_s == pytest.approx(0.1, rel=0.01)
+    assert times.phases["forward"].p50_s == pytest.approx(0.3, rel=0.01)
+    assert times.samples_per_s == pytest.approx((4 * 4 + 2) / times.span_s)
+
+
+def test_step_counts_as_none_when_it_was_skipped_or_broke_off() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for _ in range(5):
+        loop.step()
+    loop.fetch(0.1)
+    loop.probe.batch_begins(BATCH)
+    loop.clock.advance(3)
+    loop.end_epoch()
+    assert loop.probe.n_steps == 5
+    (epoch,) = loop.probe.epochs_so_far()
+    assert epoch.n_steps == 5
+    times = loop.times()
+    assert times.n_steps == 4
+    assert times.step_s.p99 < 0.5
+    assert times.span_s == pytest.approx(4 * 0.45 + 3.1)  # the time itself is not lost
+
+
+def test_batch_that_never_began_ends_nothing() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    loop.step()
+    loop.fetch(0.1)
+    loop.probe.batch_ends(None)
+    assert loop.probe.n_steps == 1
+
+
+def test_epochs_add_up_to_the_wall_time() -> None:
+    loop = Loop()
+    for epoch, n in enumerate((5, 7, 3)):
+        loop.epoch(epoch, boundary_s=0.25)
+        for _ in range(n):
+            loop.step()
+        loop.end_epoch()
+    loop.clock.advance(0.25)
+    epochs = loop.probe.epochs_so_far()
+    assert [e.n_steps for e in epochs] == [5, 7, 3]
+    assert [e.samples for e in epochs] == [20, 28, 12]
+    assert sum(e.wall_s for e in epochs) == pytest.approx(loop.clock.now / 1e9)
+    for epoch in epochs:
+        assert sum(epoch.phases.values()) == pytest.approx(epoch.wall_s)
+        assert epoch.step_p50_s == pytest.approx(0.45, rel=0.02)
+
+
+def test_steps_of_a_profiler_window_count_in_no_statistic() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for i in range(40):
+        if i == 20:
+            loop.probe.profiling(True)
+        if i == 25:
+            loop.probe.profiling(False)
+        loop.step(forward_s=5.0 if 20 <= i < 25 else 0.3)
+    times = loop.times()
+    assert times.step_s.p99 < 0.5
+    assert times.span_s == pytest.approx(times.n_steps * 0.45, rel=0.05)
+    assert loop.probe.n_steps == 40
+
+
+@given(
+    fetches=st.lists(st.floats(0.001, 0.2), min_size=5, max_size=120),
+    every=st.integers(1, 30),
+)
+def test_times_do_not_depend_on_when_rows_are_folded(fetches: list[float], every: int) -> None:
+    def run(folds: bool) -> StageTimes:
+        loop = Loop()
+        loop.epoch(0)
+        for _ in range(20):  # the warm-up is known from here on
+            loop.step()
+        loop.probe.fold()
+        for i, fetch_s in enumerate(fetches):
+            loop.step(fetch_s=fetch_s)
+            if folds and i % every == 0:
+                loop.probe.fold()
+        return loop.times()
+
+    often, seldom = run(True), run(False)
+    assert often.n_steps == seldom.n_steps
+    assert often.span_s == pytest.approx(seldom.span_s)
+    assert often.step_s.p50 == seldom.step_s.p50
+    assert often.step_s.std == pytest.approx(seldom.step_s.std, abs=1e-6)
+    assert {n: p.total_s for n, p in often.phases.items()} == pytest.approx(
+        {n: p.total_s for n, p in seldom.phases.items()}
+    )
+    assert [b.first_step for b in often.timeline] == [b.first_step for b in seldom.timeline]
+    assert [b.step_s for b in often.timeline] == pytest.approx([b.step_s for b in seldom.timeline])
+
+
+def test_rows_kept_stay_bounded_when_the_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    loop.epoch(0)
+    longest = 0
+    for _ in range(5000):
+        loop.step()
+        longest = max(longest, len(loop.probe._rows))
+    assert longest <= (steps_module.ROWS_BEFORE_FOLDING + 2) * steps_module.ROW_WIDTH
+    assert loop.times().n_steps == 4999
+
+
+class Point:
+    """A batch of a kind that nobody knows."""
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(3, 2), 3),
+        ([torch.zeros(3, 2), torch.zeros(5)], 3),
+        ((torch.zeros(()), torch.zeros(5)), 5),  # one number has no samples
+        ({"x": torch.zeros(7), "y": torch.zeros(2)}, 7),
+        ({"a": {"b": [{"c": torch.zeros(6)}]}}, 6),
+        ({"names": ["a", "b"], "x": torch.zeros(2)}, 2),
+        ({"a": {"b": [{"c": [torch.zeros(6)]}]}}, -1),  # deeper than we look
+        (["a", "b"], -1),
+        (None, -1),
+        (Point(), -1),
+        (torch.zeros(()), -1),
+    ],
+)
+def test_batch_size_is_the_first_tensors_first_dimension(batch: Any, expected: int) -> None:
+    assert size_reader(batch)(batch) == expected
+
+
+def test_samples_are_unknown_when_a_batch_is_of_no_known_kind() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for batch in (BATCH, BATCH, BATCH, Point(), BATCH):
+        loop.step(batch=batch)
+    assert loop.times().samples_per_s is None
+    assert loop.probe.epochs_so_far()[0].samples is None
+
+
+def test_batch_size_is_read_anew_when_batches_change_their_kind() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for batch in (BATCH, [BATCH, BATCH], {"x": BATCH}, BATCH, [BATCH]):
+        loop.step(batch=batch)
+    assert loop.probe.epochs_so_far()[0].samples == 20
