@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +56,8 @@ def run_demo(fault: str, out_dir: Path) -> Session:
         The session, with findings and verdict.
     """
     torch.manual_seed(0)
+    if "OMP_NUM_THREADS" in os.environ:  # set for something else: fewer threads than cores would be a fault of its own
+        torch.set_num_threads(os.cpu_count() or 1)
     doctor = PerfDoctor(out_dir=out_dir)
     short_epochs = fault == "no-persistent-workers"
     needs_decoder = fault in ("slow-transform", "no-persistent-workers")

@@ -52,7 +52,11 @@ def check(session: Session) -> Finding | None:
     if not n_threads:
         raise Skip("torch's number of threads is not known")
     n_workers = max((each.num_workers or 0 for each in session.settings.loaders if each.stage == "train"), default=0)
-    n_wanted = math.floor(cores_per_rank(session)) - n_workers
+    cores = cores_per_rank(session)
+    if session.machine.n_physical_cores is not None:
+        # Two threads on one physical core share its arithmetic units; torch's own default counts physical cores too.
+        cores = min(cores, session.machine.n_physical_cores / session.machine.local_world_size)
+    n_wanted = math.floor(cores) - n_workers
     compute = {name: phase_s(steady, name) for name in ("forward", "backward", "optimizer")}
     compute_s = sum(compute.values())
     each_s = compute_s / steady.n_steps

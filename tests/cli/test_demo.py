@@ -1,0 +1,64 @@
+"""The demo, run as a user runs it: every planted fault is named first, and the healthy training is left in peace."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lightning_perf import load
+from lightning_perf.cli.demo import FAULT_NAMES
+from lightning_perf.demo import FAULTS
+from lightning_perf.rules.engine import all_rules
+
+
+def run_demo(*arguments):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "lightning_perf", "demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+
+
+def test_names_offered_are_those_that_can_be_planted():
+    assert tuple(FAULTS) == FAULT_NAMES
+
+
+def test_codes_expected_are_codes_of_rules():
+    assert {fault.code for fault in FAULTS.values()} - {None} <= {rule.code for rule in all_rules()}
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULT_NAMES if name != "none"])
+def test_demo_names_the_fault_first_when_it_is_planted(fault, tmp_path):
+    done = run_demo("--fault", fault, "--out", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    session = load(tmp_path)
+    assert session.verdict.code == FAULTS[fault].code
+    assert session.findings[0].prescriptions
+    assert session.steady.phases["other"].share < 0.03
+
+
+def test_demo_ends_healthy_when_no_fault_is_planted(tmp_path):
+    done = run_demo("--fault", "none", "--out", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    session = load(tmp_path)
+    assert session.verdict.category == "healthy"
+    assert {finding.severity for finding in session.findings} <= {"info"}
+
+
+def test_demo_says_what_it_expected_when_the_fault_is_unknown():
+    done = run_demo("--fault", "gremlins")
+
+    assert done.returncode == 2
+    assert "gremlins" in done.stderr
+    assert "slow-transform" in done.stderr
+
+
+def test_demo_refuses_a_file_as_its_folder(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+
+    done = run_demo("--out", str(file))
+
+    assert done.returncode == 2
+    assert file.read_text() == "mine"
