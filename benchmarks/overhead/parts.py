@@ -1,0 +1,111 @@
+"""What the parts of PerfDoctor's work on a step cost, each repeated alone in a tight loop."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lightning_perf.probes.clock import now_ns
+from lightning_perf.probes.loop import NO_SPAN
+from lightning_perf.probes.spans import FetchSpan, Span, Timeline
+from lightning_perf.probes.steps import ROWS_BEFORE_FOLDING, StageProbe
+
+_REPEATS = 20_000
+_ROUNDS = 7
+
+
+class Part(NamedTuple):
+    """A part, and the microseconds that it takes each time."""
+
+    name: str
+    step_us: float
+
+
+def measure() -> list[Part]:
+    """The least of seven rounds' means for each part: what it costs when nothing disturbs it."""
+    timeline = Timeline(now_ns, _raise)
+    span, fetch = Span(timeline, "other"), FetchSpan(timeline, _nothing, _nothing)
+
+    def enter(context: Any) -> Callable[[], None]:
+        def once() -> None:
+            with context:
+                pass
+
+        return once
+
+    once_us = _least_us(_nothing)
+    return [
+        Part("one clock read", _least_us(now_ns)),
+        Part("a span, entered and left", _least_us(enter(span)) - once_us),
+        Part("the fetch's span, without what it calls", _least_us(enter(fetch)) - once_us),
+        Part("an action that is not measured", _least_us(enter(NO_SPAN)) - once_us),
+        Part("the same under Lightning's pass-through profiler", _least_us(_passing_through) - once_us),
+        Part("a step's events: batch size, row, folding", _events_us()),
+        Part("a folding, over the steps that it adds", _folding_us()),
+    ]
+
+
+def as_text(found: Sequence[Part]) -> str:
+    """For a terminal."""
+    return "\n".join(f"{part.name:52}{part.step_us:8.2f} µs" for part in found)
+
+
+def _least_us(function: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        start = time.perf_counter_ns()
+        for _ in range(_REPEATS):
+            function()
+        best = min(best, time.perf_counter_ns() - start)
+    return best / _REPEATS / 1e3
+
+
+@contextlib.contextmanager
+def _generator() -> Iterator[None]:
+    yield
+
+
+def _passing_through() -> None:
+    with _generator():
+        pass
+
+
+def _events_us() -> float:
+    import torch
+
+    probe = StageProbe(Timeline(now_ns, _raise))
+    batch = torch.zeros(4, 8)
+
+    def step() -> None:
+        probe.fetch_begins()
+        probe.fetch_ends()
+        probe.batch_begins(batch)
+        probe.batch_ends()
+
+    return _least_us(step)
+
+
+def _folding_us() -> float:
+    """A folding, divided by its rows: the median, since early ones merge more."""
+    taken_ns = []
+    probe = StageProbe(Timeline(now_ns, _raise))
+    for _ in range(20):
+        for _ in range(ROWS_BEFORE_FOLDING):
+            probe.fetch_begins()
+            probe.batch_begins(None)
+            probe.is_in_batch = False
+        start = time.perf_counter_ns()
+        probe.fold()
+        taken_ns.append(time.perf_counter_ns() - start)
+    return statistics.median(taken_ns) / ROWS_BEFORE_FOLDING / 1e3
+
+
+def _nothing() -> None:
+    return None
+
+
+def _raise(error: Exception) -> None:
+    raise error

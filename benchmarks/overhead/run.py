@@ -1,0 +1,236 @@
+"""What PerfDoctor costs a training step, beside its alternatives, measured in one run.
+
+    python benchmarks/overhead/run.py                  the table, on the terminal
+    python benchmarks/overhead/run.py --write          and into docs/benchmarks/overhead.md
+    python benchmarks/overhead/run.py --arms bare "PerfDoctor()" --rounds 10
+
+Method. Every arm is a real ``Trainer.fit`` of the same tiny model on the CPU, one torch thread, in a process of its own
+(``arm.py``). All arms are started first and warmed up; then they take turns of 64 steps, in the order A B C … and back
+… C B A, while all others wait. A turn is timed inside the module, but for its first three steps, when caches are cold.
+Sixteen turns an arm make a round; within each round the mean step of the arm that it is compared with is subtracted
+from the arm's, so what else the machine does for longer than a turn falls on both. The figure is the median of these
+differences over all rounds, with its 95 % interval from order statistics. Beside the wall time stands the processor
+time of the whole process, which other programs on the machine disturb less. A round has as many steps as PerfDoctor
+keeps rows before it folds them, so nearly each round pays for one folding.
+
+TraceML is measured in an environment of its own, made on first use from PyPI with this repository's constraints (so
+with the same torch), alone as a callback and under its launcher with its default settings. Its aggregator is another
+process and its background threads work on while other arms have their turn: neither is counted, in its favour.
+
+``--simulate`` drives the probes alone with a clock that stands still, for a million steps, and shows what memory and
+time they take; ``--parts`` tells what the parts of PerfDoctor's work cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import parts
+import simulated
+from arm import ANSWER, ARM_VARIABLE, ARMS, CORE_VARIABLE, SOCKET_VARIABLE
+from table import Comparison, Turn, as_text, compare, write_page
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+PAGE = REPOSITORY / "docs" / "benchmarks" / "overhead.md"
+
+STEPS_A_TURN = 64
+TURNS_A_ROUND = 16  # 1024 steps: as many rows as PerfDoctor keeps before it folds them
+WARMUP_STEPS = 600  # PerfDoctor's own warm-up, its first folding and its watch on gradients lie in these
+TRACEML = "traceml-ai==0.5.0"
+DEFAULT_VENV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lightning-perf" / "traceml-venv"
+START_TIMEOUT_S = 180.0
+
+BASES = {
+    "empty callback": "bare",
+    "PerfDoctor(schedule=None, reports=())": "empty callback",
+    "PerfDoctor()": "empty callback",
+    "SimpleProfiler": "bare",
+    "PerfDoctor() and SimpleProfiler": "SimpleProfiler",
+    "AdvancedProfiler": "bare",
+    "PyTorchProfiler": "bare",
+    "PerfDoctor() and logger": "logger",
+    "DeviceStatsMonitor": "logger",
+    "ThroughputMonitor": "logger",
+    "TraceML callback": "bare, TraceML's environment",
+    "TraceML launcher": "bare, TraceML's environment",
+}
+"""What each arm is compared with."""
+
+DOCTORS = ("PerfDoctor(schedule=None, reports=())", "PerfDoctor()")
+"""These are compared with the bare loop too."""
+
+
+def is_traceml(arm: str) -> bool:
+    """Whether an arm needs TraceML's environment."""
+    return "TraceML" in arm
+
+
+class Runner:
+    """One arm's process, seen from the driver."""
+
+    def __init__(self, arm: str, venv: Path, folder: Path, core: int | None) -> None:
+        self.arm = arm
+        name = "".join(c if c.isalnum() else "_" for c in arm)
+        self._output = (folder / f"{name}.log").open("w+b")
+        path = str(folder / f"{name}.sock")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(1)
+            listener.settimeout(START_TIMEOUT_S)
+            environment = {**os.environ, ARM_VARIABLE: arm, SOCKET_VARIABLE: path, "OMP_NUM_THREADS": "1"}
+            if core is not None:
+                environment[CORE_VARIABLE] = str(core)
+            self._process = subprocess.Popen(
+                self._command(venv, folder / name),
+                env=environment,
+                cwd=folder,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                self._connection, _ = listener.accept()
+            except TimeoutError as error:
+                self._process.kill()
+                raise SystemExit(f"{arm!r} did not start within {START_TIMEOUT_S:.0f} s:\n{self.log()}") from error
+        self._receive()
+
+    def _command(self, venv: Path, folder: Path) -> list[str]:
+        script = str(HERE / "arm.py")
+        if self.arm == "TraceML launcher":
+            return [str(venv / "bin" / "traceml"), "run", "--logs-dir", str(folder), script]
+        return [str(venv / "bin" / "python") if is_traceml(self.arm) else sys.executable, script]
+
+    def turn(self, n_steps: int) -> Turn:
+        """Lets the arm make so many steps; what one of them took, in microseconds."""
+        self._connection.sendall(n_steps.to_bytes(4, "little"))
+        wall_ns, process_ns = self._receive()
+        return Turn(wall_ns / 1e3 / n_steps, process_ns / 1e3 / n_steps)
+
+    def end(self) -> None:
+        """Lets the training end."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall((0).to_bytes(4, "little"))
+        self._connection.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._output.close()
+
+    def log(self) -> str:
+        """The end of what the arm printed."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")[-2000:]
+
+    def _receive(self) -> tuple[int, int]:
+        answer = self._connection.recv(ANSWER.size, socket.MSG_WAITALL)
+        if len(answer) < ANSWER.size:
+            raise SystemExit(f"{self.arm!r} ended too early:\n{self.log()}")
+        wall_ns, process_ns = ANSWER.unpack(answer)
+        return wall_ns, process_ns
+
+
+@contextlib.contextmanager
+def running(arms: Sequence[str], venv: Path, core: int | None) -> Iterator[list[Runner]]:
+    """All arms, started and warmed up."""
+    with tempfile.TemporaryDirectory() as folder:
+        runners: list[Runner] = []
+        try:
+            for arm in arms:
+                print(f"starting {arm}", file=sys.stderr)
+                runners.append(Runner(arm, venv, Path(folder), core))
+            for runner in runners:
+                runner.turn(WARMUP_STEPS)
+            yield runners
+        finally:
+            for runner in runners:
+                runner.end()
+
+
+def measure(runners: Sequence[Runner], n_rounds: int) -> dict[str, list[Turn]]:
+    """One figure an arm and round."""
+    taken: dict[str, list[Turn]] = {runner.arm: [] for runner in runners}
+    for number in range(n_rounds):
+        turns: dict[str, list[Turn]] = {runner.arm: [] for runner in runners}
+        for _ in range(TURNS_A_ROUND // 2):
+            for runner in (*runners, *reversed(runners)):
+                turns[runner.arm].append(runner.turn(STEPS_A_TURN))
+        for arm, of_arm in turns.items():
+            taken[arm].append(Turn(*(statistics.fmean(column) for column in zip(*of_arm, strict=True))))
+        print(f"\rround {number + 1} of {n_rounds}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return taken
+
+
+def comparisons(taken: dict[str, list[Turn]]) -> list[Comparison]:
+    """Each arm with what it is compared with, as far as both were measured; PerfDoctor with the bare loop too."""
+    wanted = [(arm, BASES[arm]) for arm in taken if BASES.get(arm) in taken]
+    wanted += [(arm, "bare") for arm in DOCTORS if arm in taken and "bare" in taken]
+    return [compare(arm, base, taken[arm], taken[base]) for arm, base in wanted]
+
+
+def traceml_venv(venv: Path) -> bool:
+    """Makes TraceML's environment unless it is there; False, with a message, where it cannot be made."""
+    if (venv / "bin" / "traceml").exists():
+        return True
+    print(f"installing {TRACEML} into {venv}", file=sys.stderr)
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        subprocess.run(
+            [*pip, "--constraint", str(REPOSITORY / "constraints.txt"), "torch", "lightning", TRACEML], check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"TraceML is left out: its environment could not be made ({error})", file=sys.stderr)
+        return False
+    return True
+
+
+def parsed_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of 1024 steps an arm (default: 20)")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), metavar="ARM", help="only these: " + ", ".join(ARMS))
+    parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="TraceML's environment (default: %(default)s)")
+    parser.add_argument("--no-traceml", action="store_true", help="leave TraceML out")
+    parser.add_argument("--core", type=int, help="the only core that the arms may use")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(REPOSITORY)}")
+    parser.add_argument("--simulate", type=int, nargs="?", const=1_000_000, metavar="STEPS", help="simulate only")
+    parser.add_argument("--parts", action="store_true", help="the parts only")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs what was asked for."""
+    arguments = parsed_arguments()
+    if arguments.simulate:
+        print(simulated.as_text(simulated.run(arguments.simulate)))
+        return
+    if arguments.parts:
+        print(parts.as_text(parts.measure()))
+        return
+    arms = arguments.arms or list(ARMS)
+    if arguments.no_traceml or (any(map(is_traceml, arms)) and not traceml_venv(arguments.venv)):
+        arms = [arm for arm in arms if not is_traceml(arm)]
+    with running(arms, arguments.venv, arguments.core) as runners:
+        taken = measure(runners, arguments.rounds)
+    found = comparisons(taken)
+    print(as_text(taken, found))
+    if arguments.write:
+        simulation, costs = simulated.run(1_000_000), parts.measure()
+        write_page(PAGE, taken, found, simulation, costs, arguments.venv)
+        print(f"wrote {PAGE.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The figures of the overhead benchmark: medians of paired differences, as text and as a page of the docs."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import parts
+import simulated
+
+TARGET_OVER_EMPTY_US = 20.0
+TARGET_OVER_BARE_US = 40.0
+TARGET_OF_TRACEML = 0.25
+
+
+class Turn(NamedTuple):
+    """What one step took on average in a turn, in microseconds: on the wall, and of the process's processor time."""
+
+    wall_us: float
+    process_us: float
+
+
+class Median(NamedTuple):
+    """A median and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+
+class Comparison(NamedTuple):
+    """One arm beside another.
+
+    Attributes:
+        wall_us: What a step takes longer, by the wall clock.
+        process_us: What it takes more of the processor.
+        ratio: Of the wall times: the median over rounds.
+    """
+
+    arm: str
+    base: str
+    wall_us: Median
+    process_us: Median
+    ratio: float
+
+
+def median_of(values: Sequence[float]) -> Median:
+    """The median with an interval that holds the true one in 95 % of cases, whatever the distribution.
+
+    The interval lies between the order statistics that a binomial variable with p = 1/2 stays between (normal
+    approximation); with fewer than six values it is the range.
+    """
+    ordered = sorted(values)
+    n = len(ordered)
+    reach = 0.98 * math.sqrt(n)  # 1.96 standard deviations of Binomial(n, 1/2)
+    low = max(0, math.floor(n / 2 - reach))
+    high = min(n - 1, math.ceil(n / 2 + reach) - 1)
+    return Median(statistics.median(ordered), ordered[low], ordered[max(high, low)])
+
+
+def compare(arm: str, base: str, of_arm: Sequence[Turn], of_base: Sequence[Turn]) -> Comparison:
+    """Pairs two arms round by round."""
+    pairs = list(zip(of_arm, of_base, strict=True))
+    return Comparison(
+        arm,
+        base,
+        median_of([a.wall_us - b.wall_us for a, b in pairs]),
+        median_of([a.process_us - b.process_us for a, b in pairs]),
+        statistics.median(a.wall_us / b.wall_us for a, b in pairs),
+    )
+
+
+def as_text(taken: Mapping[str, Sequence[Turn]], found: Sequence[Comparison]) -> str:
+    """Everything, for a terminal."""
+    lines = [f"{'arm':34}{'a step, µs':>12}{'processor':>12}"]
+    for arm, turns in taken.items():
+        wall, process = (statistics.median(column) for column in zip(*turns, strict=True))
+        lines.append(f"{arm:34}{wall:12.1f}{process:12.1f}")
+    lines += ["", f"{'arm':34}{'over':30}{'wall, µs a step':>26}{'processor, µs a step':>26}{'ratio':>8}"]
+    lines += [f"{c.arm:34}{c.base:30}{c.wall_us!s:>26}{c.process_us!s:>26}{c.ratio:8.3f}" for c in found]
+    return "\n".join([*lines, "", *(f"{claim}: {figure} {verdict}" for claim, figure, verdict in targets(found))])
+
+
+def targets(found: Sequence[Comparison]) -> list[tuple[str, str, str]]:
+    """(target, figure, whether it is met) as far as measured; by processor time, with the wall's beside it."""
+    by_names = {(c.arm, c.base): c for c in found}
+    rows = []
+    for base, most_us in (("empty callback", TARGET_OVER_EMPTY_US), ("bare", TARGET_OVER_BARE_US)):
+        comparison = by_names.get(("PerfDoctor()", base))
+        if comparison is not None:
+            wall_us, process_us = comparison.wall_us.value, comparison.process_us.value
+            rows.append(
+                (
+                    f"at most {most_us:.0f} µs over {base}",
+                    f"{wall_us:+.1f} µs wall, {process_us:+.1f} µs processor",
+                    _verdict(max(wall_us, process_us) <= most_us),
+                )
+            )
+    ours = by_names.get(("PerfDoctor()", "bare"))
+    theirs = by_names.get(("TraceML launcher", "bare, TraceML's environment"))
+    if ours is not None and theirs is not None:
+        wall = ours.wall_us.value / theirs.wall_us.value
+        process = ours.process_us.value / theirs.process_us.value
+        rows.append(
+            (
+                "at most a quarter of what TraceML adds under its launcher",
+                f"{wall:.2f} wall, {process:.2f} processor",
+                _verdict(max(wall, process) <= TARGET_OF_TRACEML),
+            )
+        )
+    return rows
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
+
+
+# -- the page ------------------------------------------------------------
+
+_PAGE = """# What PerfDoctor costs a step
+
+Written by `python benchmarks/overhead/run.py --write`; do not edit. The method is described at the top of that script:
+all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 1024 steps an arm; figures are
+medians of the differences within a round, with their 95 % interval.
+
+Machine: {machine}. {versions}.
+
+## A step of each arm
+
+{arms}
+
+## What each adds
+
+{comparisons}
+
+## Targets
+
+{targets}
+
+## A million simulated steps
+
+{simulation}
+
+## Where PerfDoctor's share goes
+
+{parts}
+
+## How to read this
+
+The model is a single linear layer, so a step is almost only Lightning's own loop: the added microseconds are what
+matters, not the ratio, which shrinks as the model grows. Wall times include whatever else ran on the machine;
+processor times leave it out. TraceML's aggregator process and the work that its threads do between turns are not
+counted. `AdvancedProfiler` and `PyTorchProfiler` answer questions that PerfDoctor's steady-state probes do not ask;
+they are here to show what always-on profiling costs.
+"""
+
+
+def write_page(
+    page: Path,
+    taken: Mapping[str, Sequence[Turn]],
+    found: Sequence[Comparison],
+    simulation: simulated.Simulation,
+    costs: Sequence[parts.Part],
+    venv: Path,
+) -> None:
+    """Writes the page of the docs."""
+    steps = [
+        (arm, *(f"{statistics.median(column):.1f}" for column in zip(*turns, strict=True)))
+        for arm, turns in taken.items()
+    ]
+    added = [(c.arm, c.base, str(c.wall_us), str(c.process_us), f"{c.ratio:.3f}") for c in found]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(
+        _PAGE.format(
+            n_rounds=len(next(iter(taken.values()))),
+            machine=_machine(),
+            versions=_versions(venv),
+            arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
+            comparisons=_table(("arm", "over", "wall, µs a step", "processor, µs a step", "wall ratio"), added),
+            targets=_table(("target", "measured", ""), targets(found)),
+            simulation=simulated.as_text(simulation),
+            parts=_table(("part", "µs a step"), [(part.name, f"{part.step_us:.2f}") for part in costs]),
+        ),
+        encoding="utf-8",
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    load = os.getloadavg()[0]
+    return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, load {load:.1f} at the end of the run"
+
+
+def _versions(venv: Path) -> str:
+    ours = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "lightning-perf"))
+    text = f"Python {platform.python_version()}, {ours}"
+    python = venv / "bin" / "python"
+    if not python.exists():
+        return text
+    names = ("torch", "lightning", "traceml-ai")
+    code = f"from importlib.metadata import version; print(*(n + ' ' + version(n) for n in {names!r}), sep=', ')"
+    theirs = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return f"{text}; TraceML's environment: {theirs}"
