@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from .kinds import (
     ANNOTATION,
     IGNORED,
     KINDS,
+    MEMCPY,
     MEMSET,
     OPERATOR,
     RUNTIME,
@@ -41,6 +43,7 @@ class DeviceArguments(msgspec.Struct, gc=False):
 
 
 _decode_details = msgspec.json.Decoder(Details).decode
+_decode_all_device_arguments = msgspec.json.Decoder(list[DeviceArguments]).decode
 _decode_device_arguments = msgspec.json.Decoder(DeviceArguments).decode
 
 
@@ -70,6 +73,9 @@ class ColumnBuilder:
         self._categories = _TextIndex()
         self._kind_of_category: list[int] = []
         self._names = _TextIndex()
+        self._texts: list[str] = []
+        self._has_details: list[bool] = []
+        self._is_annotation: list[bool] = []
         self._threads = _Index()
         self._base_us: float | None = None
         self._batches: list[tuple[npt.NDArray[Any], ...]] = []
@@ -100,8 +106,7 @@ class ColumnBuilder:
         categories = np.array([self._categories[event.cat] for event in events], dtype=np.int32)
         names = np.array([self._names[event.name] for event in events], dtype=np.int32)
         threads = np.array([self._threads[(event.pid, event.tid)] for event in events], dtype=np.int32)
-        for category in list(self._categories)[len(self._kind_of_category) :]:
-            self._kind_of_category.append(KINDS.get(str(category).lower(), UNKNOWN_DEVICE))
+        self._know_new_names()
         return starts, durations, np.array(self._kind_of_category, dtype=np.uint8)[categories], names, threads
 
     def _append(
@@ -129,15 +134,18 @@ class ColumnBuilder:
         self._batches.append((kinds, names, threads, starts, ends, *joined))
         self._n_rows += len(keep)
 
+    def _know_new_names(self) -> None:
+        for category in list(self._categories)[len(self._kind_of_category) :]:
+            self._kind_of_category.append(KINDS.get(category.lower(), UNKNOWN_DEVICE))
+        new = list(itertools.islice(self._names, len(self._texts), None))
+        self._texts += new
+        self._has_details += map(has_details, new)
+        self._is_annotation += [name.startswith(STEP_PREFIX) or is_loader_name(name) for name in new]
+
     def _kinds_by_name(self, kinds: npt.NDArray[np.uint8], names: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """The profiler of torch 1.8 calls steps and fetches operators; they are annotations."""
-        operators = np.flatnonzero(kinds == OPERATOR)
-        if not len(operators):
-            return kinds
-        texts = list(self._names)
-        for name_id in np.unique(names[operators]).tolist():
-            if texts[name_id].startswith(STEP_PREFIX) or is_loader_name(texts[name_id]):
-                kinds[operators[names[operators] == name_id]] = ANNOTATION
+        if any(self._is_annotation):
+            kinds[(kinds == OPERATOR) & np.array(self._is_annotation)[names]] = ANNOTATION
         return kinds
 
     def _device_columns(
@@ -154,14 +162,15 @@ class ColumnBuilder:
         sizes = np.full(n, -1, dtype=np.int64)
         joins = np.flatnonzero((kinds >= RUNTIME) & (kinds <= MEMSET))
         if len(joins):
-            arguments = [_device_arguments(events[row].args) for row in keep[joins].tolist()]
-            correlations[joins] = [_whole(each.correlation) for each in arguments]
-            devices[joins] = [_whole(each.device, 2**31) for each in arguments]
-            streams[joins] = [_whole(each.stream, 2**31) for each in arguments]
-            sizes[joins] = [_whole(each.bytes) for each in arguments]
-        texts = list(self._names)
-        wanted = np.array([has_details(name) for name in texts])
-        hosts = np.flatnonzero(wanted[names] & ((kinds == OPERATOR) | (kinds == ANNOTATION)))
+            arguments = _device_arguments([events[row].args for row in keep[joins].tolist()])
+            correlations[joins] = _whole([each.correlation for each in arguments], 2**63)
+            works = np.flatnonzero(kinds[joins] != RUNTIME)
+            on_device = [arguments[i] for i in works.tolist()]
+            devices[joins[works]] = _whole([each.device for each in on_device], 2**31)
+            streams[joins[works]] = _whole([each.stream for each in on_device], 2**31)
+            copies = np.flatnonzero(kinds[joins] == MEMCPY)
+            sizes[joins[copies]] = _whole([arguments[i].bytes for i in copies.tolist()], 2**63)
+        hosts = np.flatnonzero(np.array(self._has_details)[names] & ((kinds == OPERATOR) | (kinds == ANNOTATION)))
         for row in hosts.tolist():
             details = _details(events[int(keep[row])].args)
             if details is not None:
@@ -195,7 +204,7 @@ class ColumnBuilder:
         thread_keys, thread_ids = _merged_threads(list(self._threads), threads)
         return Trace(
             source=source, origin=origin, n_events=self._n_events, n_dropped=self._n_dropped,
-            categories=frozenset(map(str, self._categories)), names=tuple(self._names),
+            categories=frozenset(map(str, self._categories)), names=tuple(self._texts),
             threads=thread_keys, kinds=kinds, name_ids=names, thread_ids=thread_ids, starts=starts, ends=ends,
             correlations=correlations, devices=devices, streams=streams, sizes=sizes, details=details,
             base_us=self._base_us or 0.0,
@@ -215,7 +224,15 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19 else value
 
 
-def _device_arguments(text: msgspec.Raw) -> DeviceArguments:
+def _device_arguments(texts: list[msgspec.Raw]) -> list[DeviceArguments]:
+    """The arguments of many events: in one go, or one by one where one of them is not what it should be."""
+    try:
+        return _decode_all_device_arguments(b"[" + b",".join(texts) + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [_device_arguments_of_one(text) for text in texts]
+
+
+def _device_arguments_of_one(text: msgspec.Raw) -> DeviceArguments:
     try:
         return _decode_device_arguments(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -229,11 +246,15 @@ def _details(text: msgspec.Raw) -> Details | None:
         return None
 
 
-def _whole(value: Any, limit: int = 2**63) -> int:
-    """The value as a number that fits; -1 for anything else."""
-    if type(value) is not int:
-        value = _plain(value)
-    return value if type(value) is int and 0 <= value < limit else -1
+def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
+    """The values as numbers from 0 up to a limit; -1 for what is none."""
+    try:
+        numbers = np.array(values, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        plain = (_plain(value) for value in values)
+        numbers = np.array([v if type(v) is int and 0 <= v < limit else -1 for v in plain], dtype=np.int64)
+    numbers[(numbers < 0) | (numbers >= limit) if limit < 2**63 else numbers < 0] = -1
+    return numbers
 
 
 def _sanitised(event: Event) -> Event | None:

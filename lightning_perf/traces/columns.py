@@ -99,15 +99,11 @@ class Trace:
             return self._rows_by_kind[kinds[0]]
         return np.sort(np.concatenate([self._rows_by_kind[kind] for kind in kinds]))
 
-    def named(self, matches: Any) -> npt.NDArray[np.bool_]:
-        """For each name whether ``matches(name)``."""
-        return np.fromiter((matches(name) for name in self.names), dtype=np.bool_, count=len(self.names))
-
     def rows_named(self, rows: Rows, matches: Any) -> Rows:
         """Those of the rows whose name matches."""
         flags = np.zeros(len(self.names), dtype=np.bool_)
         ids = self.name_ids[rows]
-        for name_id in np.unique(ids).tolist():
+        for name_id in np.flatnonzero(np.bincount(ids, minlength=len(flags))).tolist():
             flags[name_id] = bool(matches(self.names[name_id]))
         return rows[flags[ids]]
 

@@ -82,9 +82,10 @@ class Intervals:
 
     def _combined(self, other: Intervals, keep: Callable[[Mask, Mask], Mask]) -> Intervals:
         """The stretches between neighbouring edges of both sets that ``keep`` wants."""
-        edges = np.unique(np.concatenate((self.starts, self.ends, other.starts, other.ends)))
+        edges = np.sort(np.concatenate((self.starts, self.ends, other.starts, other.ends)), kind="stable")
         if len(edges) < 2:
             return Intervals()
+        edges = edges[np.concatenate(([True], edges[1:] > edges[:-1]))]
         wanted = keep(self.contains(edges[:-1]), other.contains(edges[:-1]))
         return Intervals(edges[:-1][wanted], edges[1:][wanted])
 

@@ -12,8 +12,9 @@ import msgspec
 
 from lightning_perf.errors import TraceError
 
-CHUNK_BYTES = 8 << 20
-"""How much text is decoded at a time: its events as objects take a few times that."""
+CHUNK_BYTES = 2 << 20
+"""How much text is decoded at a time. Its events as objects take a few times that; larger pieces are slower, because
+fresh memory is."""
 
 MAX_BYTES = 16 << 30
 """Most text that a compressed trace may hold unless the caller allows more."""
@@ -31,7 +32,7 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _BOUNDARY_SEARCH_BYTES = 64 << 10
 _BOUNDARY_TRIES = 8
-_MAX_REPAIR_BYTES = 16 * CHUNK_BYTES  # each repair copies the text
+_MAX_REPAIR_BYTES = 128 << 20  # each repair copies the text
 _NOT_JSON_NUMBER = re.compile(rb":\s*-?(?:nan|NaN|inf|Inf|Infinity)(?=\s*[,}\]])")
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")

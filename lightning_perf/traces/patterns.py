@@ -122,6 +122,8 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     """Convolutions with a bias whose next operator, called by Python, is a batch normalisation."""
     trace = timeline.trace
     names = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
+    if not any(_has_bias(trace.details.get(row)) for row in _named(timeline, *names).tolist()):
+        return np.empty(0, dtype=np.int64)
     tops = timeline.top_operators
     tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]

@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_perf.records import CATEGORIES, TraceStep
 
-from .intervals import Intervals, Times
+from .intervals import Times
 from .kinds import KERNEL
 from .nesting import Rows
 from .spans import SECOND, Windows
@@ -19,23 +19,12 @@ def category_times(timeline: Timeline, starts: Times, ends: Times) -> dict[str, 
     A moment belongs to the first category, in the order of ``CATEGORIES``, that anything at that moment is in: what is
     hidden behind a kernel is charged to the kernel. The old TensorBoard tab's rule, with collectives next to kernels.
     """
-    parts = (
-        timeline.compute,
-        timeline.communication,
-        timeline.memcpy,
-        timeline.memset,
-        timeline.runtime,
-        timeline.loader,
-        timeline.operators,
-    )
     times: dict[str, Times] = {}
-    above = Intervals()
     covered = np.zeros(len(starts), dtype=np.int64)
-    for category, part in zip(CATEGORIES, parts, strict=False):
-        above = above | part
-        reached = above.covered(starts, ends)
-        times[category] = reached - covered
-        covered = reached
+    for category, reached in zip(CATEGORIES, timeline.priorities, strict=False):
+        inside = reached.covered(starts, ends)
+        times[category] = inside - covered
+        covered = inside
     times["other"] = (ends - starts) - covered
     return times
 

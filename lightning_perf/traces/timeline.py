@@ -90,6 +90,19 @@ class Timeline:
         """When the device did anything."""
         return self.trace.intervals(self.launches.device_rows)
 
+    @cached_property
+    def priorities(self) -> tuple[Intervals, ...]:
+        """The moments of each category together with all above it, in the order of ``records.CATEGORIES``."""
+        reached = Intervals()
+        sets = []
+        for part in (
+            *(self.compute, self.communication, self.memcpy, self.memset),
+            *(self.runtime, self.loader, self.operators),
+        ):
+            reached = reached | part
+            sets.append(reached)
+        return tuple(sets)
+
     # -- host -----------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -141,7 +154,7 @@ class Timeline:
         work, calls = launches.device_rows[copies], launches.runtime_rows[copies]
         waited = trace.ends[work] <= trace.ends[calls] + ROUNDING_NS
         crosses = np.zeros(len(trace.names), dtype=np.bool_)
-        for name_id in np.unique(trace.name_ids[work]).tolist():
+        for name_id in np.flatnonzero(np.bincount(trace.name_ids[work])).tolist():
             name = trace.names[name_id]
             crosses[name_id] = "DtoH" in name or "Pageable" in name
         return np.sort(calls[waited & crosses[trace.name_ids[work]]])
@@ -155,7 +168,7 @@ class Timeline:
         trace = self.trace
         trees: dict[int, HostThread] = {}
         ids = trace.thread_ids[rows]
-        for thread in np.unique(ids).tolist():
+        for thread in np.flatnonzero(np.bincount(ids)).tolist():
             own = rows[ids == thread]
             trees[thread] = HostThread(own, Nesting(trace.starts[own], trace.ends[own]))
         return trees
