@@ -107,7 +107,7 @@ class RuleOutcome(Record, frozen=True, kw_only=True):
     Attributes:
         code: The rule's code.
         status: ``finding``, ``passed``, ``skipped`` (a signal is missing), ``ignored`` (deselected) or ``failed``.
-        reason: Why it was skipped, ignored or failed; empty otherwise.
+        reason: Why it was skipped, ignored or failed, or what explains its symptom; empty otherwise.
     """
 
     code: str

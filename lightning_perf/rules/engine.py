@@ -68,7 +68,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         ConfigError: ``select`` or ``ignore`` names no rule.
     """
     check_codes(select, ignore)
-    answers = [(rule, *_answer(rule, session)) for rule in all_rules()]
+    answers = _without_explained([(rule, *_answer(rule, session)) for rule in all_rules()])
     weakening = [rule for rule, finding, _ in answers if finding is not None and rule.weakens is not None]
     findings: list[Finding] = []
     outcomes: list[RuleOutcome] = []
@@ -130,6 +130,29 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
         reason = f"{type(error).__name__}: {error}"
         return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
     return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")
+
+
+def _without_explained(
+    answers: list[tuple[Rule, Finding | None, RuleOutcome]],
+) -> list[tuple[Rule, Finding | None, RuleOutcome]]:
+    """The answers without findings that are mere symptoms of what others explain.
+
+    A finding explains lost time if it claims some and is above ``info``.
+    """
+    causes = [
+        finding.code
+        for rule, finding, _ in answers
+        if finding is not None and not rule.only_unexplained and finding.claims and finding.severity != "info"
+    ]
+    if not causes:
+        return answers
+    reason = f"explained by {', '.join(causes)}"
+    return [
+        (rule, None, RuleOutcome(code=rule.code, status="passed", reason=reason))
+        if rule.only_unexplained and finding is not None
+        else (rule, finding, outcome)
+        for rule, finding, outcome in answers
+    ]
 
 
 def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:

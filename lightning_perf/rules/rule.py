@@ -24,6 +24,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             Sources.
         check: Reads a session; a finding, or None when there is nothing to say. Raises Skip.
         preflight: The same from settings alone, before the first step; None where that cannot be.
+        only_unexplained: Its finding is a symptom: it is dropped where another rule's finding explains lost time.
         weakens: Whether this rule's finding lowers the confidence of another one; None where it lowers none.
     """
 
@@ -34,3 +35,4 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Session], Finding | None]
     preflight: Callable[[Session], Finding | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
+    only_unexplained: bool = False

@@ -1,0 +1,129 @@
+"""PD102: the processes that make batches queue for cores."""
+
+from __future__ import annotations
+
+import math
+
+from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import host_of, sampled, told, wait_share
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD102"
+NAME = "oversubscribed-workers"
+CATEGORY = "data"
+
+# Where waiting begins to count: the bound of PD101.
+MIN_WAIT_SHARE = 0.05
+# The catalogue's bound for a busy CPU.
+MIN_BUSY_FRACTION = 0.85
+# A process that queues for a fifth of its time shares its core with another one for most of the time that it runs.
+MIN_QUEUEING_FRACTION = 0.20
+# Loading that does nothing for most of its time waits for storage, not for a core: PD106.
+MAX_BLOCKED_FRACTION = 0.60
+
+DOCS = """\
+## What it measures
+Whether the training waits for data while the processes that make it are ready to run but have no core: by the kernel's
+own account of the time in its run queues, or by cores that are at least 85 % busy.
+
+## Why it costs
+More busy processes than cores do not load faster: they take turns, push one another's data out of the caches, and take
+the core of the training thread itself.
+
+## Example
+```python
+DataLoader(dataset, num_workers=32)  # in a container that may use 4 cores, on 2 ranks
+```
+
+## Prescription
+No more workers than cores ÷ ranks on the node. Where there are not, one thread for each worker; where other programs
+take the cores, those have to go.
+
+## When it is wrong
+Workers that mostly wait for a disk or a network may well outnumber the cores; that is measured, and then this rule is
+silent. Busy cores may be other programs' only for the time of this measurement.
+
+## Sources
+PyTorch's warning about more workers than usable cores; the kernel's `schedstat`; the project's catalogue for 85 %.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares waiting with queueing."""
+    steady = steady_of(session)
+    share = wait_share(steady)
+    if share < MIN_WAIT_SHARE:
+        return None
+    loader = max(loaders_of(session), key=lambda each: each.num_workers or 0)
+    host = host_of(session)
+    n_workers = loader.num_workers or 0
+    blocked = host.workers_blocked_fraction if n_workers else host.fetch_blocked_fraction
+    queueing = host.workers_queueing_fraction if n_workers else host.fetch_queueing_fraction
+    busy = _busy_fraction(session, host)
+    is_contended = busy >= MIN_BUSY_FRACTION if queueing is None else queueing >= MIN_QUEUEING_FRACTION
+    if not is_contended or (blocked is not None and blocked >= MAX_BLOCKED_FRACTION):
+        return None
+    n_processes = n_workers * session.machine.local_world_size
+    usable = session.machine.usable_cores
+    lost = queueing if queueing is not None else max(0.0, 1.0 - usable / max(1, n_processes))
+    who = f"{n_processes} workers" if n_workers else "The loading"
+    how = f"queue for {usable:g} cores" if n_workers else f"queues for the {usable:g} usable cores"
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=f"{who} {how} while the training waits for data {percent(share)} of the time.",
+        evidence=(
+            Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
+                     threshold=MIN_WAIT_SHARE),
+            Evidence(metric="workers on this node", value=n_processes, unit="count", threshold=usable),
+            *told("time of the loading spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
+            Evidence(metric="usable cores busy", value=busy, unit="fraction", threshold=MIN_BUSY_FRACTION),
+            *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
+        ),
+        prescriptions=(_prescription(session, loader, n_processes),),
+        claims={"data_wait": lost * phase_s(steady, "data_wait")},
+        low_s=0.0,
+        basis="from nothing to all the time that the loading queued",
+        confidence="high" if queueing is not None and n_processes > usable else "medium",
+    )  # fmt: skip
+
+
+def _busy_fraction(session: Session, host: HostTelemetry) -> float:
+    """Of the usable cores: by anybody, or by this training against its quota."""
+    busy = host.cpu_busy_fraction.mean if host.cpu_busy_fraction is not None else 0.0
+    own = sum(each.mean for each in (host.process_cpu_cores, host.workers_cpu_cores) if each is not None)
+    return max(busy, min(1.0, own / session.machine.usable_cores))
+
+
+def _prescription(session: Session, loader: LoaderSettings, n_processes: int) -> Prescription:
+    n_fitting = max(1, math.floor(cores_per_rank(session)))
+    if n_processes > session.machine.usable_cores and (loader.num_workers or 0) > n_fitting:
+        arguments = {"num_workers": n_fitting}
+        return Prescription(
+            treatment="loader-workers" if loader.is_plain else "",
+            summary=f"set num_workers={n_fitting}: cores ÷ ranks on this node",
+            safety="exact",
+            effort="one line",
+            loader_args=arguments if loader.is_plain else {},
+            code=f"DataLoader(..., num_workers={n_fitting})",
+        )
+    if loader.num_workers:
+        return Prescription(
+            treatment="",
+            summary="let each worker use one thread, and stop what else uses the cores",
+            safety="exact",
+            effort="minutes",
+            code="def one_thread(worker_id):\n    cv2.setNumThreads(0)  # and the like for what the dataset calls\n\n"
+            "DataLoader(..., worker_init_fn=one_thread)",
+        )
+    return Prescription(
+        treatment="", summary="stop what else uses the cores, or move elsewhere", safety="exact", effort="minutes"
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

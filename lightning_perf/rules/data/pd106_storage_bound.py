@@ -1,0 +1,128 @@
+"""PD106: the loader waits for storage rather than computing."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session, StageTimes
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import host_of, sampled, told, wait_share
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD106"
+NAME = "storage-bound"
+CATEGORY = "data"
+
+# Where waiting begins to count: the bound of PD101.
+MIN_WAIT_SHARE = 0.05
+# Loading that is neither on a core nor queueing for one for most of its time is not bound by computing.
+MIN_BLOCKED_FRACTION = 0.60
+# SageMaker's IOBottleneck: cores idle for a disk more than half of the time.
+MIN_IOWAIT_FRACTION = 0.50
+# A disk that had a request to serve nine tenths of the time is near its limit.
+MIN_DISK_BUSY_FRACTION = 0.90
+
+DOCS = """\
+## What it measures
+What the processes that make batches do while the training waits for them: by the kernel's account they are neither on
+a core nor queueing for one. With it stand the time that cores were idle for a disk, the rate of reading, how busy the
+disk was, and what kind of disk the dataset lies on, where these can be told.
+
+## Why it costs
+A loader that waits for bytes is not made faster by faster transforms. Many small files, each opened on its own, pay
+the latency of the disk or the network for each sample.
+
+## Example
+```python
+def __getitem__(self, index):
+    return torch.load(f"/mnt/nfs/samples/{index}.pt")  # one round trip to the server for each sample
+```
+
+## Prescription
+Keep in memory what fits. Otherwise pack samples into shards of a hundred megabytes or more that are read in order, or
+copy the dataset to a local disk before the training. More workers overlap their waiting: PD101 says how many.
+
+## When it is wrong
+A lock, a sleep or a service that the dataset asks looks the same: nothing on this host computes. A dataset whose first
+epoch fills the page cache is slow only once.
+
+## Sources
+SageMaker's IOBottleneck rule (iowait above half); the kernel's `schedstat` for time neither run nor queued.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Asks what loading does while it is waited for."""
+    steady = steady_of(session)
+    share = wait_share(steady)
+    if share < MIN_WAIT_SHARE:
+        return None
+    n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
+    host = host_of(session)
+    blocked = host.workers_blocked_fraction if n_workers else host.fetch_blocked_fraction
+    iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
+    if blocked is None and iowait is None:
+        raise Skip("the kernel tells neither what the loading does nor how long cores are idle for a disk")
+    is_blocked = blocked is not None and blocked >= MIN_BLOCKED_FRACTION
+    is_disk_waited_for = iowait is not None and iowait >= MIN_IOWAIT_FRACTION
+    if not (is_blocked if blocked is not None else is_disk_waited_for):
+        return None
+    if n_workers == 0 and _computes_in_threads(session, steady, host, share):
+        return None
+    waited = blocked if blocked is not None else (iowait or 0.0)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of the time waits for data, and the loading is blocked {percent(waited)} of its time "
+            f"rather than computing: it waits for {_what(host)}."
+        ),
+        evidence=(
+            Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
+                     threshold=MIN_WAIT_SHARE),
+            *told("time of the loading neither on a core nor queueing", blocked, "fraction", MIN_BLOCKED_FRACTION),
+            *sampled("cores idle for a disk", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
+            *sampled("busiest disk had requests to serve", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
+            *sampled("read from storage a second", host.read_bytes_per_s, "bytes"),
+            *((Evidence(metric="file system of the dataset", value=host.dataset_disk.file_system),)
+              if host.dataset_disk is not None else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="keep the dataset in memory if it fits, else pack it in large shards or copy it to a fast disk",
+                safety="exact",
+                effort="hours",
+            ),
+        ),
+        claims={"data_wait": waited * phase_s(steady, "data_wait")},
+        low_s=0.0,
+        basis="from nothing to all the time that the loading was blocked",
+        confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
+    )  # fmt: skip
+
+
+def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:
+    """Whether the process was busier than its computing explains: the dataset then has threads that compute."""
+    if host.process_cpu_cores is None:
+        return False
+    n_threads = max(1, session.settings.torch.n_threads or 1) if is_cpu_run(session) else 1
+    return host.process_cpu_cores.mean > (1.0 - share) * n_threads + 0.5 * share
+
+
+def _is_disk_seen(host: HostTelemetry, is_disk_waited_for: bool) -> bool:
+    is_busy = host.disk_busy_fraction is not None and host.disk_busy_fraction.mean >= MIN_DISK_BUSY_FRACTION
+    return is_disk_waited_for or is_busy or (host.dataset_disk is not None and host.dataset_disk.is_network)
+
+
+def _what(host: HostTelemetry) -> str:
+    disk = host.dataset_disk
+    if disk is None:
+        return "storage, a network or a lock"
+    kind = "network storage" if disk.is_network else "a spinning disk" if disk.is_rotational else "its disk"
+    return f"{kind} ({disk.file_system} at {disk.mount})"
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,91 @@
+"""PD112: shared memory is too small for the batches that workers prepare."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import loaders_of
+
+CODE = "PD112"
+NAME = "shm-too-small"
+CATEGORY = "data"
+
+# Batches that workers hold ready, twice: one set is made while another is on its way (the project's catalogue).
+SAFETY_FACTOR = 2
+DEFAULT_PREFETCH = 2
+
+DOCS = """\
+## What it measures
+The size of `/dev/shm` against twice the batches that all workers of this node may hold ready: prefetch factor ×
+workers × ranks × bytes of a batch.
+
+## Why it costs
+Workers hand tensors over in shared memory. When it is full they die with "Bus error", usually hours into a training,
+when an epoch with longer samples comes. Containers get 64 MiB unless told otherwise.
+
+## Example
+```bash
+docker run my-training  # /dev/shm of 64 MiB, 8 workers with batches of 20 MiB
+```
+
+## Prescription
+A larger `/dev/shm`, or fewer batches in flight. Both sharing strategies of PyTorch keep tensors there: changing the
+strategy does not help.
+
+## When it is wrong
+Datasets that hand over no tensors use pipes. Batches of changing size are judged by the first one.
+
+## Sources
+PyTorch's multiprocessing notes on sharing strategies; Docker's documentation of `--shm-size`.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the size with what may be in flight."""
+    loader = max(loaders_of(session, "train"), key=lambda each: each.num_workers or 0)
+    if not loader.num_workers:
+        return None
+    size_bytes = session.machine.shm_bytes
+    if size_bytes is None:
+        raise Skip("there is no /dev/shm")
+    batch_bytes = _batch_bytes(session)
+    n_ready = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers * session.machine.local_world_size
+    needed_bytes = SAFETY_FACTOR * n_ready * batch_bytes
+    if size_bytes >= needed_bytes:
+        return None
+    gib = max(1, -(-needed_bytes // 2**30))
+    # Not by the table: what is at stake is the run, not its speed.
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="high" if size_bytes < n_ready * batch_bytes else "medium",
+        summary=(
+            f"/dev/shm holds {size_bytes / 2**20:.0f} MiB, workers may fill {n_ready * batch_bytes / 2**20:.0f} MiB. "
+            "When it is full they die with a bus error."
+        ),
+        evidence=(
+            Evidence(metric="size of /dev/shm", value=size_bytes, unit="bytes", threshold=needed_bytes),
+            Evidence(metric="batches that may be ready at once", value=n_ready, unit="count"),
+            Evidence(metric="bytes of the first batch", value=batch_bytes, unit="bytes"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="enlarge /dev/shm, or lower prefetch_factor or num_workers",
+                safety="exact",
+                effort="one line",
+                code=f"docker run --shm-size={gib}g ...",
+            ),
+        ),
+    )
+
+
+def _batch_bytes(session: Session) -> int:
+    host = session.telemetry.host if session.telemetry is not None else None
+    if host is None or not host.batch_bytes:
+        raise Skip("the size of a batch is not known")
+    return host.batch_bytes
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

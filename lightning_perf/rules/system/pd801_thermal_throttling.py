@@ -1,0 +1,95 @@
+"""PD801: the device lowers its clock because it is hot."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import compute_claims, device_of, sampled, told
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD801"
+NAME = "thermal-throttling"
+CATEGORY = "system"
+
+THERMAL_REASONS = ("sw_thermal", "hw_thermal")
+# Below a twentieth of the time it cannot cost what is worth looking at.
+MIN_THROTTLED_FRACTION = 0.05
+# From the profiling lecture's checklist.
+HOT_C = 85.0
+MIN_CLOCK_LOSS = 0.10
+
+DOCS = """\
+## What it measures
+How much of the time the driver held clocks back because the device was hot; where it does not say why, 85 degrees
+Celsius and more together with clocks at least a tenth below the highest.
+
+## Why it costs
+A hot device lowers its clock to save itself: every kernel takes longer, and nothing in the program shows why.
+
+## Example
+```text
+nvidia-smi -q -d PERFORMANCE
+    SW Thermal Slowdown : Active
+```
+
+## Prescription
+Cooling. A slightly lower power limit often costs less speed than heat does.
+
+## When it is wrong
+A moment at the start of a heavy load is normal; the share of the time tells. Clocks may also be held back by power
+(PD802) or by application clocks.
+
+## Sources
+NVML's reasons for held-back clocks; the profiling lecture's checklist for 85 degrees.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Asks the driver's reasons; where it gives none, compares temperature and clocks."""
+    steady = steady_of(session)
+    device = device_of(session)
+    reasons = device.throttle_fractions
+    hot, clock = device.temperature_c, device.sm_clock_mhz
+    if reasons is None and (hot is None or clock is None or not device.max_sm_clock_mhz):
+        raise Skip(f"{device.device} tells neither why its clocks are held back nor its temperature and clock")
+    throttled = sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS)
+    lost = None if clock is None or not device.max_sm_clock_mhz else 1.0 - clock.mean / device.max_sm_clock_mhz
+    is_hot_and_slow = hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= MIN_CLOCK_LOSS
+    if throttled < MIN_THROTTLED_FRACTION and not is_hot_and_slow:
+        return None
+    share = min(1.0, throttled) if throttled >= MIN_THROTTLED_FRACTION else 1.0
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{device.device} was held back by heat {percent(share)} of the time"
+            + (f", at {hot.p95:.0f} degrees Celsius (p95)" if hot is not None else "")
+            + (f"; its clock was {percent(lost)} below its highest." if lost is not None else ".")
+        ),
+        evidence=(
+            Evidence(metric="time slowed down by heat", value=min(1.0, throttled), unit="fraction",
+                     threshold=MIN_THROTTLED_FRACTION, n=device.n_samples),
+            *sampled("temperature", hot, "degrees Celsius", HOT_C),
+            *sampled("clock", clock, "MHz"),
+            *told("highest clock", device.max_sm_clock_mhz, "MHz"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="cool the device: dust, fans, air flow, neighbours; or lower its power limit a little",
+                safety="exact",
+                effort="hours",
+            ),
+        ),
+        claims=compute_claims(steady, max(0.0, lost or 0.0) * share),
+        low_s=0.0,
+        basis="from nothing to computing at the highest clock",
+        confidence="high" if throttled >= MIN_THROTTLED_FRACTION else "medium",
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,84 @@
+"""PD802: the device would clock higher if it were given more power."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.machine_signals import device_of, sampled, told
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
+
+CODE = "PD802"
+NAME = "power-capped"
+CATEGORY = "system"
+
+POWER_REASONS = ("sw_power_cap", "hw_power_brake")
+MIN_CAPPED_FRACTION = 0.20
+
+DOCS = """\
+## What it measures
+How much of the time the driver held clocks back because the device was at its power limit.
+
+## Why it costs
+At the limit the clock, not the program, decides the speed. It is also the sign of a device that is kept busy.
+
+## Example
+```text
+nvidia-smi -q -d POWER
+    Current Power Limit : 250.00 W
+    Default Power Limit : 400.00 W
+```
+
+## Prescription
+None at the limit that the device was delivered with. Where somebody lowered it, that can be undone.
+
+## When it is wrong
+A lower limit may be meant: the last tenth of the speed costs the most energy.
+
+## Sources
+NVML's reasons for held-back clocks; the catalogue's bound of a fifth of the samples.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Asks the driver how often power held the clocks back."""
+    device = device_of(session)
+    if device.throttle_fractions is None:
+        reason = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")
+        raise Skip(reason or f"{device.device} does not tell why its clocks are held back")
+    capped = min(1.0, sum(device.throttle_fractions.get(reason, 0.0) for reason in POWER_REASONS))
+    if capped < MIN_CAPPED_FRACTION:
+        return None
+    limit_w, default_w = device.power_limit_w, device.default_power_limit_w
+    is_lowered = limit_w is not None and default_w is not None and limit_w < default_w
+    # A device at the limit that it was delivered with is well used: nothing to win, hence info.
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="low" if is_lowered else "info",
+        summary=(
+            f"{device.device} was at its power limit {percent(capped)} of the time."
+            + (f" The limit is {limit_w:.0f} W, as delivered it was {default_w:.0f} W." if is_lowered else "")
+        ),
+        evidence=(
+            Evidence(metric="time held back by power", value=capped, unit="fraction", threshold=MIN_CAPPED_FRACTION,
+                     n=device.n_samples),
+            *sampled("power", device.power_w, "W", limit_w),
+            *told("limit as delivered", default_w, "W"),
+            *sampled("clock", device.sm_clock_mhz, "MHz"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="raise the power limit to what the device was delivered with, if power and cooling allow",
+                safety="exact",
+                effort="one line",
+                code=f"sudo nvidia-smi -pl {default_w:.0f}",
+            ),
+        )
+        if is_lowered
+        else (),
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

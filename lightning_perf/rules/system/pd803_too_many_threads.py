@@ -1,0 +1,101 @@
+"""PD803: more computing threads than cores."""
+
+from __future__ import annotations
+
+import math
+
+from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import cores_per_rank, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD803"
+NAME = "too-many-threads"
+CATEGORY = "system"
+
+# Two busy threads on one core take turns every few milliseconds; an undisturbed thread is moved some times a second.
+MIN_SWITCHES_PER_S = 50.0
+MIN_QUEUEING_FRACTION = 0.10
+
+DOCS = """\
+## What it measures
+torch's threads × ranks on this node against the cores that may be used, and whether the threads collided: how often
+they were moved off their core, and how long the training thread was ready to run but had none.
+
+## Why it costs
+An operation that is split over threads is done when the last of them is. With more threads than cores some always
+wait, while the others spin.
+
+## Example
+```text
+a container with a quota of 4 cores on a host of 64: torch starts 64 threads
+```
+
+## Prescription
+`torch.set_num_threads` or `OMP_NUM_THREADS`: cores ÷ ranks.
+
+## When it is wrong
+Trainings that compute on a device only launch work from the CPU: collisions then cost less than the figures suggest.
+
+## Sources
+The documentation of torch on CPU threading; the kernel's counters of involuntary switches and `schedstat`.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares threads with cores, and asks whether they got in one another's way."""
+    steady = steady_of(session)
+    host = host_of(session)
+    n_threads = session.settings.torch.n_threads or host.n_torch_threads
+    if not n_threads:
+        raise Skip("the number of threads is not known")
+    n_processes = session.machine.local_world_size
+    usable = session.machine.usable_cores
+    if n_threads * n_processes <= usable or not _collide(host):
+        return None
+    n_fitting = max(1, math.floor(cores_per_rank(session)))
+    queueing = host.process_queueing_fraction or 0.0
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{n_processes} x {n_threads} computing threads share {usable:g} usable cores"
+            + (f"; the training thread queued for a core {percent(queueing)} of the time." if queueing else ".")
+        ),
+        evidence=(
+            Evidence(metric="computing threads on this node", value=n_threads * n_processes, unit="count",
+                     threshold=usable),
+            *told("time of the training thread queueing for a core", host.process_queueing_fraction, "fraction",
+                  MIN_QUEUEING_FRACTION),
+            *sampled("times a second moved off a core", host.involuntary_switches_per_s, "count",
+                     MIN_SWITCHES_PER_S),
+            *told("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
+            *told("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="threads",
+                summary=f"let each process use {n_fitting} thread{'s' if n_fitting > 1 else ''}",
+                safety="numerics",
+                effort="one line",
+                code=f"torch.set_num_threads({n_fitting})  # or, before the start: OMP_NUM_THREADS={n_fitting}",
+            ),
+        ),
+        claims=compute_claims(steady, queueing),
+        low_s=0.0,
+        basis="from nothing to all the time that the training thread queued for a core",
+        confidence="medium",
+    )  # fmt: skip
+
+
+def _collide(host: HostTelemetry) -> bool:
+    switches = host.involuntary_switches_per_s
+    is_queueing = (host.process_queueing_fraction or 0.0) >= MIN_QUEUEING_FRACTION
+    return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

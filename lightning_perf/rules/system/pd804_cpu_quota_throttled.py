@@ -1,0 +1,85 @@
+"""PD804: the container's CPU quota stops the training for part of each period."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import host_of, told
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD804"
+NAME = "cpu-quota-throttled"
+CATEGORY = "system"
+
+# Below a twentieth of the periods it cannot cost what is worth looking at.
+MIN_THROTTLED_FRACTION = 0.05
+
+DOCS = """\
+## What it measures
+In how many periods of its CPU quota (100 ms each) the cgroup around this process was stopped, while the training ran.
+
+## Why it costs
+A quota of 4 cores lets 8 busy threads run for half of each period. For the rest all of them stand still, the training
+thread included.
+
+## Example
+```yaml
+resources:
+  limits: {cpu: 2}  # and num_workers=8 in the script
+```
+
+## Prescription
+A larger quota, or as many workers and threads as it has cores.
+
+## When it is wrong
+The time stopped is bounded from above only: a period may be cut by a little or by most of it, and the device may have
+had work meanwhile.
+
+## Sources
+Linux kernel documentation, CFS bandwidth control (`cpu.stat`).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Reads how often the cgroup was stopped while the training ran."""
+    steady = steady_of(session)
+    host = host_of(session)
+    if not host.throttle_periods:
+        return None  # no quota
+    share = min(1.0, (host.throttled_periods or 0) / host.throttle_periods)
+    if share < MIN_THROTTLED_FRACTION:
+        return None
+    quota = session.machine.cpu_quota_cores
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"The CPU quota{f' of {quota:g} cores' if quota else ''} was used up in {percent(share)} of its periods: "
+            "everything stood still until the next one."
+        ),
+        evidence=(
+            Evidence(metric="periods in which the quota was used up", value=share, unit="fraction",
+                     threshold=MIN_THROTTLED_FRACTION, n=host.throttle_periods),
+            *told("time stopped, added up over cores", host.throttled_s, "s"),
+            *told("quota", quota, "count"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="raise the quota (Kubernetes: limits.cpu), or use fewer workers and threads than it has cores",
+                safety="exact",
+                effort="minutes",
+            ),
+        ),
+        claims={name: share * phase.total_s for name, phase in steady.phases.items()},
+        low_s=0.0,
+        basis="from nothing to all of the periods in which the quota was used up",
+        confidence="medium",
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,73 @@
+"""PD805: another process computes on the same device."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.machine_signals import device_of, sampled, told
+from lightning_perf.rules.rule import Rule, Skip
+
+CODE = "PD805"
+NAME = "shared-device"
+CATEGORY = "system"
+
+DOCS = """\
+## What it measures
+Processes with work on the device that are neither this one nor its descendants.
+
+## Why it costs
+Processes take turns on a device: kernels of the others delay this training, and every measurement of it.
+
+## Example
+```text
+a forgotten notebook that still holds its model
+```
+
+## Prescription
+Find out whose they are; train elsewhere or stop them.
+
+## When it is wrong
+A process may hold memory and do nothing. Inside a container the driver tells ids of the host: this process is then
+taken to be one of those listed.
+
+## Sources
+NVML's list of computing processes.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Counts the others."""
+    device = device_of(session)
+    n_others = device.other_processes
+    if n_others is None:
+        reason = session.missing.get(f"telemetry.devices.{device.device}.other_processes")
+        raise Skip(reason or f"{device.device} does not tell who computes on it")
+    if n_others < 1:
+        return None
+    # Not by the table: how much the others take cannot be told from here.
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium",
+        summary=(
+            f"{n_others} other process{'es' if n_others > 1 else ''} computed on {device.device} during this training. "
+            "They share its time and its memory."
+        ),
+        evidence=(
+            Evidence(metric="other processes on the device", value=n_others, unit="count", n=device.n_samples),
+            *told("memory held by others", device.other_memory_bytes, "bytes"),
+            *sampled("utilisation by all together", device.utilisation_fraction, "fraction"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="see nvidia-smi for whose they are; train where the device is free",
+                safety="exact",
+                effort="minutes",
+            ),
+        ),
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

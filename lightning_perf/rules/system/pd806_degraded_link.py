@@ -1,0 +1,82 @@
+"""PD806: the device's PCIe link is slower than it could be."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import device_of, sampled
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
+
+CODE = "PD806"
+NAME = "degraded-link"
+CATEGORY = "system"
+
+DOCS = """\
+## What it measures
+The highest PCIe generation and width seen while the device worked, against the highest that device and slot can do
+together.
+
+## Why it costs
+Half the lanes or one generation less doubles the time of every copy between host and device.
+
+## Example
+```text
+a card in a slot with 16 lanes, of which 4 are wired
+```
+
+## Prescription
+The slot, the riser, the BIOS.
+
+## When it is wrong
+An idle link slows down to save power; that is why only working moments count. Virtual machines may tell anything.
+
+## Sources
+NVML's current and maximum link generation and width; PCI-SIG: each generation doubles the rate of a lane.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the best link seen while the device worked with the highest that it and the slot can do."""
+    steady = steady_of(session)
+    device = device_of(session)
+    now = (device.pcie_generation, device.pcie_width)
+    most = (device.max_pcie_generation, device.max_pcie_width)
+    if now[0] is None or now[1] is None or not most[0] or not most[1]:
+        raise Skip(f"{device.device} does not tell the state of its link")
+    if now[0] >= most[0] and now[1] >= most[1]:
+        return None
+    # Each generation doubles the rate of a lane.
+    speed = 2.0 ** (now[0] - most[0]) * now[1] / most[1]
+    lost = max(0.0, 1.0 - speed)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{device.device} is linked by PCIe {now[0]} x{now[1]}, it could be {most[0]} x{most[1]}. "
+            f"Copies take {1 / speed:.2g} times as long as they could."
+        ),
+        evidence=(
+            Evidence(metric="PCIe generation", value=now[0], unit="count", threshold=most[0], n=device.n_samples),
+            Evidence(metric="PCIe lanes", value=now[1], unit="count", threshold=most[1], n=device.n_samples),
+            *sampled("to the device a second", device.pcie_receive_bytes_per_s, "bytes"),
+            *sampled("from the device a second", device.pcie_send_bytes_per_s, "bytes"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="reseat the card, or try another slot, riser or BIOS setting for the link's speed",
+                safety="exact",
+                effort="hours",
+            ),
+        ),
+        claims={"transfer": lost * phase_s(steady, "transfer")},
+        low_s=0.0,
+        basis="from nothing (copies overlap with computing) to all copies at the full rate",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

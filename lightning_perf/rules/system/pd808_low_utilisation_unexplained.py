@@ -1,0 +1,80 @@
+"""PD808: the device is little or unevenly used, and no other rule says why."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.machine_signals import device_of, needed
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD808"
+NAME = "low-utilisation-unexplained"
+CATEGORY = "system"
+
+LOW_P95 = 0.70
+UNEVEN_P5 = 0.10
+
+DOCS = """\
+## What it measures
+The device's utilisation as the driver counts it: the share of the time in which any kernel ran. Low: below 70 % for
+95 % of the time. Uneven: above that at times, and below 10 % at others.
+
+## Why it costs
+A device without work trains nothing. The figure says that, not why: so this rule speaks only where no other one does.
+
+## Example
+```text
+a training step with many small host operations between launches
+```
+
+## Prescription
+A profiler window, which sees single kernels.
+
+## When it is wrong
+Utilisation counts a single small kernel as much as one that fills the device. Validation and checkpoints make it
+uneven as well.
+
+## Sources
+SageMaker's rules for low and for fluctuating utilisation (p95 below 70; p95 above and p5 below 10).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the device's utilisation with the bounds; the engine drops this where another finding explains it."""
+    steady_of(session)
+    device = device_of(session)
+    use = needed(session, device, "utilisation_fraction")
+    is_low = use.p95 < LOW_P95
+    is_uneven = not is_low and use.p5 < UNEVEN_P5
+    if not is_low and not is_uneven:
+        return None
+    if is_low:
+        what = f"{device.device} was used at most {percent(use.p95)} (p95)"
+    else:
+        what = f"{device.device} was used between {percent(use.p5)} and {percent(use.p95)} (p5 and p95)"
+    # Not by the table: without a cause nothing can be claimed.
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="low",
+        summary=f"{what}, and no other rule says why.",
+        evidence=(
+            Evidence(metric="utilisation, p95", value=use.p95, unit="fraction", threshold=LOW_P95, n=use.n),
+            Evidence(metric="utilisation, p5", value=use.p5, unit="fraction", threshold=UNEVEN_P5, n=use.n),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="open a profiler window and read where the device is idle",
+                safety="exact",
+                effort="one line",
+                code="PerfDoctor(schedule=(5, 2, 3, 1))",
+            ),
+        ),
+        confidence="low",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, only_unexplained=True)

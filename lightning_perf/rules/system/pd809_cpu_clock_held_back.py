@@ -1,0 +1,95 @@
+"""PD809: the CPU runs below its clock while the training needs it."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told, wait_share
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
+
+CODE = "PD809"
+NAME = "cpu-clock-held-back"
+CATEGORY = "system"
+
+# Where waiting begins to count: the bound of PD101.
+MIN_WAIT_SHARE = 0.05
+MIN_OF_HIGHEST = 0.50
+
+DOCS = """\
+## What it measures
+The clock of the core that the training thread was on, against the CPU's guaranteed clock, or half of its highest where
+that is not told; only where the CPU decides the speed.
+
+## Why it costs
+A governor that saves power raises the clock late. A training that changes between waiting and computing many times a
+second may never see the full one.
+
+## Example
+```bash
+cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor  # powersave
+```
+
+## Prescription
+The governor `performance`. With it set already: heat, or a power limit.
+
+## When it is wrong
+The clock of an idle core is low, and one that waits is idle for part of the time. Virtual machines tell no clocks.
+
+## Sources
+The profiling lecture's checklist; Linux kernel documentation, cpufreq.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the clock of the training thread's core with what it should reach."""
+    steady = steady_of(session)
+    host = host_of(session)
+    clock = host.cpu_mhz
+    full_mhz = host.base_cpu_mhz or host.max_cpu_mhz
+    if clock is None or not full_mhz:
+        raise Skip(session.missing.get("telemetry.host.cpu_mhz", "the clock of the CPU is not told"))
+    waits = wait_share(steady)
+    if not is_cpu_run(session) and waits < MIN_WAIT_SHARE:
+        return None  # the device decides the speed
+    is_governed = host.cpu_governor not in (None, "performance")
+    # Without a guaranteed clock only the highest is known, which few cores reach at once.
+    allowed = 1.0 if host.base_cpu_mhz else MIN_OF_HIGHEST
+    if clock.p50 >= allowed * full_mhz:
+        return None
+    lost = 1.0 - clock.p50 / (allowed * full_mhz)
+    phases = compute_claims(steady, lost) if is_cpu_run(session) else {}
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"The CPU ran at {clock.p50:.0f} MHz (p50) instead of {allowed * full_mhz:.0f} MHz while the training "
+            f"needed it" + (f"; its governor is {host.cpu_governor}." if is_governed else ".")
+        ),
+        evidence=(
+            *sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz),
+            *told("guaranteed clock", host.base_cpu_mhz, "MHz"),
+            *told("highest clock", host.max_cpu_mhz, "MHz"),
+            Evidence(metric="governor", value=host.cpu_governor or "not told"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="set the governor to performance"
+                if is_governed
+                else "look for heat or a power limit",
+                safety="exact",
+                effort="one line" if is_governed else "hours",
+                code="sudo cpupower frequency-set -g performance" if is_governed else "",
+            ),
+        ),
+        claims={**phases, "data_wait": lost * phase_s(steady, "data_wait")},
+        low_s=0.0,
+        basis="from nothing to computing at the full clock",
+        confidence="medium" if is_governed else "low",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
