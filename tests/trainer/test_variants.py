@@ -193,15 +193,15 @@ def test_each_call_gives_a_session_when_one_callback_sees_several(make_trainer: 
 def test_last_batch_is_a_step_like_any_other_when_testing(make_trainer: Make) -> None:
     class SlowEnd(Tiny):
         def on_test_epoch_end(self) -> None:
-            time.sleep(0.05)
+            time.sleep(0.3)
 
     doctor = PerfDoctor()
     make_trainer(doctor).test(SlowEnd(), loader(8), verbose=False)
     session = doctor.session
     assert session is not None
     assert session.run.n_steps == 8
-    assert session.steady.step_s.p99 < 0.04
-    assert session.steady.phases["epoch_boundary"].total_s + session.steady.phases["callbacks"].total_s >= 0.05
+    assert session.steady.step_s.p99 < 0.25
+    assert session.steady.phases["epoch_boundary"].total_s + session.steady.phases["callbacks"].total_s >= 0.3
 
 
 def test_session_is_written_when_barebones(make_trainer: Make, tmp_path: Path) -> None:
