@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_perf.errors import ConfigError
+from lightning_perf.probes.energy import Rates, carbon_intensity
 from lightning_perf.probes.window import WindowOptions
 
 REPORTS = ("console", "tensorboard", "json")
@@ -95,3 +97,23 @@ def checked_codes(name: str, codes: Any) -> Sequence[str] | None:
     if isinstance(codes, str) or not isinstance(codes, (list, tuple)) or not all(isinstance(c, str) for c in codes):
         raise ConfigError(f'{name}={codes!r}: expected a list of rule codes or prefixes, e.g. ["PD1", "PD502"]')
     return tuple(codes)
+
+
+def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:
+    price = _checked_rate("price_per_hour", price_per_hour, "a number of at least 0, in any currency, or None")
+    if not isinstance(gco2_per_kwh, str):
+        grams = 'grams of at least 0, a country such as "FRA" (with codecarbon installed), or None'
+        gco2_per_kwh = _checked_rate("gco2_per_kwh", gco2_per_kwh, grams)
+    try:
+        gco2, basis = carbon_intensity(gco2_per_kwh)
+    except ValueError as error:
+        raise ConfigError(f"gco2_per_kwh={gco2_per_kwh!r}: {error}") from error
+    return Rates(hour_price=price, gco2_per_kwh=gco2, gco2_basis=basis)
+
+
+def _checked_rate(name: str, value: Any, expected: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+    return float(value)

@@ -46,12 +46,17 @@ class DoctorHooks:
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
             there is no logger.
         memory: Whether to read memory use.
-        device_stats: Whether to use the device's own clock (events; never a synchronisation).
+        device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
+            host beside the training (about once a second, in a thread that uses at most 0.5 % of a core).
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
         ignore: Codes or prefixes of rules to leave out; the longest match decides.
         profiler: What windows record, as keyword arguments of ``WindowOptions``: ``with_stack``, ``record_shapes``,
             ``profile_memory``, ``with_flops``, ``ranks``, ``stages``, ``skip_first``, ``emit``, ``export_stacks``,
             ``max_events``. None for the defaults.
+        price_per_hour: What the whole run costs an hour, in any currency: reports then tell what the run and each
+            finding cost. None to leave money out.
+        gco2_per_kwh: Grams of CO2 equivalent by kWh of electricity; or a country as three letters (``"FRA"``), for
+            codecarbon's table (the extra ``carbon``). None to leave it out.
 
     Attributes:
         session: The latest session; None before the first run.
@@ -71,6 +76,8 @@ class DoctorHooks:
         select: list[str] | tuple[str, ...] | None = None,
         ignore: list[str] | tuple[str, ...] | None = None,
         profiler: dict[str, Any] | None = None,
+        price_per_hour: float | None = None,
+        gco2_per_kwh: float | str | None = None,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -83,6 +90,7 @@ class DoctorHooks:
         self.select = arguments.checked_codes("select", select)
         self.ignore = arguments.checked_codes("ignore", ignore)
         check_codes(self.select, self.ignore)
+        self.rates = arguments.checked_rates(price_per_hour, gco2_per_kwh)
         self.session: Session | None = None
         self._forget()
 
@@ -131,9 +139,11 @@ class DoctorHooks:
                 wants_memory=self.memory,
                 wants_device_clock=self.device_stats,
                 on_fail=self._switch_off,
+                rates=self.rates,
             )
             self._loop = self._recorder.loop
             self._recorder.start(self._metrics_for)
+            self._guard("telemetry", self._recorder.start_telemetry)
             if self.window_options is not None and not trainer.fast_dev_run:
                 self._recorder.open_windows(self.window_options, self._folder, self._is_worth_keeping)
                 self._windows = self._recorder.windows
@@ -171,6 +181,8 @@ class DoctorHooks:
                 self._loop.batch_begins(batch)
                 if self._windows is not None:
                     self._windows.step()
+                if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
+                    self._guard("telemetry", self._recorder.telemetry.first_batch, batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
 
@@ -248,6 +260,8 @@ class DoctorHooks:
         recorder = self._recorder
         if self._loop is not None:
             self._guard("steps", self._loop.epoch_ends)
+        if recorder is not None:
+            self._guard("telemetry", recorder.train_epoch_ended)
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
         if recorder is not None:

@@ -7,11 +7,27 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lightning_perf.records import Cost, Energy
 
 from .machine import read_text
 
 JOULES_A_KWH = 3.6e6
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says that energy and time cost.
+
+    Attributes:
+        hour_price: Of the whole run, an hour; None when not given.
+        gco2_per_kwh: Grams of CO2 equivalent; None when not given.
+        gco2_basis: Where that comes from.
+    """
+
+    hour_price: float | None = None
+    gco2_per_kwh: float | None = None
+    gco2_basis: str = ""
 
 
 class DeviceEnergy:
@@ -163,35 +179,26 @@ def carbon_intensity(gco2_per_kwh: float | str | None) -> tuple[float | None, st
     return float(intensity), f"codecarbon's table for {gco2_per_kwh.upper()}"
 
 
-def cost_of(
-    energy: Energy | None,
-    *,
-    wall_s: float,
-    epoch_s: float | None,
-    hour_price: float | None,
-    gco2_per_kwh: float | None,
-    gco2_basis: str,
-) -> Cost | None:
+def cost_of(energy: Energy | None, rates: Rates, wall_s: float, epoch_s: float | None) -> Cost | None:
     """What the run cost; None without any rate.
 
     Args:
         energy: None where nothing was metered.
+        rates: The user's.
         wall_s: Seconds of the run.
         epoch_s: Mean seconds of a training epoch; None before the first ended.
-        hour_price: Of the whole run.
-        gco2_per_kwh: Grams.
-        gco2_basis: Where that comes from.
     """
-    if hour_price is None and gco2_per_kwh is None:
+    price, gco2 = rates.hour_price, rates.gco2_per_kwh
+    if price is None and gco2 is None:
         return None
     metered_j = energy.metered_j if energy is not None else None
     return Cost(
-        hour_price=hour_price,
-        run_price=None if hour_price is None else hour_price * wall_s / 3600,
-        epoch_price=None if hour_price is None or epoch_s is None else hour_price * epoch_s / 3600,
-        gco2_per_kwh=gco2_per_kwh,
-        gco2_basis=gco2_basis,
-        run_gco2=None if gco2_per_kwh is None or metered_j is None else gco2_per_kwh * metered_j / JOULES_A_KWH,
+        hour_price=price,
+        run_price=None if price is None else price * wall_s / 3600,
+        epoch_price=None if price is None or epoch_s is None else price * epoch_s / 3600,
+        gco2_per_kwh=gco2,
+        gco2_basis=rates.gco2_basis,
+        run_gco2=None if gco2 is None or metered_j is None else gco2 * metered_j / JOULES_A_KWH,
     )
 
 

@@ -12,6 +12,7 @@ from lightning_perf import seams
 from lightning_perf.records import PHASES, NamedTime
 
 from .clock import DeviceClock
+from .processes import FetchWatch
 from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
 from .steps import StageProbe
 
@@ -75,6 +76,8 @@ class LoopProbe:
         self.timeline = Timeline(now_ns, on_fail)
         self.main = StageProbe(self.timeline, device_clock)
         self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS)
+        self.fetch_watch: FetchWatch | None = None
+        """Told of each fetch of the stage that the run is for."""
         self.startup_ns: dict[str, int] = {}
         self.sanity_ns = 0
         self.first_step_end_ns: int | None = None
@@ -190,7 +193,7 @@ class LoopProbe:
         if action.kind == "fetch":
             if self.stage == "fit" and action.owner == "val":
                 return FetchSpan(self.timeline, self._validation_fetch_begins, self._validation_fetch_ends)
-            return FetchSpan(self.timeline, self._fetch_begins, self.main.fetch_ends)
+            return FetchSpan(self.timeline, self._fetch_begins, self._fetch_ends)
         if action.kind == "strategy" and action.hook in _STRATEGY_PHASES:
             return self._span(_STRATEGY_PHASES[action.hook], action.hook, "loop", action.hook)
         if action.kind in ("module", "datamodule") and action.hook in _BATCH_HOOKS:
@@ -262,6 +265,13 @@ class LoopProbe:
         if self.timeline.stack and not self.main.is_in_batch:
             self.timeline.unwind()
         self.main.fetch_begins()
+        if self.fetch_watch is not None:
+            self.fetch_watch.begins()
+
+    def _fetch_ends(self) -> None:
+        if self.fetch_watch is not None:
+            self.fetch_watch.ends()
+        self.main.fetch_ends()
 
     def _validation_fetch_begins(self) -> None:
         if self._is_validation_between:

@@ -16,6 +16,7 @@ import msgspec
 
 from lightning_perf import __version__
 from lightning_perf.records import (
+    Epoch,
     Machine,
     Memory,
     Overhead,
@@ -23,10 +24,12 @@ from lightning_perf.records import (
     Session,
     Settings,
     StageTimes,
+    Telemetry,
     TraceRecord,
 )
 
 from .clock import device_clock, now_ns
+from .energy import Rates
 from .loader import InProcessCost
 from .loop import LoopProbe
 from .machine import read_machine
@@ -35,6 +38,7 @@ from .model import ZeroGradWatch
 from .pauses import GarbagePauses
 from .settings import read_settings, read_step_logging
 from .spans import Timeline, span_cost_ns
+from .telemetry import TelemetryProbe, open_telemetry, with_cost
 from .window import WindowOptions, WindowProbe
 
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -56,7 +60,8 @@ class Recorder:
         owner: The callback.
         stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         wants_memory: Whether memory is read.
-        wants_device_clock: Whether device events are recorded.
+        wants_device_clock: Whether device events are recorded, and device and host sampled.
+        rates: What the user says that time and energy cost; None for nothing.
         on_fail: Called with the name of a probe and its error; the probe is then off.
         clock: The host's clock, in nanoseconds.
     """
@@ -71,6 +76,7 @@ class Recorder:
         wants_memory: bool,
         wants_device_clock: bool,
         on_fail: Callable[[str, Exception], None],
+        rates: Rates | None = None,
         clock: Callable[[], int] = now_ns,
     ) -> None:
         self.trainer = trainer
@@ -113,6 +119,10 @@ class Recorder:
             trainer, pl_module, owner, stage, clock, lambda error: on_fail("steps", error), device_clock=events
         )
         self.pauses = GarbagePauses(clock, is_counted=lambda: self.loop.first_step_end_ns is not None)
+        self._rates = rates or Rates()
+        self.telemetry: TelemetryProbe | None = None
+        if not wants_device_clock:
+            self.missing["telemetry"] = "device_stats=False"
 
     # -- the run's events ---------------------------------------------------------------------------------------------
 
@@ -124,6 +134,20 @@ class Recorder:
         """
         self.loop.install(more_metrics)
         self.pauses.start()
+
+    def start_telemetry(self) -> None:
+        """Begins to sample device and host beside the training; off with the device's clock."""
+        if "telemetry" in self.missing:
+            return
+        loop = self.loop
+        self.telemetry = open_telemetry(
+            self.trainer.strategy.root_device,
+            now_ns=self._clock,
+            start_ns=loop.timeline.start_ns,
+            step=lambda: loop.main.n_steps,
+        )
+        self.telemetry.start()
+        loop.fetch_watch = self.telemetry.fetch_watch
 
     def open_windows(
         self, options: WindowOptions, folder: Path, is_worth_keeping: Callable[[TraceRecord], bool]
@@ -147,6 +171,9 @@ class Recorder:
             stop.callback(self.loop.uninstall)
             if self.windows is not None:
                 stop.callback(self.windows.close, error)
+            if self.telemetry is not None:
+                self.loop.fetch_watch = None
+                stop.callback(self.telemetry.stop)
 
     def give_up(self) -> None:
         """Measuring has failed: puts everything back, and leaves what was measured as it is."""
@@ -162,6 +189,15 @@ class Recorder:
         if self.stage == "fit":
             self.zero_grad_watch = ZeroGradWatch()
             self.loop.optimizers_ready(self.zero_grad_watch.after_step)
+            dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+            if self.telemetry is not None and dataset is not None:
+                self.telemetry.dataset_known(dataset)
+
+    def train_epoch_ended(self) -> None:
+        """For what is told by epoch."""
+        if self.telemetry is not None:
+            epochs = self.loop.main.epochs_so_far()
+            self.telemetry.epoch_ended(epochs[-1].samples if epochs else None)
 
     def evaluation_begins(self, batch: Any) -> None:
         """A batch of validation, testing or prediction begins: inside fit that is another stage than the run's."""
@@ -238,6 +274,7 @@ class Recorder:
             windows=tuple(self.windows.windows) if self.windows is not None else (),
             overhead=self._overhead(wall_s),
             missing=missing,
+            telemetry=self._telemetry(missing, wall_s, epochs),
         )
 
     def bare_session(self, status: Status, error: BaseException | None) -> Session:
@@ -342,6 +379,16 @@ class Recorder:
             self._wants_memory = False
             self._on_fail("memory", error)
             return Memory()
+
+    def _telemetry(self, missing: dict[str, str], wall_s: float, epochs: tuple[Epoch, ...]) -> Telemetry | None:
+        record = None
+        if self.telemetry is not None:
+            if self.telemetry.error is not None:
+                self._on_fail("telemetry", self.telemetry.error)
+            missing.update(self.telemetry.all_missing())
+            record = self.telemetry.record()
+        epoch_s = sum(epoch.wall_s for epoch in epochs) / len(epochs) if epochs else None
+        return with_cost(record, self._rates, wall_s, epoch_s)
 
     def _overhead(self, wall_s: float) -> Overhead:
         loop = self.loop

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.records import Cost, Energy, Telemetry
+from lightning_perf.records import Telemetry
 
-from .energy import EnergyLedger, PackageEnergy, cost_of
+from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
 from .gpu import GpuReader, open_gpu
 from .host import HostReader
 from .processes import FetchWatch
@@ -228,7 +228,7 @@ def open_telemetry(
     missing: dict[str, str] = {}
     host: HostReader | None = None
     gpu, reason = open_gpu(device, lambda: host.workers.pids() if host is not None else set(), torch)
-    if gpu is None:
+    if gpu is None and device.type != "cpu":
         missing["telemetry.devices"] = reason
     try:
         host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
@@ -240,28 +240,10 @@ def open_telemetry(
     return probe
 
 
-def with_cost(
-    telemetry: Telemetry | None,
-    *,
-    wall_s: float,
-    epoch_s: float | None,
-    hour_price: float | None,
-    gco2_per_kwh: float | None,
-    gco2_basis: str,
-) -> Telemetry | None:
+def with_cost(telemetry: Telemetry | None, rates: Rates, wall_s: float, epoch_s: float | None) -> Telemetry | None:
     """The telemetry with what the run cost by the user's rates; as it is without any."""
-    energy: Energy | None = telemetry.energy if telemetry is not None else None
-    cost: Cost | None = cost_of(
-        energy,
-        wall_s=wall_s,
-        epoch_s=epoch_s,
-        hour_price=hour_price,
-        gco2_per_kwh=gco2_per_kwh,
-        gco2_basis=gco2_basis,
-    )
-    if cost is None:
-        return telemetry
-    return msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
+    cost = cost_of(telemetry.energy if telemetry is not None else None, rates, wall_s, epoch_s)
+    return telemetry if cost is None else msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
 
 
 def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
