@@ -103,6 +103,8 @@ def _title(record: TraceRecord) -> str:
 
 def _sections(record: TraceRecord) -> Iterator[Section]:
     windows = record.steps or ((record.whole,) if record.whole else ())
+    if record.verdict:
+        yield Section("Verdict", (), [(record.verdict.text,)])
     if windows:
         yield _where_the_time_went(record, windows)
     predictions = [each for each in record.what_if if each.step_s - each.low_s >= LEAST_SHARE * 5 * each.step_s]

@@ -107,7 +107,6 @@ def _missing(timeline: Timeline) -> dict[str, str]:
     missing: dict[str, str] = {}
     if not timeline.has_device_work:
         missing["device"] = _why_no_device(timeline)
-        missing["kernels"] = missing["device"]
     elif not len(trace.rows(KERNEL)):
         missing["kernels"] = "the device copied or set memory but ran no kernel"
     if timeline.has_device_work and (timeline.launches.runtime_rows >= 0).mean() < 0.5:

@@ -144,6 +144,8 @@ def test_many_collectives_are_counted_when_gradients_are_not_bucketed() -> None:
 def test_a_missing_device_side_is_named_when_there_are_no_kernels(file: str, words: str) -> None:
     said = record(file)
     assert words in said.missing["device"]
+    assert (said.verdict is None) == ("CPU" in words)
+    assert said.verdict is None or (said.verdict.category, said.verdict.code) == ("unknown", None)
     assert said.device is None
     assert said.kernels is None
     assert said.idle is None
