@@ -160,7 +160,7 @@ Machine: {machine}. {versions}.
 The model is a single linear layer, so a step is almost only Lightning's own loop: the added microseconds are what
 matters, not the ratio, which shrinks as the model grows. Wall times include whatever else ran on the machine;
 processor times leave it out. TraceML's aggregator process and the work that its threads do between turns are not
-counted. `AdvancedProfiler` and `PyTorchProfiler` answer questions that PerfDoctor's steady-state probes do not ask;
+counted. Full profilers answer questions that PerfDoctor's steady-state probes do not ask;
 they are here to show what always-on profiling costs.
 """
 
