@@ -16,7 +16,7 @@ import psutil
 from lightning_perf.records import HostTelemetry
 
 from .machine import cgroup_folders, read_text
-from .processes import ScheduleClock, Workers
+from .processes import ScheduleClock, Workers, read_bytes
 from .series import Series
 
 _KHZ_A_MHZ = 1e3
@@ -51,9 +51,12 @@ class HostReader:
         self._cores = _affine_cores()
         self._nodes = numa_nodes(root)
         task = root / "proc" / str(os.getpid()) / "task" / str(threading.get_native_id())
-        self._task_stat = task / "stat"
+        self._task_stat = str(task / "stat")
         self._clock = ScheduleClock(str(task / "schedstat"))
-        self._folders = list(cgroup_folders(root, "cpu"))
+        folders = (folder / "cpu.stat" for folder in cgroup_folders(root, "cpu"))
+        self._quota_files = [str(file) for file in folders if file.exists()]
+        self._clock_file = str(root / "sys" / "devices" / "system" / "cpu" / "cpu%d" / "cpufreq" / "scaling_cur_freq")
+        self._shm = str(root / "dev" / "shm")
         self._worker_stands: dict[int, _WorkerStand] = {}
         self._series: dict[str, Series] = {}
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -151,7 +154,7 @@ class HostReader:
         counters |= _core_times(self._cores)
         if (disk_s := _busiest_disk_s()) is not None:
             counters["disk_s"] = disk_s
-        return counters | throttling(self._folders)
+        return counters | throttling(self._quota_files)
 
     def _read_workers(self, at_s: float) -> dict[str, float]:
         """What the workers used since each was last looked at."""
@@ -199,13 +202,13 @@ class HostReader:
         gauges["available_bytes"] = psutil.virtual_memory().available
         if hasattr(os, "getloadavg"):
             gauges["load_1min"] = os.getloadavg()[0]
-        if (shm := _used_bytes(self._root / "dev" / "shm")) is not None:
+        if (shm := _used_bytes(self._shm)) is not None:
             gauges["shm_used_bytes"] = shm
         core = self._core_now()
         if core is not None:
-            folder = self._root / "sys" / "devices" / "system" / "cpu" / f"cpu{core}" / "cpufreq"
-            if (khz := _number(folder / "scaling_cur_freq")) is not None:
-                gauges["cpu_mhz"] = khz / _KHZ_A_MHZ
+            khz = read_bytes(self._clock_file % core).strip()
+            if khz.isdigit():
+                gauges["cpu_mhz"] = int(khz) / _KHZ_A_MHZ
             if self._device_node is not None and len(self._nodes) > 1:
                 gauges["node_known"] = 1.0
                 gauges["off_node"] = float(core not in self._nodes.get(self._device_node, ()))
@@ -213,7 +216,7 @@ class HostReader:
 
     def _core_now(self) -> int | None:
         """The core that the training thread ran on last."""
-        fields = (read_text(self._task_stat) or "").rpartition(")")[2].split()
+        fields = read_bytes(self._task_stat).rpartition(b")")[2].split()
         return int(fields[36]) if len(fields) > 36 else None
 
     def _read_facts(self) -> dict[str, Any]:
@@ -253,14 +256,17 @@ _SERIES = {
 }  # fmt: skip
 
 
-def throttling(folders: list[Path]) -> dict[str, float]:
-    """Periods, throttled periods and seconds of the cgroup around this process that was throttled most; empty without.
+def throttling(files: list[str]) -> dict[str, float]:
+    """Periods, throttled periods and seconds of the cgroup that was throttled most; empty without a quota.
+
+    Args:
+        files: ``cpu.stat`` of the cgroups around this process.
 
     Sources: Linux kernel documentation, cgroup v2 and v1 ``cpu.stat`` (v2 counts microseconds, v1 nanoseconds).
     """
     worst: dict[str, float] = {}
-    for folder in folders:
-        lines = (line.split() for line in (read_text(folder / "cpu.stat") or "").splitlines())
+    for file in files:
+        lines = (line.split() for line in read_bytes(file).decode().splitlines())
         counts = {line[0]: float(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
         if not counts.get("nr_periods"):  # a group without a quota has no periods
             continue
@@ -323,9 +329,12 @@ def _core_times(cores: list[int]) -> dict[str, float]:
 
 
 def _busiest_disk_s() -> float | None:
-    """Seconds in which the disk that was busiest since the start of the system had a request to serve."""
+    """Seconds in which the disk that was busiest since the start of the system had a request to serve.
+
+    psutil's care for counters that wrap would take a lock, which a forked worker could inherit locked.
+    """
     try:
-        disks = psutil.disk_io_counters(perdisk=True) or {}
+        disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
     except (OSError, RuntimeError, psutil.Error):
         return None
     busy = [getattr(disk, "busy_time", None) for name, disk in disks.items() if not name.startswith(("loop", "ram"))]
@@ -340,7 +349,7 @@ def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:
     return counters.read_bytes, counters.write_bytes
 
 
-def _used_bytes(folder: Path) -> int | None:
+def _used_bytes(folder: str) -> int | None:
     try:
         statistics = os.statvfs(folder)
     except (AttributeError, OSError):

@@ -28,8 +28,8 @@ class Workers:
         self._proc = str(proc)
         self._pid = os.getpid() if pid is None else pid
         self._has_children_file = os.path.exists(f"{self._proc}/{self._pid}/task/{self._pid}/children")
-        self._program = _read(f"{self._proc}/{self._pid}/cmdline")
-        self._rank = _local_rank(_read(f"{self._proc}/{self._pid}/environ"))
+        self._program = read_bytes(f"{self._proc}/{self._pid}/cmdline")
+        self._rank = _local_rank(read_bytes(f"{self._proc}/{self._pid}/environ"))
         self._is_worker: dict[int, bool] = {}
         self._descendants: dict[int, psutil.Process] = {}
         self._n_scans = 0
@@ -72,14 +72,14 @@ class Workers:
         return found
 
     def _children(self, pid: int, task: str) -> set[int]:
-        return {int(child) for child in _read(f"{self._proc}/{pid}/task/{task}/children").split()}
+        return {int(child) for child in read_bytes(f"{self._proc}/{pid}/task/{task}/children").split()}
 
     def _runs_this_program(self, pid: int) -> bool:
         if not self._program:
             return True
-        program = _read(f"{self._proc}/{pid}/cmdline")
+        program = read_bytes(f"{self._proc}/{pid}/cmdline")
         is_same = program == self._program or b"multiprocessing" in program
-        return is_same and _local_rank(_read(f"{self._proc}/{pid}/environ")) == self._rank
+        return is_same and _local_rank(read_bytes(f"{self._proc}/{pid}/environ")) == self._rank
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -93,7 +93,8 @@ def _local_rank(environ: bytes) -> bytes:
     return next((entry for entry in environ.split(b"\0") if entry.startswith(b"LOCAL_RANK=")), b"")
 
 
-def _read(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
+    """A small file of the kernel's; empty where it is gone or not ours to read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()

@@ -30,6 +30,7 @@ MAX_CORE_FRACTION = 0.005
 """Of one core, what sampling may use: where a sample costs more than that allows, it samples less often."""
 FIRST_HZ = 10.0
 FIRST_S = 3.0
+FIRST_CORE_FRACTION = 0.01
 """The first seconds are sampled more often, so that a run of a few seconds is told too."""
 
 _JOIN_S = 5.0
@@ -161,8 +162,10 @@ class TelemetryProbe:
         mean_cost_s = 0.0
         while True:
             self._ran_s = time.monotonic() - started_s
-            usual_s = 1.0 / (self._hz if self._ran_s > FIRST_S else max(self._hz, FIRST_HZ))
-            if self._stopping.wait(max(usual_s, mean_cost_s / MAX_CORE_FRACTION)):
+            is_first = self._ran_s < FIRST_S
+            usual_s = 1.0 / (max(self._hz, FIRST_HZ) if is_first else self._hz)
+            least_s = mean_cost_s / (FIRST_CORE_FRACTION if is_first else MAX_CORE_FRACTION)
+            if self._stopping.wait(max(usual_s, least_s)):
                 break
             before_s = time.thread_time()
             self._keep_error(self.sample)

@@ -8,7 +8,7 @@ from .rule import Skip
 from .signals import is_cpu_run, phase_s
 
 # Fewer samples than this say nothing of a run.
-MIN_SAMPLES = 5
+MIN_SAMPLES = 3
 
 COMPUTE_PHASES = ("forward", "backward", "optimizer")
 
@@ -53,6 +53,14 @@ def needed(session: Session, device: GpuTelemetry, field: str) -> Spread:
     if not isinstance(value, Spread):
         raise Skip(session.missing.get(f"telemetry.devices.{device.device}.{field}", f"{field} is not told"))
     return value
+
+
+def is_blocked(blocked: float | None, queueing: float | None, bound: float) -> bool:
+    """Whether code waits for something else than a core for most of the time that cores do not keep it waiting.
+
+    On a host that is busy with other programs, code queues for a core after each wait; that is not its own doing.
+    """
+    return blocked is not None and blocked >= bound * (1.0 - (queueing or 0.0))
 
 
 def wait_share(steady: StageTimes) -> float:

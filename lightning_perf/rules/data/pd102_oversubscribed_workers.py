@@ -6,7 +6,7 @@ import math
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import host_of, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import host_of, is_blocked, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
@@ -64,7 +64,7 @@ def check(session: Session) -> Finding | None:
     queueing = host.workers_queueing_fraction if n_workers else host.fetch_queueing_fraction
     busy = _busy_fraction(session, host)
     is_contended = busy >= MIN_BUSY_FRACTION if queueing is None else queueing >= MIN_QUEUEING_FRACTION
-    if not is_contended or (blocked is not None and blocked >= MAX_BLOCKED_FRACTION):
+    if not is_contended or is_blocked(blocked, queueing, MAX_BLOCKED_FRACTION):
         return None
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import host_of, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import host_of, is_blocked, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
@@ -60,12 +60,12 @@ def check(session: Session) -> Finding | None:
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)
     blocked = host.workers_blocked_fraction if n_workers else host.fetch_blocked_fraction
+    queueing = host.workers_queueing_fraction if n_workers else host.fetch_queueing_fraction
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
         raise Skip("the kernel tells neither what the loading does nor how long cores are idle for a disk")
-    is_blocked = blocked is not None and blocked >= MIN_BLOCKED_FRACTION
     is_disk_waited_for = iowait is not None and iowait >= MIN_IOWAIT_FRACTION
-    if not (is_blocked if blocked is not None else is_disk_waited_for):
+    if not (is_disk_waited_for if blocked is None else is_blocked(blocked, queueing, MIN_BLOCKED_FRACTION)):
         return None
     if n_workers == 0 and _computes_in_threads(session, steady, host, share):
         return None
