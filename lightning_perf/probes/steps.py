@@ -75,6 +75,7 @@ class StageProbe:
         self._is_profiled = self._is_row_profiled = False
         self._samples = -1
         self._size_of: Callable[[Any], int] | None = None
+        self._batch_type: type | None = None
         self._device = _DeviceTally()
         self._epoch_rows_ns = np.zeros(N_PHASES, dtype=np.int64)
         self._epoch_steps = 0
@@ -150,6 +151,10 @@ class StageProbe:
         self._is_row_profiled = True
         self.pause()
 
+    def leave_out(self) -> None:
+        """The row under way counts in no statistic: something of ours makes it longer than a step is."""
+        self._is_row_profiled = True
+
     def pause(self) -> None:
         """Another stage runs inside this one: what the device does meanwhile is not this stage's step."""
         if self.device_clock is not None:
@@ -176,8 +181,8 @@ class StageProbe:
         return self._device.record(self.device_clock.backend)
 
     def recent_median_ns(self) -> float | None:
-        """Median of the usual steps since the last folding, or of all before; None before the first."""
-        rows = self._matrix()
+        """Median of the last few steps, of all steps right after a folding; None before the first."""
+        rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * ROW_WIDTH :])
         usual = rows[rows[:, KIND] == USUAL_STEP][:, _STEP_COLUMNS].sum(axis=1)
         if len(usual) >= _RECENT_STEPS or (len(usual) and self._tally is None):
             return float(np.median(usual[-_RECENT_STEPS:]))
@@ -232,7 +237,7 @@ class StageProbe:
         phase_ns[:] = _ZEROS
 
     def _matrix(self) -> NDArray[np.int64]:
-        return np.array(self._rows, dtype=np.int64).reshape(-1, ROW_WIDTH)
+        return _as_matrix(self._rows)
 
     def _started(self, rows: NDArray[np.int64]) -> tuple[Tally, int]:
         """A tally of what follows the warm-up, and how many steps that was."""
@@ -299,7 +304,9 @@ class StageProbe:
         if batch is None:
             return -1
         try:
-            if self._size_of is None:
+            # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
+            if self._size_of is None or type(batch) is not self._batch_type:
+                self._batch_type = type(batch)
                 self._size_of = size_reader(batch)
             return self._size_of(batch)
         except Exception:  # noqa: BLE001 - a batch of another shape: its size is unknown, which the record says
@@ -308,6 +315,10 @@ class StageProbe:
 
 
 _ZEROS = [0] * N_COLUMNS
+
+
+def _as_matrix(rows: array[int]) -> NDArray[np.int64]:
+    return np.array(rows, dtype=np.int64).reshape(-1, ROW_WIDTH)
 
 
 def size_reader(batch: Any) -> Callable[[Any], int]:
