@@ -12,11 +12,23 @@ from collections.abc import Sequence
 import msgspec
 
 from lightning_perf import rules
-from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
+from lightning_perf.records import (
+    SEVERITIES,
+    Confidence,
+    Effort,
+    Finding,
+    Machine,
+    RuleOutcome,
+    Run,
+    Session,
+    TraceRecord,
+    Window,
+)
 
 from .rule import Rule, Skip
 from .selection import check_known, is_selected
-from .verdict import QUALITY, verdict_of
+from .trace_signals import is_blind
+from .verdict import QUALITY, trace_verdict_of, verdict_of
 
 _RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
@@ -86,6 +98,43 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         outcomes=tuple(outcomes),
         verdict=verdict_of(session, findings, outcomes),
     )
+
+
+def diagnose_trace(
+    record: TraceRecord, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+) -> TraceRecord:
+    """Runs the rules over a trace alone, without a session: those that need timed steps or settings are skipped.
+
+    Args:
+        record: What a trace says; findings and verdict that it holds already are replaced.
+        select: As for ``diagnose``.
+        ignore: As for ``diagnose``.
+
+    Returns:
+        The record with ``findings``, best first, and ``verdict``. Shares and gains are of the time analysed in it.
+
+    Raises:
+        ConfigError: ``select`` or ``ignore`` names no rule.
+    """
+    reason = record.missing.get("device", "") if is_blind(record) else record.source
+    session = Session(
+        run=Run(id="trace", stage="fit", status="finished", started_at="", wall_s=record.span_s),
+        machine=Machine(os="", python=""),
+        windows=(
+            Window(
+                first_step=0,
+                n_steps=len(record.steps),
+                status="empty" if is_blind(record) else "recorded",
+                reason=reason,
+                cost_s=0.0,
+                trace=record,
+            ),
+        ),
+        missing={"steady": "a trace alone holds no timed steps"},
+    )
+    answered = diagnose(session, select, ignore)
+    verdict = trace_verdict_of(record, answered.findings, answered.outcomes)
+    return msgspec.structs.replace(record, findings=answered.findings, verdict=verdict)
 
 
 def preflight(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_perf.records import Finding, Gain, RuleOutcome, Session, Verdict
+from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict
 
 from .severity import LOW_SHARE
 from .signals import MIN_STEPS
+from .trace_signals import MIN_LATE_SHARE, is_blind
+from .wording import percent
 
 QUALITY = "quality"
 
@@ -28,9 +30,50 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
     if n_steps < MIN_STEPS:
         reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")
         return Verdict(category="unknown", code=None, text=f"unknown: too little was measured ({reason})")
+    return _first_of(findings) or _healthy_of(outcomes)
+
+
+def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
+    """The first thing to do about a trace.
+
+    Args:
+        record: What the findings were read from.
+        findings: Best first.
+        outcomes: One a rule.
+
+    Returns:
+        As ``verdict_of``; ``unknown`` also where the trace shows too little, or a device that is idle for no reason
+        that a rule knows.
+    """
+    if is_blind(record):
+        reason = record.missing.get("device", "the trace does not show what the device did")
+        return Verdict(category="unknown", code=None, text=f"unknown: {reason}")
+    first = _first_of(findings)
+    if first is not None:
+        return first
+    idle = _idle_share(record)
+    if idle >= MIN_LATE_SHARE:
+        text = f"unknown: the device is idle for {percent(idle)} of its time, and no rule says why"
+        return Verdict(category="unknown", code=None, text=text)
+    if record.device is None and not record.n_operators:
+        return Verdict(category="unknown", code=None, text="unknown: the trace holds neither operators nor device work")
+    return _healthy_of(outcomes)
+
+
+def _idle_share(record: TraceRecord) -> float:
+    """Of the steps; of a trace without steps from the device's first piece of work to its last."""
+    if record.device is None:
+        return 0.0
+    span_s = record.span_s if record.steps else record.device.span_s
+    return max(0.0, 1.0 - record.device.busy_s / span_s) if span_s > 0 else 0.0
+
+
+def _first_of(findings: Sequence[Finding]) -> Verdict | None:
     worst = next((f for f in findings if f.severity != "info" and f.category != QUALITY), None)
-    if worst is not None:
-        return Verdict(category=worst.category, code=worst.code, text=_line(worst))
+    return None if worst is None else Verdict(category=worst.category, code=worst.code, text=_line(worst))
+
+
+def _healthy_of(outcomes: Sequence[RuleOutcome]) -> Verdict:
     n_answered = sum(outcome.status in ("finding", "passed") for outcome in outcomes)
     if n_answered == 0:
         return Verdict(category="unknown", code=None, text="unknown: no rule was selected that could be answered")

@@ -3,7 +3,8 @@
 Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; forward and backward fill up to 1),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
 ``timeline_ms`` (forward stays as it is unless ``is_uniform``), ``validation`` (``step_ms``, ``n_steps``,
-``shares``). Every other key is a field of Session and is merged into it.
+``shares``), ``trace`` (a recorded window of three steps of 100 ms that keep a GPU busy for 80 ms; merged into
+``TRACE``, a value of None takes a part away). Every other key is a field of Session and is merged into it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.records import STEP_PHASES, Session
+from lightning_perf.records import STEP_PHASES, Session, TraceRecord
 
 SHARES = {
     "data_wait": 0.01,
@@ -98,6 +99,96 @@ HEALTHY: dict[str, Any] = {
 }
 
 
+STEP: dict[str, Any] = {
+    "name": "ProfilerStep#10",
+    "duration_s": 0.1,
+    "device_busy_s": 0.08,
+    "busy_fraction": 0.8,
+    "categories": {"kernel": 0.08, "cpu_op": 0.01, "other": 0.01},
+    "host_s": 0.1,
+    "host_busy_s": 0.08,
+    "n_kernels": 200,
+    "n_operators": 150,
+    "host_needed_s": 0.05,
+}
+
+TRACE: dict[str, Any] = {
+    "source": "live",
+    "rank": 0,
+    "world_size": 1,
+    "device_name": "NVIDIA H100 80GB HBM3",
+    "n_events": 9000,
+    "n_kernels": 600,
+    "steps": [STEP, STEP, STEP],
+    "span_s": 0.3,
+    "has_shapes": True,
+    "n_operators": 450,
+    "operator_mean_s": 30e-6,
+    "idle": {"host_wait_s": 0.03, "kernel_wait_s": 0.01, "other_s": 0.02, "host_wait_by_phase_s": {"forward": 0.03}},
+    "device": {
+        "kind": "cuda",
+        "span_s": 0.3,
+        "busy_s": 0.24,
+        "idle_s": 0.06,
+        "compute_s": 0.238,
+        "communication_s": 0.0,
+        "communication_exposed_s": 0.0,
+        "memcpy_s": 0.002,
+        "memcpy_exposed_s": 0.002,
+        "capability": "9.0",
+    },
+    "communication": None,
+    "copies": {"h2d_s": 0.002, "h2d_n": 6, "h2d_pageable_n": 0, "d2h_s": 0.0, "d2h_n": 0, "h2d_exposed_s": 0.002},
+    "syncs": {"n": 3, "item_n": 3, "wait_s": 0.03, "idle_after_s": 0.003},
+    "kernels": {
+        "median_s": 50e-6,
+        "tensor_core_fraction": 0.6,
+        "matrix_s": 0.17,
+        "matrix_tensor_core_fraction": 0.9,
+        "matrix_precisions": {"bf16": 0.16, "fp32": 0.01},
+        "n_per_step": 200.0,
+        "kinds": {
+            "matmul": {"total_s": 0.17, "n": 300, "share": 0.71},
+            "elementwise": {"total_s": 0.07, "n": 300, "share": 0.29},
+        },
+    },
+    "operators": [
+        {"name": "aten::addmm", "calls": 300, "host_total_s": 0.006, "host_self_s": 0.006, "device_total_s": 0.17}
+    ],
+    "allocator": {"n": 0, "total_s": 0.0, "exposed_s": 0.0},
+    "phases": [
+        {"name": "forward", "host_s": 0.1, "device_s": 0.1, "n_kernels": 300},
+        {"name": "backward", "host_s": 0.15, "device_s": 0.13, "n_kernels": 280},
+        {"name": "other", "host_s": 0.05, "device_s": 0.01, "n_kernels": 20},
+    ],
+}
+
+CPU_TRACE: dict[str, Any] = {
+    "device_name": None,
+    "n_kernels": 0,
+    "idle": None,
+    "device": None,
+    "copies": None,
+    "kernels": None,
+    "allocator": None,
+    "syncs": {"n": 0, "item_n": 0, "wait_s": 0.0, "idle_after_s": None},
+    "operators": [{"name": "aten::relu", "calls": 300, "host_total_s": 0.2, "host_self_s": 0.2, "device_total_s": 0.0}],
+}
+"""Merged into ``TRACE`` before the description's own where that says ``cpu_trace``."""
+
+
+def build_trace(description: dict[str, Any], is_cpu: bool = False) -> TraceRecord:
+    """The trace that a description stands for; ``n_steps: 0`` takes its steps away."""
+    rest = copy.deepcopy(description)
+    document = _merged(copy.deepcopy(TRACE), CPU_TRACE) if is_cpu else copy.deepcopy(TRACE)
+    if is_cpu:
+        cpu = {**STEP, "device_busy_s": None, "busy_fraction": None, "categories": {"cpu_op": 0.08, "other": 0.02}}
+        document["steps"] = [cpu, cpu, cpu]
+    if rest.pop("n_steps", None) == 0:
+        document |= {"steps": [], "whole": {**STEP, "name": "trace", "duration_s": 0.3, "device_busy_s": 0.24}}
+    return msgspec.convert(_merged(document, rest), TraceRecord)
+
+
 def build_session(description: dict[str, Any] | None = None) -> Session:
     """The session that a description stands for."""
     rest = copy.deepcopy(description or {})
@@ -112,6 +203,11 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
             | validation
         )
     document["validation"] = validation
+    is_cpu = "cpu_trace" in rest
+    trace = rest.pop("cpu_trace" if is_cpu else "trace", None)
+    if trace is not None:
+        window = {"first_step": 10, "n_steps": 3, "status": "recorded", "reason": "by schedule", "cost_s": 0.5}
+        rest["windows"] = [{**window, "trace": msgspec.to_builtins(build_trace(trace, is_cpu))}]
     loader, val_loader = rest.pop("loader", {}), rest.pop("val_loader", {})
     document["settings"]["loaders"] = rest.pop(
         "loaders", [{**LOADER, **loader}, {**LOADER, "stage": "val", **val_loader}]

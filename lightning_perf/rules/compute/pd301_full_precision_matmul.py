@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes, TraceRecord
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import FULL_PRECISION, is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.trace_signals import (
+    HALF_PRECISIONS,
+    MATRIX_KINDS,
+    Reading,
+    device_savings,
+    is_blind,
+    is_worth_saying,
+    matrix_units,
+    reading_of,
+    share_evidence,
+    trace_finding,
+    work_share,
+)
 from lightning_perf.rules.wording import percent
 
 CODE = "PD301"
@@ -25,13 +37,13 @@ MIN_MATMUL_PARAMETER_FRACTION = 0.90
 LOW_SPEED_UP = 1.5
 HIGH_SPEED_UP = 8.0
 
-MATRIX_KINDS = ("matmul", "convolution", "attention")
 MATRIX_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution")
 
 DOCS = """\
 ## What it measures
-In a profiler window, the share of device time in matrix products and convolutions, and how much of it runs on matrix
-units (Tensor Cores). Without a window, only whether the model, the hardware and the Trainer's precision make it likely.
+In a profiler window or trace, the share of kernels' time in matrix products and convolutions, and how much of it runs
+on matrix units (Tensor Cores); on a CPU the share of the operators' time. Without a window, only whether the model, the
+hardware and the Trainer's precision make it likely.
 
 ## Why it costs
 Matrix units multiply 16-bit numbers many times faster than 32-bit ones, and 16-bit tensors need half of the memory
@@ -57,32 +69,22 @@ datasheets; 2.3x measured for a stack of matrix products on a CPU with AMX.
 
 def check(session: Session) -> Finding | None:
     """Reads a profiler window where there is one, else the settings."""
-    steady = steady_of(session)
     precision = session.settings.trainer.precision
+    if precision is not None and precision not in FULL_PRECISION:
+        return None
+    reading = _window_of(session)
+    if reading is not None:
+        return _on_device(session, reading) if reading.trace.device is not None else _on_cpu(session, reading)
+    steady = steady_of(session)
     if precision is None:
         raise Skip("the Trainer's precision is not known")
-    if precision not in FULL_PRECISION:
+    prescription = _prescription(*_of_machine(session))
+    if prescription is None:
         return None
-    treatment, flag = _fast_precision(session)
-    if not flag:
-        return None
-    prescription = Prescription(
-        treatment=treatment,
-        summary=f'set precision="{flag}"',
-        safety="numerics",
-        effort="one line",
-        trainer_flags={"precision": flag},
-        code=f'Trainer(..., precision="{flag}")',
-    )
-    compute_s = phase_s(steady, "forward", "backward")
-    traces = [w.trace for w in session.windows if w.status == "recorded" and w.trace is not None]
-    for trace in reversed(traces):
-        share = _matrix_share(trace)
-        if share is not None:
-            return _measured(session, steady, trace, share, prescription)
     model = session.settings.model
     if model is None or model.matmul_parameter_fraction is None:
         raise Skip("no profiler window, and what the model consists of is not known")
+    compute_s = phase_s(steady, "forward", "backward")
     if compute_s < MIN_COMPUTE_SHARE * steady.span_s:
         return None
     if model.matmul_parameter_fraction < MIN_MATMUL_PARAMETER_FRACTION:
@@ -117,76 +119,142 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _measured(
-    session: Session, steady: StageTimes, trace: TraceRecord, share: float, prescription: Prescription
-) -> Finding | None:
-    fraction = trace.kernels.tensor_core_fraction if trace.kernels else None
-    if share < MIN_MATRIX_SHARE or (fraction or 0.0) > MAX_TENSOR_CORE_FRACTION:
+def _window_of(session: Session) -> Reading | None:
+    try:
+        reading = reading_of(session)
+    except Skip:
         return None
-    claims = {name: phase_s(steady, name) * share * (1 - 1 / HIGH_SPEED_UP) for name in ("forward", "backward")}
-    compute_s = phase_s(steady, "forward", "backward")
-    return timed_finding(
-        steady,
+    shows_work = reading.trace.device is not None or (reading.trace.operators and not is_blind(reading.trace))
+    return reading if shows_work else None
+
+
+def _on_device(session: Session, reading: Reading) -> Finding | None:
+    """Reads the precision of matrix kernels from their names."""
+    kernels = reading.trace.kernels
+    share = work_share(reading.trace, *MATRIX_KINDS)
+    if kernels is None or share < MIN_MATRIX_SHARE:
+        return None
+    fraction = kernels.matrix_tensor_core_fraction
+    half_s = sum(kernels.matrix_precisions.get(precision, 0.0) for precision in HALF_PRECISIONS)
+    if (fraction or 0.0) > MAX_TENSOR_CORE_FRACTION or half_s > MAX_TENSOR_CORE_FRACTION * kernels.matrix_s:
+        return None
+    if fraction is None and session.settings.trainer.precision is None:
+        raise Skip("the names of the matrix kernels do not tell their precision")
+    units = matrix_units(session, reading.trace)
+    prescription = _prescription(units.bf16, units.fp16)
+    if prescription is None:
+        return None
+    full_s = kernels.matrix_s * (1 - (fraction or 0.0))
+    low_s, high_s = device_savings(reading, full_s * (1 - 1 / LOW_SPEED_UP), full_s * (1 - 1 / HIGH_SPEED_UP))
+    if not is_worth_saying(reading, high_s):
+        return None
+    evidence = (
+        Evidence(
+            metric="share of matrix products in the kernels' time",
+            value=share,
+            unit="fraction",
+            threshold=MIN_MATRIX_SHARE,
+            n=reading.trace.n_kernels,
+        ),
+        *(
+            (
+                Evidence(
+                    metric="of these, on matrix units",
+                    value=fraction,
+                    unit="fraction",
+                    threshold=MAX_TENSOR_CORE_FRACTION,
+                    n=reading.trace.n_kernels,
+                ),
+            )
+            if fraction is not None
+            else ()
+        ),
+    )
+    return _measured(session, reading, share, full_s, evidence, prescription, low_s, high_s)
+
+
+def _on_cpu(session: Session, reading: Reading) -> Finding | None:
+    """Reads the operators: which of them run in 16 bit is not in their names, but in the Trainer's precision."""
+    trace = reading.trace
+    total_s = sum(operator.host_self_s for operator in trace.operators)
+    full_s = sum(operator.host_self_s for operator in trace.operators if operator.name in MATRIX_OPERATORS)
+    if total_s <= 0 or full_s < MIN_MATRIX_SHARE * total_s:
+        return None
+    if session.settings.trainer.precision is None:
+        raise Skip("the trace does not tell in which precision the CPU computes")
+    prescription = _prescription(*_of_machine(session))
+    if prescription is None:
+        return None
+    evidence = (
+        Evidence(
+            metric="share of matrix products in the operators' time",
+            value=full_s / total_s,
+            unit="fraction",
+            threshold=MIN_MATRIX_SHARE,
+            n=len(trace.steps) or None,
+        ),
+    )
+    low_s, high_s = full_s * (1 - 1 / LOW_SPEED_UP), full_s * (1 - 1 / HIGH_SPEED_UP)
+    return _measured(session, reading, full_s / total_s, full_s, evidence, prescription, low_s, high_s)
+
+
+def _measured(
+    session: Session,
+    reading: Reading,
+    share: float,
+    full_s: float,
+    evidence: tuple[Evidence, ...],
+    prescription: Prescription,
+    low_s: float,
+    high_s: float,
+) -> Finding:
+    precision = session.settings.trainer.precision
+    return trace_finding(
+        reading,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{percent(share)} of the computing is matrix products in 32 bit. The hardware has faster 16-bit ones.",
+        summary=(
+            f"{percent(share)} of the computing is matrix products in 32 bit. The hardware has faster 16-bit ones, and "
+            f"they take {percent(reading.share(full_s))} of the time."
+        ),
         evidence=(
-            Evidence(
-                metric="share of matrix products in the profiler window",
-                value=share,
-                unit="fraction",
-                threshold=MIN_MATRIX_SHARE,
-                n=len(trace.steps) or None,
-            ),
-            *(
-                (
-                    Evidence(
-                        metric="share of kernel time on matrix units",
-                        value=fraction,
-                        unit="fraction",
-                        threshold=MAX_TENSOR_CORE_FRACTION,
-                        n=trace.n_kernels,
-                    ),
-                )
-                if fraction is not None
-                else ()
-            ),
-            Evidence(metric="precision", value=str(session.settings.trainer.precision)),
+            *evidence,
+            share_evidence(reading, "matrix products in 32 bit", full_s),
+            *((Evidence(metric="precision", value=precision),) if precision is not None else ()),
         ),
         prescriptions=(prescription,),
-        claims=claims,
-        low_s=compute_s * share * (1 - 1 / LOW_SPEED_UP),
+        low_s=low_s,
+        high_s=high_s,
         basis=f"matrix products {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is",
+        phases=("forward", "backward") if reading.trace.device is None else (),
         confidence="medium",
     )
 
 
-def _fast_precision(session: Session) -> tuple[str, str]:
-    """Treatment and flag of the fastest precision that the hardware has; empty without one."""
+def _of_machine(session: Session) -> tuple[bool | None, bool | None]:
+    """Whether the hardware has fast bf16 and fp16."""
     if is_cpu_run(session):
-        has_bf16, has_fp16 = session.machine.has_fast_cpu_bf16, False
-    else:
-        devices = session.machine.devices
-        has_bf16 = None if any(d.has_fast_bf16 is None for d in devices) else all(d.has_fast_bf16 for d in devices)
-        has_fp16 = bool(devices) and all(d.has_fast_fp16 for d in devices)
-    if has_bf16:
-        return "precision-bf16", "bf16-mixed"
-    if has_fp16:
-        return "precision-fp16", "16-mixed"
-    if has_bf16 is None:
+        return session.machine.has_fast_cpu_bf16, False
+    units = matrix_units(session, None)
+    return units.bf16, units.fp16
+
+
+def _prescription(has_bf16: bool | None, has_fp16: bool | None) -> Prescription | None:
+    """The fastest precision that the hardware has; None without one."""
+    if has_bf16 is None and not has_fp16:
         raise Skip("whether the hardware has fast 16-bit matrix products is not known")
-    return "", ""
-
-
-def _matrix_share(trace: TraceRecord) -> float | None:
-    """Share of matrix products in the work of a window; None where it shows no work."""
-    if trace.kernels is not None and trace.kernels.top:
-        return min(1.0, sum(kernel.share for kernel in trace.kernels.top if kernel.kind in MATRIX_KINDS))
-    total_s = sum(operator.host_self_s for operator in trace.operators)
-    if total_s <= 0:
+    if not has_bf16 and not has_fp16:
         return None
-    return sum(o.host_self_s for o in trace.operators if o.name in MATRIX_OPERATORS) / total_s
+    treatment, flag = ("precision-bf16", "bf16-mixed") if has_bf16 else ("precision-fp16", "16-mixed")
+    return Prescription(
+        treatment=treatment,
+        summary=f'set precision="{flag}"',
+        safety="numerics",
+        effort="one line",
+        trainer_flags={"precision": flag},
+        code=f'Trainer(..., precision="{flag}")',
+    )
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import WorkerPlan, plan_workers
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD101"
@@ -20,7 +23,8 @@ MIN_SHARE = 0.05
 DOCS = """\
 ## What it measures
 The share of the steady wall time that the device had nothing to do because the next batch was not there. Where the
-device has no clock of its own (CPU), it is the time that the host was blocked in the loader's `next`.
+device has no clock of its own (CPU), it is the time that the host was blocked in the loader's `next`. Of a
+trace without timed steps it is the waiting during which the device had nothing to do.
 
 ## Why it costs
 While the loader makes a batch, nothing is trained. With `num_workers=0` every batch is made between two steps; worker
@@ -54,9 +58,14 @@ and its ResNet-50 case (1.4x by workers); a case study of 40 % in `DataLoader.__
 
 def check(session: Session) -> Finding | None:
     """Compares the starved share with the threshold and asks the worker model what would help."""
-    steady = steady_of(session)
+    try:
+        steady = steady_of(session)
+    except Skip:
+        if not session.windows:
+            raise
+        return _in_a_trace(session)
     device = steady.device
-    share = device.starved_share if device is not None else phase_s(steady, "data_wait") / steady.span_s
+    share = device.starved_share if device is not None else _exposed_share(session, steady)
     if share < MIN_SHARE:
         return None
     loaders = loaders_of(session)
@@ -109,6 +118,77 @@ def check(session: Session) -> Finding | None:
             else "all of the waiting, if batches were made as fast as they are used"
         ),
         confidence="high" if device is not None or plan.n_now == 0 else "medium",
+    )
+
+
+def _exposed_share(session: Session, steady: StageTimes) -> float:
+    """The host's waiting; of a device without a clock of its own the part that a profiler window saw it idle in."""
+    share = phase_s(steady, "data_wait") / steady.span_s
+    for window in reversed(session.windows):
+        trace = window.trace
+        if trace is not None and trace.device is not None and trace.loader is not None and trace.loader.total_s > 0:
+            return share * min(1.0, trace.loader.exposed_s / trace.loader.total_s)
+    return share
+
+
+def _in_a_trace(session: Session) -> Finding | None:
+    """The same from a profiler window alone: no settings, and waits that kernels hide are not charged."""
+    reading = reading_of(session)
+    trace, loader = reading.trace, reading.trace.loader
+    if is_blind(trace):
+        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
+    if loader is None:
+        raise Skip("the trace holds no fetches of a loader")
+    gone = without(reading, "loader")
+    if gone is None or reading.share(loader.exposed_s) < MIN_SHARE:
+        return None
+    what_if, low_s, high_s = gone
+    who = "the device waits for data" if trace.device is not None else "each step waits for data"
+    span = f"a {duration(what_if.step_s)} step" if trace.steps else f"{duration(what_if.step_s)}"
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(loader.exposed_s))} of the time {who}. {loader.n} fetches, the median takes "
+            f"{duration(loader.p50_s)}, the longest {duration(loader.max_s)}; without waiting {span} would take "
+            f"{duration(what_if.low_s)} to {duration(what_if.high_s)}."
+        ),
+        evidence=(
+            share_evidence(reading, f"share of the time {who}", loader.exposed_s, MIN_SHARE),
+            share_evidence(reading, "host waiting for data, waits behind kernels included", loader.total_s),
+            Evidence(metric="time of a fetch", value=loader.p50_s, unit="s", n=loader.n),
+            Evidence(metric="longest fetch", value=loader.max_s, unit="s", n=loader.n),
+            Evidence(metric="fetches that stall a step", value=loader.stalled_fraction, unit="fraction", n=loader.n),
+        ),
+        prescriptions=(_more_workers(reading, what_if.low_s),),
+        low_s=low_s,
+        high_s=high_s,
+        basis="from half of the waiting gone to all of it, but no shorter than what device and host still need",
+        phases=("data_wait",),
+        confidence="high" if trace.device is not None else "medium",
+    )
+
+
+def _more_workers(reading: Reading, compute_s: float) -> Prescription:
+    """As many workers as batches have to be made at once; a trace does not tell how many there are."""
+    loader = reading.trace.loader
+    n_per_period = loader.n / reading.n_steps if loader is not None and reading.trace.steps else 1.0
+    batch_s = loader.total_s / max(loader.n, 1) if loader is not None else 0.0
+    period_s = compute_s if reading.trace.steps else compute_s / max(loader.n if loader is not None else 1, 1)
+    n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
+    arguments: dict[str, object] = {"num_workers": n_workers, "persistent_workers": True}
+    if reading.trace.device is not None:
+        arguments["pin_memory"] = True
+    code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
+    return Prescription(
+        treatment="loader-workers",
+        summary=f"load in worker processes: {n_workers} or more beyond those in use, as far as there are cores",
+        safety="exact",
+        effort="one line",
+        loader_args=arguments,
+        code=code,
     )
 
 

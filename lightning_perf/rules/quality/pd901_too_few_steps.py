@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import Rule, Skip
 
 CODE = "PD901"
 NAME = "too-few-steps"
@@ -38,6 +38,8 @@ The fifth pitfall of the chapter on profiling PyTorch (too few iterations).
 
 def check(session: Session) -> Finding | None:
     """Counts the steady steps."""
+    if session.steady is None and session.run.n_steps == 0:
+        raise Skip(session.missing.get("steady", "no step was run"))
     n_steps = session.steady.n_steps if session.steady is not None else 0
     if n_steps >= MIN_STEPS:
         return None

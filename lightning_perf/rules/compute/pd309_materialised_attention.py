@@ -1,0 +1,111 @@
+"""PD309: attention that writes its whole square of scores to memory."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, MaterialisedAttention, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.trace_signals import (
+    device_savings,
+    is_blind,
+    place,
+    reading_of,
+    share_evidence,
+    trace_finding,
+)
+from lightning_perf.rules.wording import percent
+
+CODE = "PD309"
+NAME = "materialised-attention"
+CATEGORY = "compute"
+
+MIN_SHARE = 0.15
+# The lecture gives 2-4x for flash attention, a case study 2.5x in training; small sizes and CPUs gain less.
+LOW_SPEED_UP = 1.3
+HIGH_SPEED_UP = 4.0
+
+DOCS = """\
+## What it measures
+In a profiler window, a batched product, a softmax and a second product in a row, with their backward, as a share of
+the device's time (of the operators' time on a CPU).
+
+## Why it costs
+The scores of every query with every key are written to memory, read for the softmax, written and read again. Fused
+attention keeps them in the chip: memory grows with the sequence instead of its square.
+
+## Example
+```python
+weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1)
+return weights @ v
+```
+
+## Prescription
+`torch.nn.functional.scaled_dot_product_attention(q, k, v)`; models of a library: `attn_implementation="sdpa"`.
+
+## When it is wrong
+Where the weights themselves are needed. Short sequences gain little, and unusual masks may fall back to the same
+written-out form.
+
+## Sources
+The profiling lecture (flash attention, 2-4x); a case study of attention at 60 % of a training, 2.5x faster with it.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Charges the sequence with the time of its kernels, or on a CPU with the host's."""
+    reading = reading_of(session)
+    trace = reading.trace
+    if is_blind(trace):
+        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
+    if trace.n_operators == 0:
+        raise Skip(trace.missing.get("operators", "the trace holds no operators"))
+    attention = trace.attention
+    if attention is None or attention.share < MIN_SHARE:
+        return None
+    spent_s = attention.device_s if trace.device is not None else attention.host_s
+    low_s, high_s = spent_s * (1 - 1 / LOW_SPEED_UP), spent_s * (1 - 1 / HIGH_SPEED_UP)
+    if trace.device is not None:
+        low_s, high_s = device_savings(reading, low_s, high_s)
+    where = f" {place(attention.site, attention.function)} writes" if attention.site else " The model writes"
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(spent_s))} of the time is attention written out as products and a softmax."
+            f"{where} {_scores(attention)} to memory."
+        ),
+        evidence=(
+            Evidence(
+                metric="attention in the time of " + ("the device" if trace.device is not None else "operators"),
+                value=attention.share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=attention.n,
+            ),
+            share_evidence(reading, "attention", spent_s),
+            *((Evidence(metric="place", value=place(attention.site, attention.function)),) if attention.site else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="use torch's scaled_dot_product_attention",
+                safety="numerics",
+                effort="minutes",
+                code="out = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+            ),
+        ),
+        low_s=low_s,
+        high_s=high_s,
+        basis=f"attention {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is",
+        confidence="medium",
+    )
+
+
+def _scores(attention: MaterialisedAttention) -> str:
+    if attention.rows is None or attention.columns is None:
+        return "all scores"
+    return f"{attention.rows} x {attention.columns} scores"
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

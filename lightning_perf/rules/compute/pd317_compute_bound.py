@@ -1,0 +1,119 @@
+"""PD317: the device is busy, and nothing else was found: what it does, and how fast."""
+
+from __future__ import annotations
+
+import re
+
+from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.trace_signals import (
+    MATRIX_KINDS,
+    Reading,
+    compile_prescription,
+    device_reading_of,
+    kind_s,
+    share_evidence,
+    work_share,
+)
+from lightning_perf.rules.wording import percent
+
+CODE = "PD317"
+NAME = "compute-bound"
+CATEGORY = "compute"
+
+MIN_BUSY_SHARE = 0.90
+
+# Dense matrix products, operations a second, by name, precision of the kernels: the vendors' datasheets.
+_PEAKS = (
+    (re.compile(r"H[12]00(?! PCIe)"), {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}),
+    (re.compile(r"A100"), {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}),
+    (re.compile(r"V100"), {"fp16": 125e12, "fp32": 15.7e12}),
+    (re.compile(r"\bT4\b"), {"fp16": 65e12, "fp32": 8.1e12}),
+    (re.compile(r"MI300X"), {"bf16": 1307e12, "fp16": 1307e12, "fp32": 163e12}),
+)
+
+DOCS = """\
+## What it measures
+In a profiler window, the share of the time in which the device worked, where no other rule found time to win. Where
+shapes were recorded, the speed of the matrix products and what part of the datasheet's figure that is.
+
+## Why it costs
+It does not: this is what a training should look like. What is left to gain lies in the arithmetic itself.
+
+## Example
+```python
+trainer.fit(model)  # the device works for 98 % of each step
+```
+
+## Prescription
+Nothing to mend. Fewer operations, `torch.compile`, or a faster device are what is left.
+
+## When it is wrong
+Busy is not useful: a device that waits inside kernels (for memory, for other ranks) counts as busy as well.
+
+## Sources
+Model FLOPS utilisation as in the PaLM paper; NVIDIA's and AMD's datasheets; the roofline model.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Says that the device is busy; the engine drops this where another finding claims time."""
+    reading, device = device_reading_of(session)
+    trace = reading.trace
+    # Without steps the trace holds the start of the program as well: what counts is the time of the device's work.
+    busy = device.busy_s / (trace.span_s if trace.steps else max(device.span_s, device.busy_s, 1e-9))
+    busy = min(busy, 1.0)
+    if busy < MIN_BUSY_SHARE or work_share(trace, *_kinds(trace)) <= 0:
+        return None
+    matrix = work_share(trace, *MATRIX_KINDS)
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=(
+            f"The device works for {percent(busy)} of the time; {percent(matrix)} of its kernels' time is matrix "
+            "products and convolutions. What is left to gain lies in the arithmetic."
+        ),
+        evidence=(
+            Evidence(
+                metric="device busy", value=busy, unit="fraction", threshold=MIN_BUSY_SHARE, n=len(trace.steps) or None
+            ),
+            Evidence(metric="matrix kernels in the kernels' time", value=matrix, unit="fraction", n=trace.n_kernels),
+            *_speed(reading, device),
+        ),
+        prescriptions=(compile_prescription(": it may fuse what is left"),),
+        confidence="high" if trace.steps else "medium",
+    )
+
+
+def _kinds(trace: TraceRecord) -> tuple[str, ...]:
+    return tuple(trace.kernels.kinds) if trace.kernels is not None else ()
+
+
+def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
+    """Operations a second of the matrix products whose shapes are known, and their part of the datasheet's figure."""
+    trace = reading.trace
+    known = [shape for shape in trace.matrix_shapes if shape.m and shape.n and shape.k and shape.device_s > 0]
+    seconds = sum(shape.device_s for shape in known)
+    if seconds <= 0 or trace.kernels is None:
+        return ()
+    speed = sum(_operations(shape) for shape in known) / seconds
+    facts = (
+        Evidence(metric="speed of the matrix products", value=speed, unit="FLOP/s", n=sum(s.calls for s in known)),
+        share_evidence(reading, "matrix kernels", kind_s(trace, *MATRIX_KINDS)),
+    )
+    precisions = trace.kernels.matrix_precisions
+    peaks = next((peaks for name, peaks in _PEAKS if trace.device_name and name.search(trace.device_name)), {})
+    peak = peaks.get(max(precisions, key=lambda precision: precisions[precision]), 0.0) if precisions else 0.0
+    if not peak:
+        return facts
+    return (*facts, Evidence(metric="of the datasheet's figure", value=speed / peak, unit="fraction"))
+
+
+def _operations(shape: MatrixShape) -> float:
+    batch = re.match(r"\[(\d+),\d+,\d+\]", shape.shapes)
+    return 2.0 * (shape.m or 0) * (shape.n or 0) * (shape.k or 0) * shape.calls * (int(batch[1]) if batch else 1)
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, only_unexplained=True)

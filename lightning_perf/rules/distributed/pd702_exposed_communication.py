@@ -1,0 +1,106 @@
+"""PD702: collectives that no computing hides."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.trace_signals import (
+    is_blind,
+    per_step,
+    reading_of,
+    share_evidence,
+    step_words,
+    trace_finding,
+    without,
+)
+from lightning_perf.rules.wording import percent
+
+CODE = "PD702"
+NAME = "exposed-communication"
+CATEGORY = "distributed"
+
+# TraceML and XProf warn between 3 % and 15 %; torch-tb-profiler advises from 10 % on.
+MIN_SHARE = 0.10
+
+DOCS = """\
+## What it measures
+In a profiler window, the time in which collectives ran and no other kernel did, as a share of the time (on a CPU: the
+time in collectives).
+
+## Why it costs
+Gradients are exchanged while backward still computes others: what of it runs after or between the computing makes the
+step longer. A rank that comes late makes all others wait inside the collective, which looks the same from here.
+
+## Example
+```python
+Trainer(devices=8, strategy="ddp", accumulate_grad_batches=1)  # a small model, a slow link, every step
+```
+
+## Prescription
+Exchange less: accumulate over several batches, compress gradients to bf16. Overlap more: DDP with
+`gradient_as_bucket_view` and `static_graph`, FSDP with backward prefetch.
+
+## When it is wrong
+Where one rank is late, the others wait for it in the collective: compare the ranks first (PD701). A window at an
+epoch's end holds reductions of metrics.
+
+## Sources
+torch-tb-profiler's distributed view; HTA's communication overlap; XProf's and TraceML's thresholds.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Charges collectives with the time in which no other kernel ran."""
+    reading = reading_of(session)
+    trace = reading.trace
+    if is_blind(trace):
+        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
+    communication = trace.communication
+    if communication is None or reading.share(communication.exposed_s) < MIN_SHARE:
+        return None
+    exposed_s = communication.exposed_s
+    gone = without(reading, "communication")
+    by_name = sorted(communication.by_name.items(), key=lambda item: -item[1])[:2]
+    hidden = communication.overlap_fraction
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(exposed_s))} of the time only collectives run ({step_words(reading, exposed_s)}). "
+            f"Collectives: {per_step(reading, communication.n)}"
+            + (f", {percent(hidden)} of their time hidden behind computing." if hidden is not None else ".")
+        ),
+        evidence=(
+            share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "collectives", communication.total_s),
+            *(Evidence(metric=name, value=seconds, unit="s") for name, seconds in by_name),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="ddp-flags",
+                summary="let gradients be exchanged in their buckets while backward runs, compressed to bf16",
+                safety="numerics",
+                effort="minutes",
+                code=(
+                    "DDPStrategy(gradient_as_bucket_view=True, static_graph=True,\n"
+                    "            ddp_comm_hook=default_hooks.bf16_compress_hook)"
+                ),
+            ),
+            Prescription(
+                treatment="accumulate-gradients",
+                summary="exchange gradients less often: accumulate over several batches",
+                safety="semantics",
+                effort="one line",
+                code="Trainer(..., accumulate_grad_batches=4)",
+            ),
+        ),
+        low_s=gone[1] if gone else 0.0,
+        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        basis="at most what is not hidden; nothing, if it is another rank that is waited for",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

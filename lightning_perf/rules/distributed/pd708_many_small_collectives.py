@@ -1,0 +1,96 @@
+"""PD708: gradients are exchanged one by one instead of in buckets."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Communication, Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.trace_signals import is_blind, reading_of, share_evidence, trace_finding, without
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD708"
+NAME = "many-small-collectives"
+CATEGORY = "distributed"
+
+MIN_PER_STEP = 50
+# A MiB takes at least this long over the links that GPUs have (about 10 to 100 GB/s): shorter ones moved less.
+MAX_MEDIAN_S = 100e-6
+MIN_SHARE = 0.02
+
+DOCS = """\
+## What it measures
+In a profiler window, more than 50 collectives a step of less than 1 MiB each (where sizes are not recorded, of less
+than 100 us each), and the time in which they ran and no other kernel did.
+
+## Why it costs
+Each collective has to be launched and agreed on by all ranks, whatever its size. One per parameter pays that hundreds
+of times a step; in buckets of 25 MiB it is paid a few times, and overlaps with backward.
+
+## Example
+```python
+for p in model.parameters():
+    dist.all_reduce(p.grad)  # 404 times a step
+```
+
+## Prescription
+Leave it to DDP, whose buckets (`bucket_cap_mb=25`) do this; or flatten the gradients before one `all_reduce`.
+
+## When it is wrong
+Many small collectives that nothing waits for cost nothing: only what is not hidden is charged.
+
+## Sources
+torch's notes on DistributedDataParallel (gradient buckets); a trace of 404 unbucketed all_reduce a step, none of it
+hidden.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Counts small collectives, and charges what of them nothing hides."""
+    reading = reading_of(session)
+    if is_blind(reading.trace):
+        raise Skip(reading.trace.missing.get("device", "the trace does not show what the device did"))
+    communication = reading.trace.communication
+    if communication is None or not reading.trace.steps:
+        return None
+    small = _small_per_step(communication)
+    part = min(1.0, small / communication.n_per_step) if communication.n_per_step > 0 else 0.0
+    exposed_s = part * communication.exposed_s
+    if small <= MIN_PER_STEP or reading.share(exposed_s) < MIN_SHARE:
+        return None
+    gone = without(reading, "communication")
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{small:.0f} small collectives a step, which nothing hides for {percent(reading.share(exposed_s))} of the "
+            f"time. The median takes {duration(communication.median_s or 0.0)}."
+        ),
+        evidence=(
+            Evidence(metric="small collectives a step", value=small, unit="count", threshold=MIN_PER_STEP),
+            share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="exchange gradients in buckets, as DDP does by itself (bucket_cap_mb=25)",
+                safety="exact",
+                effort="minutes",
+                code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
+            ),
+        ),
+        low_s=0.0,
+        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        basis="at most what is not hidden; the bytes themselves still have to be exchanged",
+        confidence="high" if communication.small_per_step is not None else "medium",
+    )
+
+
+def _small_per_step(communication: Communication) -> float:
+    if communication.small_per_step is not None:
+        return communication.small_per_step
+    is_small = communication.median_s is not None and communication.median_s < MAX_MEDIAN_S
+    return communication.n_per_step if is_small else 0.0
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,121 @@
+"""PD501: the host waits for the device inside the step, and the device then waits for the host."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session, SyncSite
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.trace_signals import (
+    device_reading_of,
+    per_step,
+    place,
+    share_evidence,
+    trace_finding,
+    without,
+)
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD501"
+NAME = "synchronising-call"
+CATEGORY = "host"
+
+# The device's idle time after a wait is an upper bound: with one wait gone, the next may take its place. A case study
+# that removed every .item() expected 85 % and won 4 %. From where TraceML starts to warn it is worth a look.
+MIN_SHARE = 0.10
+
+DOCS = """\
+## What it measures
+In a profiler window, the time that the device had nothing to do because the host had waited for it and so launched
+late: after `.item()`, `.cpu()`, `nonzero()`, a blocking copy, an explicit synchronisation. Neither the number of such
+calls nor the time that the host waits in them counts: while the host waits for a busy device nothing is lost yet.
+
+## Why it costs
+The host launches ahead of the device, and that lead hides its own slowness. A call that needs a result makes the host
+wait until the device has caught up; the lead is gone, and the device idles until it is built up again.
+
+## Example
+```python
+def training_step(self, batch, batch_idx):
+    loss = self.loss(batch)
+    if loss.item() > self.best:      # waits for the device in every step
+        ...
+```
+
+## Prescription
+Decide on the device (`torch.where`), log every n steps, keep sums on the device and read them at the end of the epoch.
+Masks instead of `nonzero()` and boolean indexing, whose sizes the host must know.
+
+## When it is wrong
+The step takes the longer of host and device: if the host has no slack, removing the wait gains nothing, and another
+wait may take its place. Several waits share the same gap. On a CPU nothing waits.
+
+## Sources
+The checklist's first anti-pattern; a case study of `.item()` (1.97 to 1.89 ms a step, where 85 % was expected);
+Segment Anything before and after its syncs were removed.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Charges synchronising calls with the device's idle time after them."""
+    reading, _ = device_reading_of(session)
+    syncs = reading.trace.syncs
+    lost_s = (syncs.idle_after_s or 0.0) if syncs is not None else 0.0
+    if syncs is None or reading.share(lost_s) < MIN_SHARE:
+        return None
+    gone = without(reading, "sync")
+    sites = sorted((s for s in syncs.sites if s.idle_after_s), key=lambda site: -(site.idle_after_s or 0.0))
+    n = syncs.n + syncs.blocking_copy_n
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(lost_s))} of the time the device is idle because the host had waited for it. "
+            f"{_costliest(sites)}; such waits: {per_step(reading, n)}."
+        ),
+        evidence=(
+            share_evidence(reading, "device idle after the host had waited", lost_s, MIN_SHARE),
+            *(
+                Evidence(
+                    metric=f"idle after {place(s.site, s.function)} ({s.call})",
+                    value=s.idle_after_s or 0.0,
+                    unit="s",
+                    n=s.n,
+                )
+                for s in sites[:3]
+            ),
+            Evidence(
+                metric="host waiting in these calls", value=syncs.wait_s + syncs.blocking_copy_wait_s, unit="s", n=n
+            ),
+            Evidence(metric="calls of aten::item", value=syncs.item_n, unit="count"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=f"keep it on the device{_at(sites)}: no .item(), .cpu() or nonzero() in the step",
+                safety="exact",
+                effort="minutes",
+                code="self.total += loss.detach()  # .item() once, in on_train_epoch_end",
+            ),
+        ),
+        low_s=gone[1] if gone else 0.0,
+        high_s=min(lost_s, gone[2]) if gone else lost_s,
+        basis="at most the device's idle time after the waits; nothing, if another wait takes their place",
+    )
+
+
+def _costliest(sites: list[SyncSite]) -> str:
+    if not sites:
+        return "The trace does not tell where"
+    site = sites[0]
+    return (
+        f"{place(site.site, site.function)} costs most: {site.n} x {site.call}, "
+        f"{duration(site.idle_after_s or 0.0)} lost in the window"
+    )
+
+
+def _at(sites: list[SyncSite]) -> str:
+    return f" at {sites[0].site}" if sites and ":" in sites[0].site and "::" not in sites[0].site else ""
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,102 @@
+"""PD201: batches are copied to the device from memory that the driver has to copy once more."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Copies, Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.trace_signals import device_reading_of, place, share_evidence, trace_finding, without
+from lightning_perf.rules.wording import percent
+
+CODE = "PD201"
+NAME = "pageable-copies"
+CATEGORY = "transfer"
+
+# The lecture calls a copy of 23 ms in a step a bottleneck that pinning mends, and counts 1.1x for it; below 3 % of
+# the step that is not to be had.
+MIN_SHARE = 0.03
+
+DOCS = """\
+## What it measures
+In a profiler window, the seconds in which copies from pageable memory ran and no kernel did, as a share of the time.
+How many copies there are does not count: thousands of small ones may cost nothing.
+
+## Why it costs
+The device can only read memory that is pinned. A pageable copy goes through a pinned buffer of the driver, the host
+waits meanwhile, and neither kernels nor other copies run beside it.
+
+## Example
+```python
+DataLoader(dataset, batch_size=512)  # pin_memory=False: every batch is pageable
+```
+
+## Prescription
+`pin_memory=True` in the loader; Lightning then copies without blocking. Tensors that the step makes on the host are
+better made on the device.
+
+## When it is wrong
+Pinning is itself a copy on the host: where one core does everything, it may only move the cost. Very large pinned
+batches can exhaust memory that cannot be swapped.
+
+## Sources
+The profiling lecture (pin_memory and non_blocking, 1.1x); a pair of benchmark traces that copy the same bytes: 67.5 ms
+a step pageable, 30.8 ms pinned.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Charges copies from pageable memory with the time in which no kernel ran."""
+    reading, _ = device_reading_of(session)
+    copies = reading.trace.copies
+    if copies is None or reading.share(copies.h2d_pageable_exposed_s) < MIN_SHARE:
+        return None
+    exposed_s = copies.h2d_pageable_exposed_s
+    gone = without(reading, "pageable_copy")
+    is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(exposed_s))} of the time only copies from pageable memory run. "
+            f"{_where(copies)}, {copies.h2d_pageable_n} copies in the window."
+        ),
+        evidence=(
+            share_evidence(reading, "copying from pageable memory while no kernel ran", exposed_s, MIN_SHARE),
+            Evidence(metric="copies from pageable memory", value=copies.h2d_pageable_n, unit="count"),
+            Evidence(metric="time of these copies", value=copies.h2d_pageable_s, unit="s", n=copies.h2d_pageable_n),
+        ),
+        prescriptions=(_make_on_device(),) if is_pinned else (_pin(),),
+        low_s=gone[1] if gone else 0.0,
+        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        basis="from copies that stay as long as they are to copies that run beside kernels",
+    )
+
+
+def _where(copies: Copies) -> str:
+    sites = [site for site in copies.sites if site.is_pageable and site.direction == "h2d"]
+    return f"Most are made by {place(sites[0].site, sites[0].function)}" if sites else "The trace does not tell by whom"
+
+
+def _pin() -> Prescription:
+    return Prescription(
+        treatment="loader-pin-memory",
+        summary="set pin_memory=True",
+        safety="exact",
+        effort="one line",
+        loader_args={"pin_memory": True},
+        code="DataLoader(..., pin_memory=True)",
+    )
+
+
+def _make_on_device() -> Prescription:
+    return Prescription(
+        treatment="",
+        summary="make these tensors on the device: the loader's batches are pinned already",
+        safety="exact",
+        effort="minutes",
+        code="torch.zeros(n, device=self.device)  # instead of torch.zeros(n).to(self.device)",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

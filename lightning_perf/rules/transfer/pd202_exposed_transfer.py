@@ -1,0 +1,100 @@
+"""PD202: the device waits while its next batch is copied, though copies could run beside kernels."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.trace_signals import device_reading_of, share_evidence, trace_finding
+from lightning_perf.rules.wording import percent
+
+CODE = "PD202"
+NAME = "exposed-transfer"
+CATEGORY = "transfer"
+
+# As for waiting for the loader: XProf calls a training input-bound from 5 % of the step on.
+MIN_SHARE = 0.05
+
+# Images and tokens that were bytes and are copied as 32-bit numbers need a quarter of the traffic.
+REMOVABLE_PART = 0.75
+
+DOCS = """\
+## What it measures
+In a profiler window, the seconds in which copies from pinned memory to the device ran and no kernel did, as a share of
+the time. Copies from pageable memory are PD201's.
+
+## Why it costs
+A device has engines of its own for copies: the next batch can be copied while kernels work on this one. In Lightning's
+loop the copy is enqueued between two steps on the same stream as the kernels, so it runs alone.
+
+## Example
+```python
+def transfer_batch_to_device(self, batch, device, dataloader_idx):
+    return batch.float().to(device, non_blocking=True)  # four times the bytes, and on the stream of the kernels
+```
+
+## Prescription
+Copy fewer bytes (send `uint8`, convert on the device), and copy the next batch on a side stream while this one is
+trained on.
+
+## When it is wrong
+Where the loader itself is late, the copy is not what the device waits for. A copy cannot become shorter than bytes ÷
+link speed; overlap hides it behind kernels only as far as there are any.
+
+## Sources
+A case study of transfers that block; XProf's input-bound threshold; a benchmark trace of pinned copies at 5 GB/s.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Charges copies from pinned memory with the time in which no kernel ran."""
+    reading, device = device_reading_of(session)
+    copies = reading.trace.copies
+    if copies is None:
+        return None
+    exposed_s = max(0.0, copies.h2d_exposed_s - copies.h2d_pageable_exposed_s)
+    if reading.share(exposed_s) < MIN_SHARE:
+        return None
+    overlap_s = min(exposed_s, device.compute_s)
+    smaller_s = REMOVABLE_PART * exposed_s
+    smaller = Prescription(
+        treatment="",
+        summary="copy fewer bytes: send uint8 (or the dtype stored) and convert on the device",
+        safety="exact",
+        effort="minutes",
+        code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255",
+    )
+    prefetch = Prescription(
+        treatment="",
+        summary="copy the next batch on a side stream while this one is trained on",
+        safety="exact",
+        effort="hours",
+        code="with torch.cuda.stream(side):\n    upcoming = batch.to(device, non_blocking=True)",
+    )
+    can_hide = overlap_s > smaller_s
+    speed = copies.h2d_bytes / copies.h2d_s if copies.h2d_bytes and copies.h2d_s > 0 else None
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(exposed_s))} of the time the device only copies from pinned memory. "
+            f"{copies.h2d_n} copies, and no kernel runs beside them."
+        ),
+        evidence=(
+            share_evidence(reading, "copying from pinned memory while no kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "kernels running, behind which copies could hide", device.compute_s),
+            *((Evidence(metric="speed of the copies", value=speed, unit="bytes/s", n=copies.h2d_n),) if speed else ()),
+        ),
+        prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
+        low_s=0.0,
+        high_s=max(overlap_s, smaller_s),
+        basis=(
+            "at most the copies that would fit beside kernels"
+            if can_hide
+            else "at most three quarters of the copies, if 32-bit numbers were sent as bytes"
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,89 @@
+"""PD204: results travel back to the host inside the step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.trace_signals import (
+    device_reading_of,
+    per_step,
+    place,
+    share_evidence,
+    trace_finding,
+    without,
+)
+from lightning_perf.rules.wording import percent
+
+CODE = "PD204"
+NAME = "device-to-host-in-step"
+CATEGORY = "transfer"
+
+# What a few hundred steps can tell from noise.
+MIN_SHARE = 0.02
+
+DOCS = """\
+## What it measures
+In a profiler window, the seconds in which copies from the device to the host ran inside the steps and no kernel did.
+What the device loses because the host waits for such a copy is PD501's.
+
+## Why it costs
+While results travel to the host, the stream that copies them computes nothing, and usually the host waits as well.
+
+## Example
+```python
+def training_step(self, batch, batch_idx):
+    logits = self(batch)
+    self.history.append(logits.cpu())  # the whole batch of logits, every step
+```
+
+## Prescription
+Keep it on the device: reduce there, copy at the end of the epoch, or copy only what is shown.
+
+## When it is wrong
+Some work needs the host (decoding, metrics of other libraries). Then copy without blocking into pinned memory, and
+read it a step later.
+
+## Sources
+The profiling lecture's and the checklist's advice on `.cpu()` and `.item()` in the loop; torch's copy semantics.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Charges copies to the host with the time in which no kernel ran."""
+    reading, _ = device_reading_of(session)
+    copies = reading.trace.copies
+    if copies is None or reading.share(copies.d2h_exposed_s) < MIN_SHARE:
+        return None
+    gone = without(reading, "device_to_host")
+    exposed_s = copies.d2h_exposed_s
+    sites = [site for site in copies.sites if site.direction == "d2h"]
+    where = f", most by {place(sites[0].site, sites[0].function)}" if sites else ""
+    return trace_finding(
+        reading,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(reading.share(exposed_s))} of the time the device only copies back to the host. "
+            f"Copies: {per_step(reading, copies.d2h_n)}{where}."
+        ),
+        evidence=(
+            share_evidence(reading, "copying to the host while no kernel ran", exposed_s, MIN_SHARE),
+            Evidence(metric="copies to the host", value=copies.d2h_n, unit="count"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="keep it on the device: reduce there, and copy at the end of the epoch",
+                safety="exact",
+                effort="minutes",
+                code="self.total += loss.detach()  # .cpu() once, in on_train_epoch_end",
+            ),
+        ),
+        low_s=gone[1] if gone else 0.0,
+        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        basis="at most the copies themselves, where no kernel ran",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

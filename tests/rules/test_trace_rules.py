@@ -1,0 +1,188 @@
+"""The rules on real traces of others, of which it is known what is true of them; and on traces as such."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+import pytest
+
+from lightning_perf.records import Finding, TraceRecord
+from lightning_perf.rules.engine import diagnose, diagnose_trace
+from tests.traces.shared import needs_shared_traces, record
+
+from .session_builder import build_session, build_trace
+
+
+@functools.lru_cache(maxsize=40)
+def _diagnosed(name: str) -> TraceRecord:
+    return diagnose_trace(record(f"{name}.json.gz"))
+
+
+def _found(name: str) -> dict[str, Finding]:
+    return {finding.code: finding for finding in _diagnosed(name).findings}
+
+
+VERDICTS = {
+    "resnet50-workers0": "PD101",
+    "resnet50-workers0-legacy": "PD101",
+    "resnet50-workers4": "PD301",
+    "owlv2-h100": "PD101",
+    "param-resnet-2080ti": "PD101",
+    "copy-pinned-a100": "PD202",
+    "copy-pageable-a100": "PD201",
+    "bert-small-h100": "PD303",
+    "qwen-h100": "PD310",
+    "ddp-resnet18-mi300": "PD410",
+    "resnet-checkpoint-fsdp-mi300": "PD702",
+    "elementwise-mi300": "PD310",
+    "v100-compute": "PD301",
+    "v100-ddp-unbucketed": "PD303",
+    "a100-ddp-host-bound": "PD303",
+    "a100-8-ranks-mix": "PD702",
+    "sampled-rank-0-of-128": "PD702",
+    "sampled-rank-1-of-128": "PD702",
+    "cpu-only-rank34": "PD702",
+    "amd-minitoy-mi250": "PD303",
+    "transformer-with-stack-h100": "PD303",
+    "sam-fp32-syncs-a100": "PD301",
+    "cupti-ranges-no-kernels": None,
+    "mtia-inference": None,
+    "alexnet-critical-path-a100": None,
+    "gemm-few-tiles": None,
+    "sglang-decode": None,
+}
+ALSO = {
+    "resnet50-workers0": {"PD301"},
+    "sam-fp32-syncs-a100": {"PD501", "PD302"},
+    "v100-ddp-unbucketed": {"PD702", "PD708"},
+    "owlv2-h100": {"PD309", "PD501"},
+    "gemm-few-tiles": {"PD317"},
+    "cupti-ranges-no-kernels": {"PD907"},
+    "mtia-inference": {"PD907"},
+}
+NOT = {
+    "resnet50-workers4": {"PD101", "PD303"},
+    "sam-mended-a100": {"PD301", "PD302", "PD501"},
+    "qwen-h100": {"PD303", "PD301", "PD501"},
+    "copy-pinned-a100": {"PD201", "PD501"},
+    "copy-pageable-a100": {"PD202", "PD501"},
+    "ddp-resnet18-mi300": {"PD303"},
+    "v100-compute": {"PD303"},
+    "alexnet-critical-path-a100": {"PD410", "PD303", "PD201"},
+    "sglang-decode": {"PD303", "PD501"},
+}
+
+
+@needs_shared_traces
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdict_names_the_known_cause_when_a_real_trace_is_diagnosed(name):
+    verdict = _diagnosed(name).verdict
+    assert verdict is not None
+    assert verdict.code == VERDICTS[name], verdict.text
+
+
+@needs_shared_traces
+@pytest.mark.parametrize("name", ALSO)
+def test_findings_hold_the_further_causes_when_a_real_trace_is_diagnosed(name):
+    assert ALSO[name] <= set(_found(name))
+
+
+@needs_shared_traces
+@pytest.mark.parametrize("name", NOT)
+def test_findings_hold_no_wrong_cause_when_a_real_trace_is_diagnosed(name):
+    assert not NOT[name] & set(_found(name))
+
+
+@needs_shared_traces
+def test_gain_holds_the_step_with_workers_when_read_from_the_one_without():
+    before, after = _diagnosed("resnet50-workers0"), _diagnosed("resnet50-workers4")
+    gain = _found("resnet50-workers0")["PD101"].gain
+    measured = (before.span_s / len(before.steps)) / (after.span_s / len(after.steps))
+    assert gain is not None
+    assert gain.low <= measured <= gain.high
+
+
+@needs_shared_traces
+@pytest.mark.parametrize("name", VERDICTS)
+def test_gain_stays_within_what_the_trace_lasted_when_a_real_trace_is_diagnosed(name):
+    said = _diagnosed(name)
+    for finding in said.findings:
+        if finding.gain is None:
+            continue
+        claimed_s = sum(finding.claims.values())
+        assert 0 <= claimed_s <= said.span_s * (1 + 1e-9)
+        assert 1.0 <= finding.gain.low <= finding.gain.high
+        assert finding.gain.high <= said.span_s / max(said.span_s - claimed_s, said.span_s / 50) * (1 + 1e-9)
+
+
+@needs_shared_traces
+def test_code_is_named_when_a_real_trace_holds_stacks():
+    found = _found("owlv2-h100")
+    assert "modeling_owlv2.py:410" in found["PD309"].summary
+    assert "modeling_owlv2.py:1421" in found["PD501"].summary
+    assert "modeling_bert.py" in _found("bert-small-h100")["PD303"].summary
+
+
+@needs_shared_traces
+def test_thousands_of_waits_are_charged_with_idle_time_when_they_cost_little():
+    """7,024 synchronisations and 11,286 waits in all: what counts is the second that the device lost."""
+    finding = _found("sam-fp32-syncs-a100")["PD501"]
+    assert finding.evidence[0].value == pytest.approx(1.0047 / 2.5651, rel=0.02)
+
+
+def test_nothing_is_said_of_the_device_when_a_trace_shows_a_gpu_without_kernels():
+    said = diagnose_trace(build_trace({"device_name": "A100", "missing": {"device": "no kernel"}}, is_cpu=True))
+    assert [finding.code for finding in said.findings] == ["PD907"]
+    assert said.verdict is not None
+    assert (said.verdict.category, said.verdict.code) == ("unknown", None)
+    assert "no kernel" in said.verdict.text
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_trace_is_healthy_when_nothing_is_wrong_with_it(is_cpu):
+    said = diagnose_trace(build_trace({}, is_cpu=is_cpu))
+    assert said.findings == ()
+    assert said.verdict is not None
+    assert said.verdict.category == "healthy"
+
+
+def test_verdict_is_unknown_when_a_device_is_idle_for_no_known_reason():
+    said = diagnose_trace(build_trace({"device": {"busy_s": 0.1}}))
+    assert said.verdict is not None
+    assert said.verdict.category == "unknown"
+    assert "idle for 67 %" in said.verdict.text
+
+
+def test_verdict_is_unknown_when_a_trace_holds_nothing():
+    said = diagnose_trace(build_trace({"n_operators": 0, "operators": [], "operator_mean_s": None}, is_cpu=True))
+    assert said.verdict is not None
+    assert said.verdict.category == "unknown"
+
+
+def test_no_rule_fails_when_a_trace_has_no_length():
+    empty = TraceRecord(
+        source="x", rank=None, world_size=None, device_name=None, n_events=0, n_kernels=0, steps=(), idle=None,
+        communication=None, copies=None, syncs=None, kernels=None, operators=(),
+    )  # fmt: skip
+    assert diagnose_trace(empty).verdict is not None
+    session = build_session({"trace": {}})
+    window = msgspec.structs.replace(session.windows[0], trace=empty)
+    outcomes = diagnose(msgspec.structs.replace(session, windows=(window,))).outcomes
+    assert [(o.code, o.reason) for o in outcomes if o.status == "failed"] == []
+
+
+def test_selection_holds_when_a_trace_is_diagnosed():
+    late = {"kernels": {"median_s": 5e-6}, "idle": {"host_wait_by_phase_s": {"forward": 0.15}}}
+    assert {f.code for f in diagnose_trace(build_trace(late)).findings} == {"PD303"}
+    assert diagnose_trace(build_trace(late), ignore=["PD3"]).findings == ()
+
+
+def test_shares_are_of_the_timed_steps_when_a_session_holds_both():
+    late = {"kernels": {"median_s": 5e-6}, "idle": {"host_wait_by_phase_s": {"forward": 0.15}}}
+    session = diagnose(build_session({"trace": late, "shares": {"validation": 0.5}}))
+    (finding,) = (f for f in session.findings if f.code == "PD303")
+    assert finding.gain is not None
+    assert "applied to 1000 timed steps" in finding.gain.basis
+    # At most the 0.06 s of 0.3 s in which the device was idle, in the 48 % of the span that are steps.
+    assert finding.gain.high == pytest.approx(1 / (1 - 0.2 * 0.48), rel=1e-6)
