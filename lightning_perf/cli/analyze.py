@@ -13,6 +13,7 @@ from lightning_perf.errors import ConfigError, TraceError
 from lightning_perf.records import TraceRecord
 from lightning_perf.reports.trace_console import to_console, to_markdown
 from lightning_perf.reports.wording import fit_encoding, line
+from lightning_perf.rules.engine import check_codes, diagnose_trace
 from lightning_perf.traces import analyze_many
 
 from .output import write_file, write_stdout
@@ -26,20 +27,26 @@ def analyze(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+    select: Annotated[list[str] | None, typer.Option("--select", help="Codes of the rules to run, e.g. PD3.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Codes of the rules to leave out.")] = None,
     max_bytes: Annotated[
         int | None, typer.Option("--max-bytes", min=1, help="Most text that a compressed trace may unfold to.")
     ] = None,
 ) -> None:
-    """Says what host and device were doing in PyTorch traces: from Lightning or not, one rank or many.
+    """Says what host and device were doing in PyTorch traces, what is wrong, and what to change.
+
+    Traces may come from Lightning or not, from one rank or many.
 
     Exits with 2 where a trace could not be read; the others are shown all the same. Needs neither torch nor lightning.
     """
     if json and markdown:
         raise ConfigError("--json and --markdown are two formats; choose one")
+    check_codes(select or None, ignore or None)
     records, errors = analyze_many(traces, max_bytes=max_bytes)
     if not records:
         raise TraceError("; ".join(map(str, errors)))
-    text = _drawn(records, "json" if json else "markdown" if markdown else "console")
+    diagnosed = [diagnose_trace(record, select or None, ignore or None) for record in records]
+    text = _drawn(diagnosed, "json" if json else "markdown" if markdown else "console")
     if out is None:
         write_stdout(text)
     else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from lightning_perf.records import TraceRecord, TraceStep
+from lightning_perf.records import Finding, TraceRecord, TraceStep
 
 from . import wording
 
+WIDTH = 100
 N_ROWS = 6
 BAR_WIDTH = 24
 # What takes less than this is not worth a line.
@@ -58,7 +60,7 @@ def to_markdown(records: Sequence[TraceRecord]) -> str:
 
 def _console_section(section: Section) -> list[str]:
     if not section.heads:
-        return [section.title, *(f"  {wording.line(row[0], 300)}" for row in section.rows)]
+        return [section.title, *(line for row in section.rows for line in _wrapped(row[0]))]
     cells = [section.heads, *section.rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(section.heads))]
     lines = [section.title]
@@ -71,15 +73,35 @@ def _console_section(section: Section) -> list[str]:
     return lines
 
 
+def _wrapped(text: str) -> list[str]:
+    """Running text as lines of the terminal; what it begins with stays where it is."""
+    indent = " " * (2 + len(text) - len(text.lstrip(" ")))
+    lines = textwrap.wrap(
+        wording.line(text, 600),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [""]
+
+
 def _markdown_section(section: Section) -> list[str]:
     if not section.heads:
-        return [f"### {section.title}", "\n".join(f"- {_escaped(wording.line(row[0], 300))}" for row in section.rows)]
+        return [f"### {section.title}", "\n".join(_item(row[0]) for row in section.rows)]
     table = [
         "| " + " | ".join(section.heads) + " |",
         "|" + "|".join([":--", *["--:"] * (len(section.heads) - 1)]) + "|",
     ]
     table.extend("| " + " | ".join(_escaped(cell.strip()) for cell in row) + " |" for row in section.rows)
     return [f"### {section.title}", "\n".join(table)]
+
+
+def _item(text: str) -> str:
+    """A line of running text as an item of a list, below the one before where it is indented."""
+    depth = (len(text) - len(text.lstrip(" "))) // 4 * 2
+    return f"{' ' * depth}- {_escaped(wording.line(text, 400))}"
 
 
 def _escaped(text: str) -> str:
@@ -105,6 +127,8 @@ def _sections(record: TraceRecord) -> Iterator[Section]:
     windows = record.steps or ((record.whole,) if record.whole else ())
     if record.verdict:
         yield Section("Verdict", (), [(record.verdict.text,)])
+    if record.findings:
+        yield Section("Findings", (), [(line,) for finding in record.findings for line in _finding(finding)])
     if windows:
         yield _where_the_time_went(record, windows)
     predictions = [each for each in record.what_if if each.step_s - each.low_s >= LEAST_SHARE * 5 * each.step_s]
@@ -178,6 +202,18 @@ def _sections(record: TraceRecord) -> Iterator[Section]:
         )  # fmt: skip
     if record.missing:
         yield Section("Not told", (), [(f"{key}: {reason}",) for key, reason in record.missing.items()])
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    """What was found, what to expect of mending it, and how."""
+    expected = wording.gain(finding.gain)
+    yield (
+        f"{finding.code} {finding.name} ({finding.severity}{f', {expected} faster' if expected else ''}): "
+        f"{finding.summary}"
+    )
+    for prescription in finding.prescriptions:
+        yield f"    fix: {prescription.summary} ({prescription.safety}, {prescription.effort})"
+        yield from (f"        {line}" for line in wording.block(prescription.code))
 
 
 def _where_the_time_went(record: TraceRecord, windows: Sequence[TraceStep]) -> Section:

@@ -160,3 +160,26 @@ def test_view_says_what_to_install_when_the_viewer_is_missing(
     monkeypatch.setattr(view.shutil, "which", lambda name: None)
     assert call(monkeypatch, "view", ITEM_LOOP) == 2
     assert 'pip install "lightning-perf[trace]"' in capsys.readouterr().err
+
+
+def test_findings_come_with_their_fixes_when_a_trace_is_diagnosed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = FIXTURES / "cpu-attention.json.gz"
+    assert call(monkeypatch, "analyze", trace, "--json") == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert "PD309" in {finding["code"] for finding in record["findings"]}
+    assert record["verdict"]["code"] is not None
+    assert call(monkeypatch, "analyze", trace) == 0
+    shown = capsys.readouterr().out
+    assert "PD309 materialised-attention" in shown
+    assert "    fix: use torch's scaled_dot_product_attention" in shown
+    assert call(monkeypatch, "analyze", trace, "--markdown", "--ignore", "PD3") == 0
+    assert "PD309" not in capsys.readouterr().out
+
+
+def test_unknown_codes_are_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "analyze", "nowhere.json", "--select", "PD31x") == 2
+    assert "PD31x" in capsys.readouterr().err
