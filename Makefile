@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck imports pytest docs-rules bench-overhead clean
+.PHONY: demo test lint typecheck imports pytest docs-rules gpu-check bench-overhead clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
@@ -33,6 +33,10 @@ pytest: $(STAMP)
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py
+
+# For a machine with an accelerator; elsewhere everything is skipped.
+gpu-check: $(STAMP)
+	$(BIN)/python -m pytest -m gpu tests/gpu -q
 
 bench-overhead: $(STAMP)
 	$(BIN)/python benchmarks/overhead/run.py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from lightning_perf.records import Session, StageTimes
+from lightning_perf.records import Session, Spread, StageTimes, Telemetry
 
 from .markdown import to_markdown
 
@@ -25,7 +25,9 @@ def scalars(session: Session) -> dict[str, float]:
 
     ``perf/step_ms/p50`` (also p95, p99), ``perf/samples_per_s``, ``perf/share/<phase>`` (0…1 of the steady span),
     ``perf/starved_share`` (the device's clock), ``perf/overhead_us`` (a step) and ``perf/overhead_share``,
-    ``perf/memory_gib/<device>``. Validation inside fit stands under ``perf/validation/…``, other stages under
+    ``perf/memory_gib/<device>``, ``perf/gpu_util/<device>`` (0…1) with ``gpu_power_w``, ``gpu_temperature_c`` and
+    ``gpu_clock_mhz``, ``perf/cpu_busy``, ``perf/iowait`` (0…1), ``perf/energy_j``.
+    Validation inside fit stands under ``perf/validation/…``, other stages under
     ``perf/<stage>/…``.
     """
     figures: dict[str, float | None] = {}
@@ -36,6 +38,8 @@ def scalars(session: Session) -> dict[str, float]:
         figures.update(_stage_scalars("perf/validation", session.validation))
     for device in session.memory.devices:
         figures[f"perf/memory_gib/{device.device.replace(':', '_')}"] = device.peak_allocated_bytes / 1024**3
+    if session.telemetry is not None:
+        figures.update(_telemetry_scalars(session.telemetry))
     if session.overhead is not None:
         figures["perf/overhead_us"] = session.overhead.per_step_us
         figures["perf/overhead_share"] = session.overhead.share
@@ -63,3 +67,25 @@ def _stage_scalars(root: str, stage: StageTimes) -> dict[str, float | None]:
     }
     figures.update({f"{root}/share/{name}": phase.share for name, phase in stage.phases.items()})
     return figures
+
+
+def _telemetry_scalars(telemetry: Telemetry) -> dict[str, float | None]:
+    figures: dict[str, float | None] = {}
+    for device in telemetry.devices:
+        name = device.device.replace(":", "_")
+        figures |= {
+            f"perf/gpu_util/{name}": _mean(device.utilisation_fraction),
+            f"perf/gpu_power_w/{name}": _mean(device.power_w),
+            f"perf/gpu_temperature_c/{name}": _mean(device.temperature_c),
+            f"perf/gpu_clock_mhz/{name}": _mean(device.sm_clock_mhz),
+        }
+    if telemetry.host is not None:
+        figures["perf/cpu_busy"] = _mean(telemetry.host.cpu_busy_fraction)
+        figures["perf/iowait"] = _mean(telemetry.host.iowait_fraction)
+    if telemetry.energy is not None:
+        figures["perf/energy_j"] = telemetry.energy.metered_j
+    return figures
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.mean

@@ -9,6 +9,7 @@ import msgspec
 
 from lightning_perf.records import Block, Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_changes import changes_at
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import duration, percent
@@ -87,6 +88,7 @@ def check(session: Session) -> Finding | None:
             ),
             Evidence(metric="first slow step", value=after[0].first_step, unit="count"),
             *((Evidence(metric=f"growth of {phase} a step", value=growth[phase], unit="s"),) if phase else ()),
+            *changes_at(session, after[0].start_s),
         ),
         prescriptions=(
             Prescription(

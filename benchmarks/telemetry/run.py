@@ -1,0 +1,38 @@
+"""What the sampling of device and host costs: CPU time of its thread ÷ wall time, at the default rate.
+
+python benchmarks/telemetry/run.py [seconds]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from lightning_perf.probes.telemetry import DEFAULT_HZ, FIRST_S, open_telemetry
+
+LIMIT = 0.005
+
+
+def main(seconds: float = 30.0) -> int:
+    """Samples beside an idle thread and prints the share of one core; 1 where it is above the limit."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    probe = open_telemetry(device, now_ns=time.perf_counter_ns, start_ns=time.perf_counter_ns(), step=lambda: 1)
+    probe.start()
+    time.sleep(seconds)
+    probe.stop()
+    record = probe.record()
+    fraction = record.sampler_core_fraction or 0.0
+    n_samples = record.host.n_samples if record.host is not None else 0
+    print(
+        f"{device}: {n_samples} samples in {seconds:g} s, first {FIRST_S:g} s more often, then {DEFAULT_HZ:g} a second"
+    )
+    print(
+        f"{fraction:.3%} of one core, limit {LIMIT:.1%}; {1e3 * fraction * seconds / max(1, n_samples):.2f} ms a sample"
+    )
+    return int(fraction > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(float, sys.argv[1:2])))

@@ -1,0 +1,50 @@
+"""What the machine did differently from some moment of the run on."""
+
+from __future__ import annotations
+
+import statistics
+
+from lightning_perf.records import Evidence, Session
+
+# Changes below a tenth, or of a fraction by less than a tenth, happen all the time.
+MIN_CHANGE = 0.10
+MIN_POINTS = 3
+MOST_TOLD = 3
+
+
+def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
+    """The sampled figures that changed most at a moment, as evidence; empty without enough samples around it.
+
+    Args:
+        session: With telemetry.
+        at_s: Seconds since the start of the run.
+    """
+    points = session.telemetry.timeline if session.telemetry is not None else ()
+    before = [point for point in points if point.step > 0 and point.start_s < at_s]
+    after = [point for point in points if point.start_s >= at_s]
+    found: list[tuple[float, Evidence]] = []
+    for metric in sorted({name for point in points for name in point.values}):
+        sides = [[point.values[metric] for point in side if metric in point.values] for side in (before, after)]
+        if min(map(len, sides)) < MIN_POINTS:
+            continue
+        was, became = map(statistics.median, sides)
+        is_fraction = metric.endswith("_fraction")
+        change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
+        if change >= MIN_CHANGE and max(abs(was), abs(became)) > 0:
+            found.append((change, Evidence(metric=f"{_words(metric)} then: was {was:.4g}, became", value=became,
+                                           unit=_unit(metric), n=len(sides[1]))))  # fmt: skip
+    return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:MOST_TOLD])
+
+
+def _words(metric: str) -> str:
+    for suffix in ("_fraction", "_bytes_per_s", "_bytes", "_mhz", "_cores", "_c", "_w"):
+        if metric.endswith(suffix):
+            return metric.removesuffix(suffix).replace("_", " ")
+    return metric.replace("_", " ")
+
+
+def _unit(metric: str) -> str:
+    for suffix, unit in (("_mhz", "MHz"), ("_cores", "cores"), ("_c", "degrees Celsius"), ("_w", "W")):
+        if metric.endswith(suffix):
+            return unit
+    return "" if not metric.endswith("_bytes_per_s") else "bytes/s"

@@ -1,0 +1,129 @@
+"""The sampling: what it counts, when it stops, what it leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_perf.probes.gpu import NvmlReader
+from lightning_perf.probes.nvml import Driver, WantedDevice
+from lightning_perf.probes.telemetry import TelemetryProbe
+
+from .fake_nvml import ERRORS, FakeNvml, gpu
+
+
+class Scripted:
+    """A run whose clock and steps a test sets."""
+
+    def __init__(self, reader: Any = None, hz: float = 1.0, host: Any = None) -> None:
+        self.now_s, self.n_steps = 0.0, 0
+        packages = SimpleNamespace(read=lambda: None, missing_reason="no RAPL")
+        self.probe = TelemetryProbe(
+            host, reader, packages, now_ns=lambda: int(self.now_s * 1e9), start_ns=0, step=lambda: self.n_steps, hz=hz
+        )  # fmt: skip
+
+    def sample(self, at_s: float, n_steps: int) -> None:
+        self.now_s, self.n_steps = at_s, n_steps
+        self.probe.sample()
+
+
+def device(**changes: Any) -> NvmlReader:
+    return NvmlReader(Driver(FakeNvml(gpu(0, **changes))), WantedDevice(index=0, name="H100"), environ={})
+
+
+def telemetry_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "telemetry" in thread.name]
+
+
+def test_samples_count_from_the_first_step_on_when_the_run_starts_slowly() -> None:
+    run = Scripted(device(UtilizationRates=[SimpleNamespace(gpu=g, memory=0) for g in (0, 0, 80, 90)]))
+    for at_s, n_steps in ((1, 0), (2, 0), (3, 1), (5, 9)):
+        run.sample(at_s, n_steps)
+    record = run.probe.record()
+    assert record.devices[0].n_samples == 2
+    assert record.devices[0].utilisation_fraction.mean == pytest.approx((0.8 + 2 * 0.9) / 3)
+    assert [(point.start_s, point.step) for point in record.timeline] == [(0, 0), (1, 0), (2, 1), (3, 9)]
+    assert record.timeline[3].values["cuda:0 utilisation_fraction"] == 0.9
+
+
+def test_energy_is_integrated_within_one_percent_when_there_is_no_counter() -> None:
+    watts = [200_000, 300_000, 400_000, 300_000, 200_000]
+    run = Scripted(device(PowerUsage=list(watts), TotalEnergyConsumption=ERRORS["NotSupported"]("scripted")))
+    for i in range(5):
+        run.sample(float(i), 1)
+    energy = run.probe.record().energy
+    assert energy.gpu_j == pytest.approx(1200.0, rel=0.01)
+    assert energy.gpu_basis == "integrated power"
+    assert energy.cpu_j is None
+    assert run.probe.all_missing()["telemetry.energy.cpu_j"] == "no RAPL"
+    assert "NotSupported" in run.probe.all_missing()["telemetry.devices.cuda:0.energy"]
+
+
+def test_energy_is_none_when_nothing_is_metered() -> None:
+    run = Scripted()
+    run.sample(1.0, 1)
+    assert run.probe.record().energy is None
+
+
+def test_reason_is_told_when_the_device_is_lost_during_the_run() -> None:
+    run = Scripted(device(Temperature=[50, ERRORS["GpuIsLost"]("scripted")]))
+    for i in range(1, 4):
+        run.sample(float(i), 1)
+    assert run.probe.record().devices[0].n_samples == 1
+    assert "GpuIsLost" in run.probe.all_missing()["telemetry.devices.cuda:0"]
+
+
+def test_thread_ends_when_stopped_and_stopping_twice_does_no_harm() -> None:
+    run = Scripted(hz=10.0)
+    run.probe.start()
+    assert len(telemetry_threads()) == 1
+    assert telemetry_threads()[0].daemon
+    run.probe.stop()
+    assert telemetry_threads() == []
+    run.probe.stop()
+
+
+def test_error_is_kept_and_the_thread_ends_when_a_reader_raises() -> None:
+    begun = threading.Event()
+
+    def read(at_s: float) -> dict[str, float]:
+        if threading.current_thread() is threading.main_thread():
+            return {}
+        begun.set()
+        raise RuntimeError("scripted")
+
+    run = Scripted(hz=10.0, host=SimpleNamespace(read=read, add=lambda *_: None, close=lambda: None))
+    run.probe.start()
+    assert begun.wait(10)
+    run.probe.stop()
+    assert isinstance(run.probe.error, RuntimeError)
+    assert telemetry_threads() == []
+
+
+def test_readers_are_let_go_when_the_run_ends() -> None:
+    reader = device()
+    nvml = reader._driver.nvml
+    nvml.nvmlInit()
+    run = Scripted(reader)
+    run.probe.start()
+    run.probe.stop()
+    run.probe.stop()
+    assert nvml.users == 0
+
+
+@pytest.mark.parametrize("hz", [0.5, 11.0, float("nan")])
+def test_rate_is_refused_when_out_of_range(hz: float) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 10"):
+        Scripted(hz=hz)
+
+
+def test_batch_bytes_are_those_of_its_tensors_when_nested() -> None:
+    run = Scripted(host=SimpleNamespace(record=lambda extra: extra, read=lambda at: {}, missing={}))
+    run.probe.first_batch({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]})
+    assert run.probe.record().host["batch_bytes"] == 35
+    run.probe.first_batch("no tensor")
+    assert run.probe.record().host["batch_bytes"] is None
