@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lightning_perf.records import SEVERITIES, Finding, Session, StageTimes
 
+from .machine import machine_facts
 from .wording import count, gain, line, phase_name, seconds, share, size
 
 FOLDED_BELOW_SHARE = 0.005
@@ -222,6 +223,7 @@ def footer_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
     elif "skipped" in rules:
         rules += "; lightning-perf report SESSION --all shows why"
     facts = (
+        *machine_facts(session),
         ("Memory", memory_fact(session)),
         ("Overhead", overhead_fact(session)),
         ("Rules", rules),
