@@ -189,9 +189,13 @@ def rules_fact(session: Session) -> str:
     return ", ".join(parts)
 
 
+_MAIN_FIGURES = ("steady", "validation", "memory", "windows")
+"""Parts of the session whose absence a reader should know of at once; the rest is told on request."""
+
+
 def missing_fact(session: Session) -> str:
-    """What could not be measured, in one line: the first with their reasons; empty when nothing is missing."""
-    rows = missing_rows(session)
+    """What of the main figures could not be measured, in one line: the first with their reasons; empty normally."""
+    rows = [(what, why) for what, why in missing_rows(session) if what.partition(".")[0] in _MAIN_FIGURES]
     told = [f"{what}: {why}" for what, why in rows[:MISSING_TOLD]]
     rest = len(rows) - len(told)
     return "; ".join(told) + (f"; and {rest} more" if rest else "")

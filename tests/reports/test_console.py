@@ -118,8 +118,8 @@ def test_run_report_orders_findings_by_verdict_then_severity() -> None:
     assert ranks == sorted(ranks)
 
 
-def test_run_report_tells_two_missing_measurements_and_all_when_asked() -> None:
-    missing = {"settings.a": "no such flag", "steady.device": "no clock", "memory.gpu": "no driver"}
+def test_run_report_tells_main_figures_missing_and_all_when_asked() -> None:
+    missing = {"settings.a": "no such flag", "steady.device": "no clock", "memory.gpu": "no driver", "windows": "off"}
     session = msgspec.structs.replace(starved(), missing=missing)
     assert "missing   memory.gpu: no driver; steady.device: no clock; and 1 more\n" in to_text(run_report(session), 100)
     text = to_text(run_report(session, show_all=True), 100)
