@@ -15,11 +15,13 @@ import msgspec
 
 from lightning_perf import arguments, seams
 from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.ranks import gather_ranks
 from lightning_perf.probes.recorder import Recorder, Status
 from lightning_perf.probes.window import WindowProbe
 from lightning_perf.records import SESSION_FILE, ProbeFailure, Ranks, Session, TraceRecord, Window
 from lightning_perf.reports import console as console_report
+from lightning_perf.reports import post_mortem
 from lightning_perf.reports import tensorboard as tensorboard_report
 from lightning_perf.rules.engine import check_codes, diagnose, preflight
 
@@ -46,6 +48,8 @@ class DoctorHooks:
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
             there is no logger.
         memory: Whether to read memory use.
+        memory_snapshot: Also record torch's history of allocations (CUDA; a bounded number, with Python stacks) and
+            write it for torch's own viewer when the run ends or memory runs out. It slows every allocation down.
         device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
             host beside the training (about once a second, in a thread that uses at most 0.5 % of a core).
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
@@ -72,6 +76,7 @@ class DoctorHooks:
         reports: list[str] | tuple[str, ...] = arguments.REPORTS,
         out_dir: str | Path | None = None,
         memory: bool = True,
+        memory_snapshot: bool = False,
         device_stats: bool = True,
         select: list[str] | tuple[str, ...] | None = None,
         ignore: list[str] | tuple[str, ...] | None = None,
@@ -86,6 +91,7 @@ class DoctorHooks:
         self.reports = arguments.checked_reports(reports)
         self.out_dir = arguments.checked_path(out_dir)
         self.memory = arguments.checked_flag("memory", memory)
+        self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
         self.select = arguments.checked_codes("select", select)
         self.ignore = arguments.checked_codes("ignore", ignore)
@@ -99,6 +105,7 @@ class DoctorHooks:
         self._recorder: Recorder | None = None
         self._loop: LoopProbe | None = None
         self._windows: WindowProbe | None = None
+        self._memory: MemoryProbe | None = None
         self._undo_silence: seams.Undo | None = None
         self._is_silent = False
         self._ranks: Ranks | None = None
@@ -109,7 +116,8 @@ class DoctorHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
-        live: dict[str, Any] = {"_recorder": None, "_loop": None, "_windows": None, "_pending_metrics": {}}
+        live: dict[str, Any] = dict.fromkeys(("_recorder", "_loop", "_windows", "_memory"))
+        live["_pending_metrics"] = {}
         silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
         kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
         return {**kept, **live, "_undo_silence": None}
@@ -137,12 +145,14 @@ class DoctorHooks:
                 self,
                 getattr(stage, "value", stage),
                 wants_memory=self.memory,
+                wants_memory_history=self.memory_snapshot,
                 wants_device_clock=self.device_stats,
                 on_fail=self._switch_off,
                 rates=self.rates,
             )
             self._loop = self._recorder.loop
             self._recorder.start(self._metrics_for)
+            self._memory = self._recorder.memory if self._recorder.stage == "fit" else None
             self._guard("telemetry", self._recorder.start_telemetry)
             if self.window_options is not None and not trainer.fast_dev_run:
                 self._recorder.open_windows(self.window_options, self._folder, self._is_worth_keeping)
@@ -179,6 +189,8 @@ class DoctorHooks:
         if self._loop is not None:
             try:
                 self._loop.batch_begins(batch)
+                if self._memory is not None:
+                    self._memory.batch_begins(batch)
                 if self._windows is not None:
                     self._windows.step()
                 if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
@@ -190,6 +202,8 @@ class DoctorHooks:
         """A step is over."""
         if self._loop is not None:
             try:
+                if self._memory is not None:
+                    self._memory.batch_ends()
                 self._loop.batch_ends(batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
@@ -257,24 +271,27 @@ class DoctorHooks:
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Diagnoses."""
-        recorder = self._recorder
         if self._loop is not None:
             self._guard("steps", self._loop.epoch_ends)
-        if recorder is not None:
-            self._guard("telemetry", recorder.train_epoch_ended)
-        if (trainer.current_epoch + 1) % self.every_n_epochs:
-            return
-        if recorder is not None:
-            self._guard("loader", recorder.epoch_ended, False)
-        self._gather(trainer)
-        if recorder is not None:
-            self._guard("session", self._report_epoch, trainer)
+            self._guard("steps", self._loop.main.reporting, True)
+        if self._recorder is not None:
+            self._guard("telemetry", self._recorder.train_epoch_ended)
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            if self._recorder is not None:
+                self._guard("loader", self._recorder.epoch_ended, False)
+            self._gather(trainer)
+            if self._recorder is not None:
+                self._guard("session", self._report_epoch, trainer)
+        if self._loop is not None:
+            self._guard("steps", self._loop.main.reporting, False)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last time at which loggers take figures, and at which all ranks are known to be there."""
         recorder = self._recorder
         if recorder is not None:
             self._guard("loader", recorder.epoch_ended, True)
+            if self._memory is not None:
+                self._guard("memory", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
             self._guard("tensorboard", self._flush_metrics, trainer)
         self._gather(trainer)
 
@@ -362,9 +379,25 @@ class DoctorHooks:
             return
         if self._loop is not None:
             self._guard("steps", self._loop.run_ends)
+        if error is not None and self._memory is not None:
+            folder = None if trainer.fast_dev_run else self._folder
+            self._guard("memory", self._memory.out_of_memory, error, folder)
         self._end(error)
         self._guard("report", self._report_run, trainer, status, error)
-        self._recorder = self._loop = self._windows = None
+        self._guard("post-mortem", self._post_mortem, trainer)
+        self._recorder = self._loop = self._windows = self._memory = None
+
+    def _post_mortem(self, trainer: Any) -> None:
+        """Tells what is known where memory ran out, last of all: on screen, and in a file on the rank that it hit."""
+        session = self.session
+        if session is None or session.memory.oom is None:
+            return
+        report = post_mortem.post_mortem(session)
+        self._print(trainer, lambda: report)
+        name = session.memory.oom.post_mortem_file
+        if name is not None and self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / name).write_text(console_report.to_text(report, width=100), encoding="utf-8")
 
     def _end(self, error: BaseException | None = None) -> None:
         """Takes out what was put in place."""

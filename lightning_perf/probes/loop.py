@@ -13,7 +13,7 @@ from lightning_perf.records import PHASES, NamedTime
 
 from .clock import DeviceClock
 from .processes import FetchWatch
-from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
+from .spans import N_COLUMNS, PHASE_INDEX, Edges, EdgeSpan, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
 from .steps import StageProbe
 
 NO_SPAN = NoSpan()
@@ -32,6 +32,7 @@ _MODULE_PARTS = {
     "configure_gradient_clipping": ("optimizer", "gradient_clipping"),
     "lr_scheduler_step": ("optimizer", "lr_scheduler"),
 }
+_EDGES = frozenset({"training_step", "zero_grad", "backward", "optimizer_step"})
 _BATCH_HOOKS = frozenset({"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"})
 _STEP_HOOKS = frozenset(
     {
@@ -84,6 +85,7 @@ class LoopProbe:
         self.missing: dict[str, str] = {}
         self.backed_off: list[str] = []
         self._spans: list[Span] = []
+        self._edge_spans: list[Span] = []
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
         self._is_between = True  # between epochs, or before the first
@@ -149,7 +151,18 @@ class LoopProbe:
         self.main.profiling(False)
         self._tap_again()
 
+    def watch_edges(self, edges: Edges | None) -> None:
+        """From here on ``edges`` is told when the parts of a step begin and end; None for nobody.
+
+        Args:
+            edges: Told by the names ``training_step``, ``zero_grad``, ``backward`` and ``optimizer_step``.
+        """
+        self.timeline.edges = edges
+        for span in self._edge_spans:
+            span.__class__ = Span if edges is None else EdgeSpan
+
     def _tap_again(self) -> None:
+        self._edge_spans.clear()
         if self._undo_profiler is not None:
             self._undo_profiler()
             self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
@@ -253,6 +266,10 @@ class LoopProbe:
 
     def _span(self, phase: str, name: str, kind: str, hook: str) -> Span:
         span = Span(self.timeline, phase, name, kind, hook)
+        if name in _EDGES and kind == "loop":
+            self._edge_spans.append(span)
+            if self.timeline.edges is not None:
+                span.__class__ = EdgeSpan
         if self._mark is None:  # profiled steps count in no statistic
             self._spans.append(span)
         return span

@@ -1,53 +1,457 @@
-"""Reads what memory is in use; nothing here waits for a device or resets a peak."""
+"""Memory over a run: at the edges of sampled steps, by what it holds, as a trend, and at its end.
+
+Nothing here waits for a device or resets a peak: peaks stay the user's own, and what a phase did not raise is not told.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import psutil
+import msgspec
 
-from lightning_perf.records import DeviceMemory, Memory
+from lightning_perf.records import (
+    Breakdown,
+    DeviceMemory,
+    Growth,
+    Headroom,
+    HostMemory,
+    Memory,
+    OutOfMemory,
+    Suspect,
+)
+from lightning_perf.stats.headroom import fit_samples, largest_batch
+
+from . import oom
+from .allocator import Allocator, allocator_of
+from .breakdown import ModelMemory, gradients_by_module, modules_held_by, with_gradients, with_peak
+from .census import roots_of
+from .edges import EdgeReadings
+from .growth import WORKERS, GrowthWatch
+from .history import AllocationHistory, history_of, read_history
+from .host_memory import ResidentMemory, Workers, peak_rss_bytes, read_host_memory
+from .loop import LoopProbe
+from .model import is_compiled
+from .saved_tensors import SavedTensors
+from .steps import size_reader
+
+FIRST_SAMPLED_STEPS = (1, 2)
+"""The very first step allocates what later ones reuse; the next ones show where the peak rises."""
+
+SAMPLE_EVERY = 50
+_SAMPLES_BEFORE_RARER = 64  # then every so many steps become twice as many: a long run learns nothing new
+
+_BREAKDOWN_ATTEMPTS = 3
+_HOST_EVERY_NS = 30 * 10**9
+HEADROOM_MARGIN = 0.1
+"""Of the capacity: what fragmentation and batches of uneven size need (the near-capacity rule warns from 92 % on)."""
+
+PHASES_BY_EDGE = {"training_step": "forward", "zero_grad": "zero_grad", "backward": "backward"}
+"""``optimizer_step`` ends where the step does."""
 
 
-def read_memory(device: Any) -> Memory:
-    """Memory of this process and of the device that it trains on.
+class MemoryProbe:
+    """Reads memory during one run.
 
     Args:
-        device: The ``torch.device``.
-
-    Returns:
-        The record; ``devices`` is empty on a CPU run.
+        trainer: The Trainer, in its ``setup``.
+        pl_module: Its module.
+        loop: The loop under way.
+        now_ns: The host's clock.
+        on_fail: Called with the first error; nothing is read from then on.
+        allocator: The device's; None to ask torch.
+        wants_history: Whether the history of allocations is recorded.
     """
-    return Memory(
-        devices=_device_memory(device),
-        host_rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
-        host_peak_rss_bytes=_peak_rss_bytes(),
-    )
+
+    def __init__(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        loop: LoopProbe,
+        now_ns: Callable[[], int],
+        on_fail: Callable[[Exception], None],
+        allocator: Allocator | None = None,
+        wants_history: bool = False,
+    ) -> None:
+        self.missing: dict[str, str] = {}
+        self.sampling_ns = 0
+        """Spent reading at the edges of sampled steps and for the trend."""
+        self.outside_ns = 0
+        """Spent in single steps beside that, where no hook of the doctor's accounts for it."""
+        self._once_ns = 0
+        self._is_closed = False
+        self.is_off = False
+        self._trainer, self._module, self._loop = trainer, pl_module, loop
+        self._now_ns, self._on_fail = now_ns, on_fail
+        self._device = trainer.strategy.root_device
+        reason = ""
+        self._allocator = allocator
+        if allocator is None:
+            self._allocator, reason = allocator_of(self._device)
+        if self._allocator is None:
+            self.missing["memory.devices"] = reason
+        self._history: AllocationHistory | None = None
+        if wants_history:
+            self._history, reason = history_of(self._device)
+            if self._history is None:
+                self.missing["memory.oom.history"] = reason
+        self._own = ResidentMemory(os.getpid())
+        self._workers = Workers()
+        readers: dict[str, Callable[[], int | None]] = {"host": self._own.read, WORKERS: self._workers.read}
+        if self._allocator is not None:
+            readers[self._allocator.device] = self._allocated
+        self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
+        self._workers.on_change = self._growth.series[WORKERS].clear
+        self._edges = EdgeReadings(self._allocator, self._own)
+        self._step = 0
+        self._next_sample = FIRST_SAMPLED_STEPS[0]
+        self._n_samples = 0
+        self._sample_every = SAMPLE_EVERY
+        self._next_look = min(self._next_sample, self._growth.next_step)
+        self._is_sampling = False
+        self._breakdown: Breakdown | None = None
+        self._saved: SavedTensors | None = None
+        self._model_memory: ModelMemory | None = None
+        self._gradients: dict[str, int] = {}
+        self._attempts = 0
+        self._batch_size: int | None = None
+        self._host: HostMemory | None = None
+        self._next_host_ns = 0
+        self._oom: OutOfMemory | None = None
+
+    # -- the loop's events --------------------------------------------------------------------------------------------
+
+    def batch_begins(self, batch: Any) -> None:
+        """The batch is on the device, its step begins."""
+        self._step += 1
+        if self._step > self._next_look and not self.is_off:
+            begin, once_ns = self._now_ns(), self._once_ns
+            self._guarded(self._look, self._step - 1, batch)
+            self.sampling_ns += self._now_ns() - begin - (self._once_ns - once_ns)
+
+    def batch_ends(self) -> None:
+        """The step is over."""
+        if self._is_sampling:
+            begin = self._now_ns()
+            self._guarded(self._sample_ends)
+            self.sampling_ns += self._now_ns() - begin
+
+    def _look(self, step: int, batch: Any) -> None:
+        if step >= self._growth.next_step:
+            self._growth.look(step)
+        now = self._now_ns()
+        if now >= self._next_host_ns:
+            self._next_host_ns = now + _HOST_EVERY_NS
+            self._once(self.read_host)
+        if step >= self._next_sample:
+            self._sample_begins(step, batch)
+        self._next_look = min(self._next_sample, self._growth.next_step)
+
+    def _sample_begins(self, step: int, batch: Any) -> None:
+        self._n_samples += 1
+        if self._n_samples % _SAMPLES_BEFORE_RARER == 0:
+            self._sample_every *= 2
+        later = [s for s in FIRST_SAMPLED_STEPS if s > step]
+        self._next_sample = later[0] if later else step + self._sample_every
+        self._is_sampling = True
+        size = size_reader(batch)(batch)
+        self._batch_size = size if size >= 0 else None
+        self._edges.begin(self._batch_size)
+        self._edges.read("transfer")
+        needs_look = self._breakdown is None or (self._breakdown.activations_bytes is None and self._saved is not None)
+        if step > FIRST_SAMPLED_STEPS[0] and needs_look and self._attempts < _BREAKDOWN_ATTEMPTS:
+            self._attempts += 1
+            self._once(self._begin_breakdown, batch)
+        self._loop.watch_edges(self)
+
+    def _once(self, function: Callable[..., None], *args: Any) -> None:
+        """Does what takes long and is rarely done: the step counts in no statistic."""
+        begin = self._now_ns()
+        self._loop.main.leave_out()
+        function(*args)
+        self._once_ns += self._now_ns() - begin
+
+    def _begin_breakdown(self, batch: Any) -> None:
+        memory = self._count(batch)
+        self._model_memory, self._gradients = memory, {}
+        if is_compiled(self._module):
+            self.missing["memory.breakdown.activations"] = "compiled modules save their tensors unseen"
+            return
+        self._saved = SavedTensors(memory.count, memory.modules, self._now_ns)
+
+    def enters(self, name: str) -> None:
+        """A part of the sampled step begins."""
+        if name == "training_step" and self._saved is not None and self._model_memory is not None:
+            self._saved.__enter__()
+
+    def leaves(self, name: str) -> None:
+        """A part of the sampled step is over."""
+        if name == "training_step" and self._saved is not None and self._model_memory is not None:
+            self._saved.__exit__()
+        phase = PHASES_BY_EDGE.get(name)
+        if phase is not None:
+            begin = self._now_ns()
+            self._guarded(self._edge, phase)
+            self.sampling_ns += self._now_ns() - begin
+
+    def _edge(self, phase: str) -> None:
+        self._edges.read(phase)
+        if phase == "backward" and self._model_memory is not None:
+            self._gradients = gradients_by_module(self._module, self._device)
+
+    def _sample_ends(self) -> None:
+        self._is_sampling = False
+        self._loop.watch_edges(None)
+        self._edges.read("optimizer")
+        memory, self._model_memory = self._model_memory, None
+        if memory is None:
+            return
+        saved = self._saved
+        if saved is not None:
+            self.outside_ns += saved.own_ns
+            if saved.n_tensors == 0 and not saved.failure:
+                saved.failure = "the step that was looked at ran no forward pass with gradients"
+        record = with_gradients(memory.record(saved), self._gradients)
+        self._breakdown = msgspec.structs.replace(record, n_samples=self._batch_size, step=self._step - 1)
+
+    def read_host(self) -> None:
+        """Reads the host in full; too dear for every step."""
+        self._workers.refresh()
+        now = read_host_memory(self._workers.pids)
+        before = self._host
+        if before is not None:  # the highest of what goes up and down
+            now = msgspec.structs.replace(
+                now,
+                used_bytes=_highest(before.used_bytes, now.used_bytes),
+                swapped_bytes=_highest(before.swapped_bytes, now.swapped_bytes),
+                workers_rss_bytes=max(before.workers_rss_bytes, now.workers_rss_bytes),
+                n_workers=max(before.n_workers, now.n_workers),
+            )
+        self._host = now
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def out_of_memory(self, error: BaseException, folder: Path | None) -> OutOfMemory | None:
+        """What is known when memory ran out; None where it was another error.
+
+        Args:
+            error: What ended the run.
+            folder: Where a snapshot is dumped; None for nowhere.
+        """
+        where = oom.recognise(error)
+        if where is None:
+            return None
+        batch = oom.batch_of(error)
+        shapes = oom.shapes_of(batch)
+        named = oom.names_in(self._module, self._trainer.optimizers)
+        kind = self._device.type if where == "device" else "cpu"
+        series = self._growth.series[self._main_place(where)]
+        record = OutOfMemory(
+            where=where,
+            error=f"{type(error).__name__}: {str(error)[:500]}",
+            step=max(0, self._step - 1),
+            phase=oom.phase_of(error),
+            code=oom.code_of(error),
+            requested_bytes=oom.requested_bytes(error),
+            batch_shapes=shapes,
+            n_samples=next((shape[0] for shape in shapes.values() if shape), None),
+            largest_tensors=oom.largest_tensors(error, named, kind),
+            timeline=tuple(zip(series.steps, series.values, strict=True)),
+            post_mortem_file=None if folder is None else _post_mortem_name(self._trainer),
+        )
+        self._oom = record
+        if self._history is not None and folder is not None:
+            name, snapshot = self._history.dump(folder)
+            history, sites = read_history(snapshot)
+            self._oom = msgspec.structs.replace(record, history=history, history_sites=sites, snapshot_file=name)
+        return self._oom
+
+    def _main_place(self, where: str) -> str:
+        if where == "device" and self._allocator is not None:
+            return self._allocator.device
+        return WORKERS if where == "worker" and self._growth.series[WORKERS].steps else "host"
+
+    def run_ends(self, folder: Path | None) -> None:
+        """The last step is over; workers and loaders may still be there.
+
+        Args:
+            folder: Where the history of allocations is written, if one is recorded; None for nowhere.
+        """
+        self._guarded(self._growth.end, self._step)
+        self._guarded(self.read_host)
+        if self._history is not None and folder is not None:
+            self._history.dump(folder)
+
+    def close(self) -> None:
+        """Puts everything back; calling it twice does no harm."""
+        self._is_closed = True
+        self._loop.watch_edges(None)
+        if self._saved is not None:
+            self._saved.__exit__()
+        self._own.close()
+        self._workers.close()
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+
+    # -- what it comes to ---------------------------------------------------------------------------------------------
+
+    def record(self) -> Memory:
+        """What is known now."""
+        if not self._is_closed:
+            self.read_host()
+        host = msgspec.structs.replace(
+            self._host or read_host_memory(),
+            rss_bytes=self._own.read() or 0,
+            peak_rss_bytes=peak_rss_bytes(),
+            phases=self._edges.host_phases(),
+        )
+        device = self._device_memory()
+        breakdown = self._finished_breakdown(device)
+        return Memory(
+            devices=() if device is None else (device,),
+            host_rss_bytes=host.rss_bytes,
+            host_peak_rss_bytes=host.peak_rss_bytes,
+            host=host,
+            breakdown=breakdown,
+            growth=self._growth_records(),
+            held_graphs=self._growth.held_graphs,
+            headroom=self._headroom(breakdown, device, host),
+            oom=self._oom,
+        )
+
+    def _device_memory(self) -> DeviceMemory | None:
+        if self._allocator is None:
+            return None
+        reading = self._allocator.read()
+        return DeviceMemory(
+            device=self._allocator.device,
+            peak_allocated_bytes=reading.peak_allocated,
+            peak_reserved_bytes=reading.peak_reserved,
+            total_bytes=self._allocator.total_bytes,
+            alloc_retries=reading.n_retries,
+            allocated_bytes=reading.allocated,
+            reserved_bytes=reading.reserved,
+            inactive_split_bytes=reading.peak_inactive_split,
+            ooms=reading.n_ooms,
+            phases=self._edges.device_phases(),
+            peak_phase=self._edges.peak_phase,
+        )
+
+    def _finished_breakdown(self, device: DeviceMemory | None) -> Breakdown | None:
+        """The breakdown of the step that was looked at, with what has come since: optimizer states, the peak."""
+        if self._breakdown is None and not self._trainer.optimizers:
+            return None
+        now = self._count(None)
+        looked_at = self._breakdown or with_gradients(now.record(None), self._gradients)
+        if self._breakdown is not None and now.optimizer_bytes > (looked_at.optimizer_bytes or 0):
+            later = now.record(None)
+            states = {m.name: m.optimizer_bytes for m in later.modules}
+            modules = tuple(
+                msgspec.structs.replace(m, optimizer_bytes=states.get(m.name, 0)) for m in looked_at.modules
+            )
+            looked_at = msgspec.structs.replace(
+                looked_at, optimizer_bytes=later.optimizer_bytes, optimizer_basis="held", modules=modules
+            )
+        if device is None or device.peak_allocated_bytes == 0:
+            return looked_at
+        return with_peak(looked_at, device.peak_allocated_bytes, device.peak_reserved_bytes)
+
+    def _headroom(self, breakdown: Breakdown | None, device: DeviceMemory | None, host: HostMemory) -> Headroom | None:
+        n = self._batch_size if breakdown is None else breakdown.n_samples or self._batch_size
+        if breakdown is None or not n:
+            return None
+        kept = (breakdown.activations_bytes or 0) + (breakdown.batch_bytes or 0)
+        basis = "saved tensors of one batch"
+        if device is not None:
+            capacity, peak = device.total_bytes, device.peak_allocated_bytes
+            fixed = (
+                breakdown.parameters_bytes
+                + breakdown.gradients_bytes
+                + (breakdown.optimizer_bytes or 0)
+                + breakdown.buffers_bytes
+                + breakdown.copies_bytes
+            )
+            per_sample, basis = (peak - fixed) / n, "one batch at the peak"
+            n_peak = n
+            line = fit_samples(self._edges.sizes)
+            if line is not None:
+                per_sample, basis = line[1], "observed batches"
+                n_peak = max(size for size, _ in self._edges.sizes)
+            fixed = int(peak - per_sample * n_peak)
+        else:
+            capacity, per_sample = host.limit_bytes, kept / n
+            fixed = int(max(host.peak_rss_bytes or 0, host.rss_bytes) + host.workers_rss_bytes - kept)
+        if not capacity or per_sample <= 0:
+            return None
+        return Headroom(
+            device=breakdown.device,
+            capacity_bytes=capacity,
+            margin_fraction=HEADROOM_MARGIN,
+            fixed_bytes=max(0, fixed),
+            per_sample_bytes=per_sample,
+            n_samples=n,
+            largest_batch=largest_batch(capacity, HEADROOM_MARGIN, max(0, fixed), per_sample),
+            basis=basis,
+        )
+
+    def _growth_records(self) -> tuple[Growth, ...]:
+        """The trends; that of the workers with what they could fill, as far as this process can tell."""
+        return tuple(
+            msgspec.structs.replace(growth, suspects=self._dataset_containers(), census=_WORKERS_CENSUS)
+            if growth.where == WORKERS
+            else growth
+            for growth in self._growth.records()
+        )
+
+    def _dataset_containers(self) -> tuple[Suspect, ...]:
+        loader = getattr(self._trainer, "train_dataloader", None)
+        dataset: Any = getattr(loader, "dataset", None)
+        while hasattr(dataset, "dataset"):  # Subset and its like
+            dataset = dataset.dataset
+        attributes = vars(dataset) if hasattr(dataset, "__dict__") else {}
+        return tuple(
+            Suspect(name=f"{type(dataset).__name__}.{key}", kind=type(v).__name__, n_items=len(v), items_per_step=0.0)
+            for key, v in attributes.items()
+            if isinstance(v, (list, dict, set))
+        )[:5]
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _allocated(self) -> int | None:
+        return None if self._allocator is None else self._allocator.read().allocated
+
+    def _count(self, batch: Any) -> ModelMemory:
+        copies = modules_held_by(self._trainer.callbacks, self._module)
+        return ModelMemory(self._module, self._trainer.optimizers, self._device, copies, batch)
+
+    def _roots(self) -> dict[str, Any]:
+        trainer = self._trainer
+        loader = getattr(trainer, "train_dataloader", None)
+        others = (trainer.datamodule, getattr(loader, "dataset", None), *trainer.loggers)
+        callbacks = [c for c in trainer.callbacks if c is not self._loop.owner]
+        return roots_of(self._module, callbacks, others)
+
+    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+        if self.is_off:
+            return
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - reported; nothing more is read, the training goes on
+            self.is_off = True
+            self._on_fail(error)
+            self._loop.watch_edges(None)
 
 
-def _device_memory(device: Any) -> tuple[DeviceMemory, ...]:
-    import torch
-
-    if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return ()
-    statistics = torch.cuda.memory_stats(device)
-    return (
-        DeviceMemory(
-            device=str(device),
-            peak_allocated_bytes=statistics.get("allocated_bytes.all.peak", 0),
-            peak_reserved_bytes=statistics.get("reserved_bytes.all.peak", 0),
-            total_bytes=torch.cuda.get_device_properties(device).total_memory,
-            alloc_retries=statistics.get("num_alloc_retries"),
-        ),
-    )
+_WORKERS_CENSUS = "containers of the dataset, as this process sees them: workers fill copies of their own"
 
 
-def _peak_rss_bytes() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
+def _post_mortem_name(trainer: Any) -> str:
+    rank = f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+    return f"out_of_memory{rank}.txt"
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+def _highest(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)

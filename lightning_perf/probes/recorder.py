@@ -33,7 +33,7 @@ from .energy import Rates
 from .loader import InProcessCost
 from .loop import LoopProbe
 from .machine import read_machine
-from .memory import read_memory
+from .memory import MemoryProbe
 from .model import ZeroGradWatch
 from .pauses import GarbagePauses
 from .settings import read_settings, read_step_logging
@@ -60,6 +60,7 @@ class Recorder:
         owner: The callback.
         stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         wants_memory: Whether memory is read.
+        wants_memory_history: Whether torch's history of allocations is recorded.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         rates: What the user says that time and energy cost; None for nothing.
         on_fail: Called with the name of a probe and its error; the probe is then off.
@@ -74,6 +75,7 @@ class Recorder:
         stage: str,
         *,
         wants_memory: bool,
+        wants_memory_history: bool = False,
         wants_device_clock: bool,
         on_fail: Callable[[str, Exception], None],
         rates: Rates | None = None,
@@ -94,6 +96,8 @@ class Recorder:
         self._on_fail = on_fail
         self._clock = clock
         self._wants_memory = wants_memory
+        self._wants_memory_history = wants_memory_history
+        self.memory: MemoryProbe | None = None
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._started_s = time.monotonic()
@@ -133,6 +137,8 @@ class Recorder:
             more_metrics: Asked for figures to add whenever Lightning logs to a logger.
         """
         self.loop.install(more_metrics)
+        if self._wants_memory:
+            self._start_memory()
         self.pauses.start()
 
     def start_telemetry(self) -> None:
@@ -148,6 +154,15 @@ class Recorder:
         )
         self.telemetry.start()
         loop.fetch_watch = self.telemetry.fetch_watch
+
+    def _start_memory(self) -> None:
+        fail = partial(self._on_fail, "memory")
+        try:
+            self.memory = MemoryProbe(
+                self.trainer, self.pl_module, self.loop, self._clock, fail, wants_history=self._wants_memory_history
+            )
+        except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
+            fail(error)
 
     def open_windows(
         self, options: WindowOptions, folder: Path, is_worth_keeping: Callable[[TraceRecord], bool]
@@ -168,6 +183,8 @@ class Recorder:
             if self._in_process is not None:
                 stop.callback(self._in_process.close)
             stop.callback(self.pauses.stop)
+            if self.memory is not None:
+                stop.callback(self.memory.close)
             stop.callback(self.loop.uninstall)
             if self.windows is not None:
                 stop.callback(self.windows.close, error)
@@ -370,15 +387,18 @@ class Recorder:
         return replace(settings, trainer=trainer, model=model)
 
     def _memory(self, missing: dict[str, str]) -> Memory:
-        if not self._wants_memory:
-            missing["memory"] = "memory=False"
+        if self.memory is None:
+            why = "reading memory failed; see probes_off" if self._wants_memory else "memory=False"
+            missing.setdefault("memory", why)
             return Memory()
         try:
-            return read_memory(self.trainer.strategy.root_device)
+            memory = self.memory.record()
         except Exception as error:  # noqa: BLE001 - reported, and memory is not read again
-            self._wants_memory = False
+            self.memory.is_off = True
             self._on_fail("memory", error)
             return Memory()
+        missing.update(self.memory.missing)
+        return memory
 
     def _telemetry(self, missing: dict[str, str], wall_s: float, epochs: tuple[Epoch, ...]) -> Telemetry | None:
         record = None
@@ -397,6 +417,9 @@ class Recorder:
         spans_ns = loop.n_spans() * self._span_cost_ns
         # The median, lest a step in which the system ran something else be charged to the hook that it hit.
         per_step_ns = loop.main.own_median_ns() + spans_ns / max(1, n_batches)
+        if self.memory is not None:  # read in few steps, which the median does not show
+            per_step_ns += self.memory.sampling_ns / max(1, loop.main.n_steps)
+            reporting_ns += self.memory.outside_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

@@ -8,7 +8,7 @@ however spans nest, and each change costs one clock read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_perf.records import PHASES
 
@@ -68,6 +68,35 @@ class Span:
             timeline.current = timeline.stack.pop()
         except Exception as error:  # noqa: BLE001 - as above
             timeline.fail(error)
+
+
+class Edges(Protocol):
+    """Who wants to know when the parts of a step begin and end."""
+
+    def enters(self, name: str) -> None:
+        """The part of this name begins."""
+
+    def leaves(self, name: str) -> None:
+        """It is over; also where it raised."""
+
+
+class EdgeSpan(Span):
+    """A span that tells ``timeline.edges`` when it begins and ends.
+
+    Spans become this class for a sampled step and plain ones again after it, so that other steps pay nothing.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        Span.__enter__(self)
+        if self.timeline.edges is not None:
+            self.timeline.edges.enters(self.name)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.timeline.edges is not None:
+            self.timeline.edges.leaves(self.name)
+        Span.__exit__(self, *exception)
 
 
 class FetchSpan(Span):
@@ -141,6 +170,7 @@ class Timeline:
         self.on_fail = on_fail
         self.has_failed = False
         self.is_frozen = False
+        self.edges: Edges | None = None
         self.phase_ns = [0] * N_COLUMNS
         self.stack: list[Span] = []
         self.base = Span(self, "startup", "base")

@@ -259,6 +259,7 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         error: Type and message of the exception.
         step: Batches done in this run before it.
         phase: The part of the step in which it happened, as far as it is known; empty otherwise.
+        code: The user's own innermost line, e.g. ``"model.py:31 in forward"``; empty when not known.
         requested_bytes: What was asked for; None when not told.
         batch_shapes: Shapes of the batch's tensors, by their place in it.
         n_samples: Size of that batch; None when not known.
@@ -274,6 +275,7 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
     error: str
     step: int
     phase: str = ""
+    code: str = ""
     requested_bytes: int | None = None
     batch_shapes: dict[str, tuple[int, ...]] = {}
     n_samples: int | None = None
@@ -295,6 +297,8 @@ class Memory(Record, frozen=True, kw_only=True):
         host: The host's side in full; None when it was not read.
         breakdown: What the memory holds; None when it was not looked at.
         growth: Trends, one for each place that was watched long enough.
+        held_graphs: Attributes of the module or callbacks that were seen to gather tensors with their autograd graphs
+            from step to step, however much memory that takes.
         headroom: None when not known.
         oom: What was known when memory ran out; None when it did not.
     """
@@ -305,5 +309,6 @@ class Memory(Record, frozen=True, kw_only=True):
     host: HostMemory | None = None
     breakdown: Breakdown | None = None
     growth: tuple[Growth, ...] = ()
+    held_graphs: tuple[Suspect, ...] = ()
     headroom: Headroom | None = None
     oom: OutOfMemory | None = None

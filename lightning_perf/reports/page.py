@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
 
-from . import summary, wording
+from . import memory_rows, summary, wording
 from .summary import PhaseRow
 
 _NARROW = 70
@@ -109,18 +109,31 @@ class Page:
         shown = summary.footer_facts(session, show_all)
         if shown:
             yield Text("")
-            yield self._table([(label.lower(), fact) for label, fact in shown], _QUIET)
+            yield self.table([(label.lower(), fact) for label, fact in shown], _QUIET)
         if not show_all:
             return
         if session.outcomes:
             yield self.title("Rules")
-            yield self._table(summary.outcome_rows(session))
+            yield self.table(summary.outcome_rows(session))
         if session.missing:
             yield self.title("Not measured")
-            yield self._table(summary.missing_rows(session))
+            yield self.table(summary.missing_rows(session))
 
-    def _table(self, rows: Sequence[Sequence[str]], style: str = "") -> RenderableType:
-        grid = self._grid(*["left"] * len(rows[0]))
+    def memory(self, session: Session) -> Iterator[RenderableType]:
+        """What memory holds, where it was looked at."""
+        breakdown = session.memory.breakdown
+        rows = memory_rows.memory_rows(breakdown) if breakdown is not None else []
+        if breakdown is None or not rows:
+            return
+        yield self.title(memory_rows.memory_title(breakdown))
+        cells = [(row.name, wording.share(row.share, decimals=1), wording.size(row.n_bytes), row.note) for row in rows]
+        yield self.table(cells, alignments=("left", "right", "right", "left"))
+        for facts in (memory_rows.module_facts(breakdown), memory_rows.phase_facts(session)):
+            if facts:
+                yield self.facts(facts)
+
+    def table(self, rows: Sequence[Sequence[str]], style: str = "", alignments: Sequence[str] = ()) -> RenderableType:
+        grid = self._grid(*(alignments or ["left"] * len(rows[0])))
         for row in rows:
             grid.add_row(*(self.text(cell, style) for cell in row))
         return Constrain(grid, self._width)

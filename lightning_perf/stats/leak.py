@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 MIN_READINGS = 10
 """Fewer have no interval worth the name, and no quarters."""
 
+LEAK_BYTES_PER_STEP = 64 * 2**20 / 1000
+"""64 MiB in a thousand steps: over a day of ten steps a second that is 54 GiB, which no training has to spare; less is
+within what allocators and caches of a healthy one still gain."""
+
 MAX_CORRELATION = 0.9
 """Above it a series is no longer told from a random walk; the interval is then widened 4.4 times."""
 
@@ -65,7 +69,7 @@ def fit_trend(x: Sequence[float], y: Sequence[float]) -> Trend | None:
     reach = _Z_95 * math.sqrt(variance)
     below = max(0, math.floor((len(slopes) - reach) / 2))
     above = min(len(slopes) - 1, math.ceil((len(slopes) + reach) / 2))
-    return Trend(slope=slope, low=float(slopes[below]), high=float(slopes[above]), is_steady=_is_steady(ys, slope))
+    return Trend(slope=slope, low=float(slopes[below]), high=float(slopes[above]), is_steady=_is_steady(xs, ys, slope))
 
 
 def _neighbour_correlation(residuals: NDArray[np.float64]) -> float:
@@ -83,8 +87,12 @@ def _neighbour_correlation(residuals: NDArray[np.float64]) -> float:
     return min(MAX_CORRELATION, max(0.0, (n * seen + 1) / (n - 4)))
 
 
-def _is_steady(ys: NDArray[np.float64], slope: float) -> bool:
+def _is_steady(xs: NDArray[np.float64], ys: NDArray[np.float64], slope: float) -> bool:
     """Whether the medians of the quarters go the slope's way, each step by its share."""
-    levels = np.array([np.median(part) for part in np.array_split(ys, 4)])
+    bounds = np.searchsorted(xs, np.linspace(xs[0], xs[-1], 5)[1:4])
+    quarters = np.split(ys, bounds)
+    if not all(map(len, quarters)):
+        return False
+    levels = np.array([np.median(quarter) for quarter in quarters])
     rises = np.diff(levels) * (1 if slope >= 0 else -1)
     return bool(slope != 0 and (rises >= QUARTER_PART * rises.sum() / 3).all() and rises.sum() > 0)

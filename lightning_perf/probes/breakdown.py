@@ -1,0 +1,209 @@
+"""What memory holds: parameters, gradients, optimizer states, buffers, copies, a batch and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_perf.records import Breakdown, ModuleMemory
+
+from .saved_tensors import SavedTensors, top_level_modules
+from .storages import StorageCount, storages_of, tensors_in
+
+_MAX_MODULES = 32
+
+STATE_FACTORS = {
+    "SGD": lambda group: float(bool(group.get("momentum"))),
+    "Adam": lambda group: 3.0 if group.get("amsgrad") else 2.0,
+    "AdamW": lambda group: 3.0 if group.get("amsgrad") else 2.0,
+    "NAdam": lambda group: 2.0,
+    "RAdam": lambda group: 2.0,
+    "SparseAdam": lambda group: 2.0,
+    "Adamax": lambda group: 2.0,
+    "Adadelta": lambda group: 2.0,
+    "Adagrad": lambda group: 1.0,
+    "RMSprop": lambda group: 1.0 + bool(group.get("momentum")) + bool(group.get("centered")),
+    "Rprop": lambda group: 2.0,
+}
+"""Bytes of state for a byte of trainable parameter, by class of ``torch.optim`` (its sources: the tensors made like the
+parameter in ``_init_group``). Counters of a few bytes a parameter are left out."""
+
+
+class ModelMemory:
+    """What a module, its optimizers and what belongs to them hold, counted once.
+
+    Args:
+        module: The module.
+        optimizers: Its optimizers, wrapped or not.
+        device: The ``torch.device`` that counts.
+        copies: Modules held elsewhere, e.g. an average of the weights.
+        batch: One batch; None where there is none.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Iterable[Any],
+        device: Any,
+        copies: Sequence[nn.Module] = (),
+        batch: Any = None,
+    ) -> None:
+        self.count = count = StorageCount(device)
+        self.modules = top_level_modules(module)
+        owner_of = _owners(module, self.modules)
+        parameters = list(module.named_parameters(remove_duplicate=True))
+        by_module: dict[str, dict[str, int]] = {name: {} for name in ("", *self.modules)}
+
+        def add(part: str, name: str, tensors: Iterable[torch.Tensor | None]) -> int:
+            added = count.add(tensors)
+            parts = by_module[owner_of(name)]
+            parts[part] = parts.get(part, 0) + added
+            return added
+
+        self.parameters_bytes = sum(add("parameters_bytes", name, (p,)) for name, p in parameters)
+        # A tensor of gradients may be a view of a bucket that holds many: the first in it stands for all.
+        self.held_gradients_bytes = sum(add("gradients_bytes", name, (p.grad,)) for name, p in parameters)
+        self.buffers_bytes = sum(add("buffers_bytes", name, (b,)) for name, b in module.named_buffers())
+        self.optimizer_bytes, self.optimizer_basis = 0, "held"
+        names = {id(p): name for name, p in parameters}
+        unwrapped = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+        for optimizer in unwrapped:
+            for parameter, state in optimizer.state.items():
+                name = names.get(id(parameter), "")
+                self.optimizer_bytes += add("optimizer_bytes", name, tensors_in(state))
+        self.expected_optimizer = None if any(o.state for o in unwrapped) else _expected_states(unwrapped, count.device)
+        self.copies_bytes = sum(count.add((*copy.parameters(), *copy.buffers())) for copy in copies)
+        self.batch_bytes = None if batch is None else count.add(tensors_in(batch))
+        self.expected_gradients_bytes = sum(_local_bytes(p) for _, p in parameters if p.requires_grad)
+        self._by_module = by_module
+
+    def record(self, saved: SavedTensors | None = None) -> Breakdown:
+        """The breakdown.
+
+        Args:
+            saved: What a forward pass saved; None where none was looked at.
+        """
+        held = self.held_gradients_bytes
+        optimizer_bytes, basis = (self.optimizer_bytes, "held")
+        if self.expected_optimizer is not None:
+            optimizer_bytes, basis = self.expected_optimizer  # type: ignore[assignment]
+        has_activations = saved is not None and not saved.failure
+        modules = []
+        for name, parts in self._by_module.items():
+            activations = saved.by_module.get(name, 0) if has_activations and saved is not None else None
+            if any(parts.values()) or activations:
+                modules.append(ModuleMemory(name=name, activations_bytes=activations, **parts))
+        modules.sort(key=lambda m: -(m.parameters_bytes + m.optimizer_bytes + (m.activations_bytes or 0)))
+        return Breakdown(
+            device=self.count.device,
+            parameters_bytes=self.parameters_bytes,
+            gradients_bytes=held or self.expected_gradients_bytes,
+            gradients_basis="held" if held else "expected",
+            optimizer_bytes=optimizer_bytes,
+            optimizer_basis=basis,
+            buffers_bytes=self.buffers_bytes,
+            copies_bytes=self.copies_bytes,
+            batch_bytes=self.batch_bytes,
+            activations_bytes=saved.n_bytes if has_activations and saved is not None else None,
+            activations_basis=_activations_basis(saved),
+            modules=tuple(modules[:_MAX_MODULES]),
+            elsewhere_bytes=self.count.elsewhere_bytes,
+        )
+
+
+def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
+    """Bytes of the gradients held now, by top-level module; what is tied or lies in one bucket counts once."""
+    count = StorageCount(device)
+    owner_of = _owners(module, top_level_modules(module))
+    held: dict[str, int] = {}
+    for name, parameter in module.named_parameters():
+        owner = owner_of(name)
+        held[owner] = held.get(owner, 0) + count.add((parameter.grad,))
+    return held
+
+
+def with_gradients(record: Breakdown, held: dict[str, int]) -> Breakdown:
+    """The breakdown with gradients as they were held at another moment of the step."""
+    if not any(held.values()):
+        return record
+    replace = msgspec.structs.replace
+    modules = tuple(replace(m, gradients_bytes=held.get(m.name, 0)) for m in record.modules)
+    return replace(record, gradients_bytes=sum(held.values()), gradients_basis="held", modules=modules)
+
+
+def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Breakdown:
+    """The breakdown against the device's peak: what the parts leave of it is the rest.
+
+    Where the activations were not measured, the rest of the peak stands for them.
+    """
+    parts = (
+        record.parameters_bytes,
+        record.gradients_bytes,
+        record.optimizer_bytes or 0,
+        record.buffers_bytes,
+        record.copies_bytes,
+        record.batch_bytes or 0,
+        record.activations_bytes or 0,
+    )
+    rest = max(0, peak_allocated - sum(parts))
+    activations, basis = record.activations_bytes, record.activations_basis
+    if activations is None:
+        activations, basis, rest = rest, "rest of the peak", 0
+    return msgspec.structs.replace(
+        record,
+        activations_bytes=activations,
+        activations_basis=basis,
+        peak_bytes=peak_allocated,
+        rest_bytes=rest,
+        cache_bytes=max(0, peak_reserved - peak_allocated),
+    )
+
+
+def modules_held_by(callbacks: Iterable[Any], module: nn.Module) -> list[nn.Module]:
+    """Modules that callbacks hold beside the one that trains."""
+    own = set(map(id, module.modules()))
+    held = {id(v): v for c in callbacks for v in vars(c).values() if isinstance(v, nn.Module) and id(v) not in own}
+    return list(held.values())
+
+
+def _activations_basis(saved: SavedTensors | None) -> str:
+    if saved is None:
+        return "no forward pass was looked at"
+    return saved.failure or "saved tensors"
+
+
+def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> Any:
+    """A function from a parameter's name to the top-level module that it belongs to, ``""`` for the root."""
+
+    def owner_of(name: str) -> str:
+        return next((top for top in modules if name.startswith(f"{top}.")), "")
+
+    return owner_of
+
+
+def _local_bytes(parameter: torch.Tensor) -> int:
+    """What a gradient of this parameter will take here."""
+    if is_lazy(parameter):
+        return 0
+    if hasattr(parameter, "__tensor_flatten__"):
+        return sum(storage.n_bytes for storage in storages_of(parameter))
+    return parameter.numel() * parameter.element_size()
+
+
+def _expected_states(optimizers: Iterable[Any], device: str) -> tuple[int | None, str] | None:
+    """What optimizers without states will hold, with its basis; None where there is no optimizer."""
+    total, seen = 0.0, False
+    for optimizer in optimizers:
+        seen = True
+        is_torchs = type(optimizer).__module__.startswith("torch.")
+        factor = STATE_FACTORS.get(type(optimizer).__name__) if is_torchs else None
+        if factor is None:
+            return None, f"{type(optimizer).__name__} has made no step yet, and what it will keep is not known"
+        for group in optimizer.param_groups:
+            total += factor(group) * sum(_local_bytes(p) for p in group["params"] if p.requires_grad)
+    return (int(total), "expected") if seen else None

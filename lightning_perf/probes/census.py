@@ -1,0 +1,292 @@
+"""Two looks at the live Python objects, and what grew between them.
+
+The first notes how long every container is, and how large the autograd graphs are that modules and callbacks hold in
+their attributes. The second says which of them grew with the steps, what tensors they hold, and where they hang. A look
+takes some tens of milliseconds; it is taken only when memory is seen to grow.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import types
+from array import array
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from lightning_perf.records import Suspect
+
+from .storages import Storage, storages_of, tensors_in
+
+LIMIT_S = 1.0
+"""The longest that one look may take; what was not reached by then is not looked at."""
+
+MIN_ITEMS_PER_STEP = 0.2
+"""A container that gains less than one element in five steps is not what fills memory step by step."""
+
+_CONTAINERS = frozenset({list, dict, deque, set, OrderedDict, defaultdict})
+_MAX_SUSPECTS = 5
+_MAX_CANDIDATES = 50
+_MAX_INSPECTED = 512
+_MAX_GRAPH_NODES = 20_000
+_CHECK_EVERY = 4096
+_NAME_DEPTH = 5
+_DIRECT_DEPTH = 2
+
+
+class Census:
+    """What was there at the first look.
+
+    Args:
+        roots: Objects by name whose attributes hold what users keep: the module, callbacks, the datamodule.
+        step: The step of this look.
+        is_wide: Whether all live containers are looked at, or only those that attributes of the roots lead to, which
+            takes no more than a millisecond or two.
+        limit_s: The longest that a look may take.
+    """
+
+    def __init__(self, roots: dict[str, Any], step: int, is_wide: bool = True, limit_s: float = LIMIT_S) -> None:
+        self.step = step
+        self.own_s = 0.0
+        self.is_complete = True
+        self._is_wide = is_wide
+        self._limit_s = limit_s
+        begin = time.perf_counter()
+        # Flat arrays: a dict of so many numbers would itself be the growth that is looked for.
+        self._ids, self._lengths = array("Q"), array("q")
+        for container in self._containers(_Names(roots), begin):
+            self._ids.append(id(container))
+            self._lengths.append(len(container))
+        self._graphs = dict(_graphs(roots))
+        self.own_s = time.perf_counter() - begin
+
+    def grown(self, roots: dict[str, Any], step: int) -> tuple[Suspect, ...]:
+        """What grew since: growing graphs, then containers of tensors with graphs, then those with most bytes.
+
+        Args:
+            roots: As at the first look.
+            step: The step of this look, later than the first.
+        """
+        begin = time.perf_counter()
+        n_steps = max(1, step - self.step)
+        names = _Names(roots)
+        found = self._grown_graphs(roots, n_steps)
+        held = []
+        for container, n_added in self._grown_containers(names, n_steps, begin):
+            suspect = _suspect(container, n_added, n_steps)
+            if suspect is not None:
+                held.append((suspect, container))
+        held.sort(key=lambda pair: (-pair[0].n_with_graph, -(pair[0].tensor_bytes or 0)))
+        for suspect, container in held[:_MAX_SUSPECTS]:
+            found.append(msgspec.structs.replace(suspect, name=names.of(container)))
+        self.own_s += time.perf_counter() - begin
+        return tuple(found[:_MAX_SUSPECTS])
+
+    def _grown_graphs(self, roots: dict[str, Any], n_steps: int) -> list[Suspect]:
+        grown = ((name, size, size - self._graphs.get(name, size)) for name, size in _graphs(roots))
+        return [
+            Suspect(name=name, kind="graph", n_items=size, items_per_step=added / n_steps)
+            for name, size, added in grown
+            if added >= n_steps
+        ]
+
+    def _grown_containers(self, names: _Names, n_steps: int, begin: float) -> list[tuple[Any, int]]:
+        """Containers with what they gained, the largest first."""
+        least = max(1.0, MIN_ITEMS_PER_STEP * n_steps)
+        order = np.argsort(np.array(self._ids, dtype=np.uint64))
+        ids, lengths = np.array(self._ids, dtype=np.uint64)[order], np.array(self._lengths)[order]
+        grown = []
+        # One that was not there before may have been: only what had its length noted can be said to grow.
+        for container in self._containers(names, begin) if len(ids) else ():
+            if len(container) >= least:
+                place = int(np.searchsorted(ids, id(container)))
+                if place < len(ids) and ids[place] == id(container) and len(container) - lengths[place] >= least:
+                    grown.append((container, int(len(container) - lengths[place])))
+        grown.sort(key=lambda pair: -len(pair[0]))
+        return grown[:_MAX_CANDIDATES]
+
+    def _containers(self, names: _Names, begin: float) -> Iterator[Any]:
+        if not self._is_wide:
+            yield from names.containers()
+            return
+        for i, value in enumerate(gc.get_objects()):
+            if type(value) in _CONTAINERS:
+                yield value
+            if i % _CHECK_EVERY == 0 and time.perf_counter() - begin > self._limit_s:
+                self.is_complete = False
+                return
+
+
+def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
+    try:
+        elements = list(container.values()) if isinstance(container, dict) else list(container)
+    except RuntimeError:  # another thread changes it
+        return None
+    # The newest, which is where a list grows; for the rest their mean stands.
+    inspected = elements[-_MAX_INSPECTED:]
+    storages: dict[Any, Storage] = {}
+    n_with_graph, n_holding = 0, 0
+    for element in inspected:
+        tensors = [t for t in tensors_in(element, depth=3) if not isinstance(t, nn.Parameter)]
+        n_holding += bool(tensors)
+        n_with_graph += any(t.grad_fn is not None for t in tensors)
+        for tensor in tensors:
+            storages.update((s.key, s) for s in storages_of(tensor))
+    if n_holding * 2 < len(inspected):
+        return None
+    scale = len(elements) / len(inspected)
+    return Suspect(
+        name="",
+        kind=type(container).__name__,
+        n_items=len(elements),
+        items_per_step=n_added / n_steps,
+        tensor_bytes=int(scale * sum(s.n_bytes for s in storages.values())),
+        n_with_graph=round(scale * n_with_graph),
+    )
+
+
+class _Names:
+    """Where an object hangs, as a user would write it.
+
+    Args:
+        roots: Objects by name; what hangs below one is named by its path from it.
+    """
+
+    def __init__(self, roots: dict[str, Any]) -> None:
+        self._known: dict[int, str] = {}
+        self._known_owners: dict[int, str] = {}
+        self._containers: list[Any] = []
+        # Looking an object up here costs nothing; asking the collector who refers to it walks over all objects.
+        self._direct: dict[int, str] = {}
+        for name, owner in _owners(roots):
+            self._known[id(vars(owner))] = self._known_owners[id(owner)] = name
+            for key, value in list(vars(owner).items()):
+                self._note(f"{name}.{key}", value, _DIRECT_DEPTH)
+
+    def _note(self, name: str, value: Any, depth: int) -> None:
+        if type(value) not in _CONTAINERS:
+            return
+        if id(value) in self._direct:
+            return
+        self._direct[id(value)] = name
+        self._containers.append(value)
+        if depth and isinstance(value, dict) and len(value) <= _MAX_INSPECTED:
+            for key, item in list(value.items()):
+                self._note(f"{name}[{key!r}]", item, depth - 1)
+
+    def containers(self) -> list[Any]:
+        """Those that attributes of the roots lead to."""
+        return self._containers
+
+    def of(self, value: Any, depth: int = _NAME_DEPTH) -> str:
+        """``LitModel.losses``, ``train.history['loss']``; a description where no name leads to it."""
+        if id(value) in self._direct:
+            return self._direct[id(value)]
+        found = self._path(value, depth, frozenset())
+        return found if found is not None else f"a {type(value).__name__} that no attribute or module names"
+
+    def _path(self, value: Any, depth: int, above: frozenset[int]) -> str | None:
+        if depth == 0:
+            return None
+        referrers = [r for r in gc.get_referrers(value) if id(r) not in above and not isinstance(r, types.FrameType)]
+        above = above | {id(value), id(referrers)}
+        for referrer in sorted(referrers, key=self._rank):
+            name = self._through(referrer, value, depth, above)
+            if name is not None:
+                return name
+        return None
+
+    def _rank(self, referrer: Any) -> int:
+        if id(referrer) in self._known or id(referrer) in self._known_owners:
+            return 0
+        return 1 if isinstance(referrer, dict) else 2
+
+    def _through(self, referrer: Any, value: Any, depth: int, above: frozenset[int]) -> str | None:
+        if isinstance(referrer, dict):
+            return self._through_dict(referrer, value, depth, above)
+        if isinstance(referrer, (list, tuple)):
+            outer = self._path(referrer, depth - 1, above)
+            position = next((i for i, item in enumerate(referrer) if item is value), None)
+            return None if outer is None or position is None else f"{outer}[{position}]"
+        if isinstance(referrer, types.CellType):
+            return self._through_cell(referrer)
+        attributes = getattr(referrer, "__dict__", None)
+        if isinstance(attributes, dict) and not isinstance(referrer, (type, types.ModuleType)):
+            key = next((k for k, v in attributes.items() if v is value), None)
+            if key is not None:
+                return f"{self._known_owners.get(id(referrer)) or type(referrer).__name__}.{key}"
+        return None
+
+    def _through_dict(self, holder: dict[Any, Any], value: Any, depth: int, above: frozenset[int]) -> str | None:
+        key = next((k for k, v in list(holder.items()) if v is value), None)
+        if key is None:
+            return None
+        if id(holder) in self._known:
+            return f"{self._known[id(holder)]}.{key}"
+        if isinstance(holder.get("__name__"), str) and isinstance(key, str) and "__builtins__" in holder:
+            return f"{holder['__name__']}.{key}"
+        for owner in gc.get_referrers(holder):
+            if getattr(owner, "__dict__", None) is holder and isinstance(key, str):
+                return f"{self._known_owners.get(id(owner)) or type(owner).__name__}.{key}"
+        outer = self._path(holder, depth - 1, above)
+        return None if outer is None else f"{outer}[{key!r}]"
+
+    @staticmethod
+    def _through_cell(cell: types.CellType) -> str | None:
+        for closure in gc.get_referrers(cell):
+            for function in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
+                if isinstance(function, types.FunctionType) and function.__closure__ == closure:
+                    names = zip(function.__code__.co_freevars, closure, strict=False)
+                    variable = next((name for name, each in names if each is cell), "?")
+                    return f"{variable} (a variable that {function.__qualname__} closes over)"
+        return None
+
+
+def _owners(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The roots and, of modules, all modules below, with their names."""
+    seen: set[int] = set()
+    for root_name, root in roots.items():
+        below = root.named_modules() if isinstance(root, nn.Module) else [("", root)]
+        for name, owner in below:
+            if id(owner) not in seen and hasattr(owner, "__dict__"):
+                seen.add(id(owner))
+                yield (f"{root_name}.{name}" if name else root_name), owner
+
+
+def _graphs(roots: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Tensors with an autograd graph among the owners' attributes, and how many nodes each graph has."""
+    for name, owner in _owners(roots):
+        for key, value in list(vars(owner).items()):
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                yield f"{name}.{key}", _n_nodes(value.grad_fn)
+
+
+def _n_nodes(node: Any) -> int:
+    seen, todo = {node}, [node]
+    while todo and len(seen) < _MAX_GRAPH_NODES:
+        for below, _ in todo.pop().next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+    return len(seen)
+
+
+def roots_of(pl_module: Any, callbacks: Iterable[Any], others: Iterable[Any]) -> dict[str, Any]:
+    """What a census starts from, by name: the module, callbacks, and e.g. datamodule, datasets, loggers.
+
+    Args:
+        pl_module: The LightningModule.
+        callbacks: Callbacks.
+        others: None among them counts for nothing.
+    """
+    roots: dict[str, Any] = {}
+    for value in (pl_module, *callbacks, *others):
+        if value is not None and hasattr(value, "__dict__"):
+            roots.setdefault(type(value).__name__, value)
+    return roots

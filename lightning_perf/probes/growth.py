@@ -1,0 +1,215 @@
+"""Follows memory at the same point of the step, and looks for what grows when it climbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lightning_perf.records import Growth, Suspect
+from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP, MIN_READINGS, Trend, fit_trend
+
+from .census import Census
+
+WARMUP_STEPS = 8
+"""Allocators and caches fill up in the first steps of any training."""
+
+FIRST_STRIDE = 5
+MAX_READINGS = 128
+"""Readings kept; when there are more, every second one goes and the stride doubles: constant memory, any length."""
+
+COST_NS_A_STEP = 2000
+"""What reading may cost a step in the long run; dearer readings are made more rarely."""
+
+FREE_READINGS = 40
+"""The first ones are made whatever they cost, for a leak to be found within 200 steps: some milliseconds in all."""
+
+CENSUS_STEPS = 32
+"""Steps between the two looks of a census."""
+
+WORKERS = "workers"
+"""The place whose memory lies in other processes, into which no census looks."""
+
+_MAX_CENSUSES = 2
+_MAX_STRETCH = 4
+
+
+class Series:
+    """Readings of one quantity over the steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values: list[int] = []
+
+    def add(self, step: int, value: int) -> bool:
+        """Keeps a reading; whether the series was thinned out for it."""
+        self.steps.append(step)
+        self.values.append(value)
+        if len(self.steps) < MAX_READINGS:
+            return False
+        del self.steps[1::2], self.values[1::2]
+        return True
+
+    def clear(self) -> None:
+        """Starts afresh, e.g. because other processes are read from now on."""
+        self.steps.clear()
+        self.values.clear()
+
+    def trend(self) -> tuple[Trend, int] | None:
+        """The trend with the first reading that it covers: all, or the later half where only that climbs steadily."""
+        half = len(self.steps) // 2
+        whole = fit_trend(self.steps, self.values)
+        if whole is None or whole.is_steady or len(self.steps) - half < MIN_READINGS:
+            return None if whole is None else (whole, 0)
+        later = fit_trend(self.steps[half:], self.values[half:])
+        return (later, half) if later is not None and is_climb(later) else (whole, 0)
+
+    def may_climb(self) -> bool:
+        """A cheap look before a trend is fitted: the last readings stand above the first ones."""
+        n = len(self.steps) // 4
+        if len(self.steps) < MIN_READINGS or n == 0:
+            return False
+        rise = (sum(self.values[-n:]) - sum(self.values[:n])) / n
+        return rise >= 0.5 * LEAK_BYTES_PER_STEP * (self.steps[-1] - self.steps[0])
+
+
+def is_climb(trend: Trend) -> bool:
+    """Whether memory climbs steadily and fast enough to matter, beyond what noise explains."""
+    return trend.is_steady and trend.low > 0 and trend.slope >= LEAK_BYTES_PER_STEP
+
+
+class GrowthWatch:
+    """Readings of several places, and the census that follows a climb.
+
+    Args:
+        readers: Place → reads bytes now; None where it cannot be read at the moment.
+        roots: Gives the objects that a census starts from.
+        now_ns: The host's clock.
+        once: Does what it is given, which takes long enough to spoil the time of this step.
+    """
+
+    def __init__(
+        self,
+        readers: dict[str, Callable[[], int | None]],
+        roots: Callable[[], dict[str, Any]],
+        now_ns: Callable[[], int],
+        once: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.series = {place: Series() for place in readers}
+        self.next_step = WARMUP_STEPS
+        self._readers = readers
+        self._own_places = [place for place in readers if place != WORKERS]
+        self._roots = roots
+        self._now_ns = now_ns
+        self._once = once
+        self._stride = FIRST_STRIDE
+        self._n_looks = 0
+        self._next_fit = MIN_READINGS
+        self.held_graphs: tuple[Suspect, ...] = ()
+        """Attributes that were seen to gather tensors with their graphs, whether memory climbs or not."""
+        self._census: Census | None = None
+        self._attributes: Census | None = None
+        self._has_looked_at_attributes = False
+        self._forgiven: dict[str, int] = {}
+        self._n_censuses = 0
+        self._suspects: tuple[Suspect, ...] = ()
+        self._census_text = ""
+
+    def look(self, step: int) -> None:
+        """Reads all places, and takes a census where there is reason to.
+
+        Args:
+            step: Steps done so far; at least ``next_step``.
+        """
+        begin = self._now_ns()
+        is_thinned = False
+        for place, read in self._readers.items():
+            value = read()
+            if value is not None:
+                is_thinned |= self.series[place].add(step, value - self._forgiven.get(place, 0))
+        if is_thinned:
+            self._stride *= 2
+        self._n_looks += 1
+        cost = (self._now_ns() - begin) // COST_NS_A_STEP if self._n_looks > FREE_READINGS else 0
+        self.next_step = step + max(self._stride, min(cost, _MAX_STRETCH * self._stride))
+        self._follow_up(step)
+
+    def end(self, step: int) -> None:
+        """The run is over: takes the second looks that are due."""
+        for census in filter(None, (self._census, self._attributes)):
+            if step - census.step >= MIN_READINGS:
+                self._second_look(census, step)
+
+    def records(self) -> tuple[Growth, ...]:
+        """The trends of places with enough readings."""
+        found = ((place, series, series.trend()) for place, series in self.series.items())
+        return tuple(self._record(place, series, *fitted) for place, series, fitted in found if fitted is not None)
+
+    def _record(self, place: str, series: Series, trend: Trend, first: int) -> Growth:
+        is_own = place != WORKERS
+        return Growth(
+            where=place,
+            n=len(series.steps) - first,
+            first_step=series.steps[first],
+            last_step=series.steps[-1],
+            level_bytes=series.values[-1],
+            bytes_per_step=trend.slope,
+            low_bytes_per_step=trend.low,
+            high_bytes_per_step=trend.high,
+            is_steady=trend.is_steady,
+            suspects=self._suspects if is_own and is_climb(trend) else (),
+            census=self._census_text if is_own and is_climb(trend) else "",
+        )
+
+    def _follow_up(self, step: int) -> None:
+        if self._attributes is None and not self._has_looked_at_attributes:
+            self._has_looked_at_attributes = True
+            self._once(partial(self._look_at_attributes, step))
+        for census in filter(None, (self._census, self._attributes)):
+            if step - census.step >= CENSUS_STEPS:
+                self._once(partial(self._second_look, census, step))
+        if self._census is None and self._n_censuses < _MAX_CENSUSES and not self._suspects and self._may_climb():
+            self._once(partial(self._first_look_if_climbing, step))
+
+    def _look_at_attributes(self, step: int) -> None:
+        self._attributes = Census(self._roots(), step, is_wide=False)
+
+    def _first_look_if_climbing(self, step: int) -> None:
+        if not self._is_climbing():
+            return
+        self._n_censuses += 1
+        before = {place: read() for place, read in self._readers.items()}
+        self._census = Census(self._roots(), step)
+        self._forgive(before)
+
+    def _second_look(self, census: Census, step: int) -> None:
+        before = {place: read() for place, read in self._readers.items()}
+        found = census.grown(self._roots(), step)
+        if census is self._attributes:
+            self._attributes = None
+            self.held_graphs = tuple(s for s in found if s.kind == "graph" or s.n_with_graph)
+            return
+        self._census = None
+        self._suspects = found
+        part = "" if census.is_complete else "some of "
+        self._census_text = (
+            f"{part}the live Python objects were looked at after steps {census.step} and {step}, "
+            f"in {census.own_s * 1e3:.0f} ms"
+        )
+        self._forgive(before)
+
+    def _forgive(self, before: dict[str, int | None]) -> None:
+        """Takes what a look itself made memory grow out of the readings that follow."""
+        for place, read in self._readers.items():
+            now, earlier = read(), before[place]
+            if now is not None and earlier is not None:
+                self._forgiven[place] = self._forgiven.get(place, 0) + now - earlier
+
+    def _may_climb(self) -> bool:
+        return self._n_looks >= self._next_fit and any(self.series[place].may_climb() for place in self._own_places)
+
+    def _is_climbing(self) -> bool:
+        # A fit takes as long as dozens of readings: the next one waits until it can say something new.
+        self._next_fit = self._n_looks + max(4, self._n_looks // 4)
+        fitted = (self.series[place].trend() for place in self._own_places)
+        return any(is_climb(each[0]) for each in fitted if each is not None)

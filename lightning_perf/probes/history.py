@@ -1,0 +1,149 @@
+"""torch's history of allocations: recorded on request, dumped for its viewer, and read without one."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_perf.records import AllocationSite
+
+MAX_ENTRIES = 100_000
+"""Events kept in a ring: about 100 MB of host memory with Python stacks; the last seconds of a training."""
+
+SNAPSHOT_FILE = "memory_snapshot.pickle"
+
+_MAX_POINTS = 120
+_MAX_SITES = 10
+_NOT_THE_USERS = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_perf/", "/lib/python", "<")
+
+
+class AllocationHistory:
+    """Records allocations and frees of a device.
+
+    Args:
+        start: Begins recording at most so many events.
+        stop: Ends it.
+        snapshot: The state and history as torch gives them: ``{"segments": …, "device_traces": …}``.
+    """
+
+    def __init__(
+        self, start: Callable[[int], None], stop: Callable[[], None], snapshot: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._stop = stop
+        self._snapshot = snapshot
+        start(MAX_ENTRIES)
+
+    def dump(self, folder: Path, name: str = SNAPSHOT_FILE) -> tuple[str, dict[str, Any]]:
+        """Writes the snapshot for torch's own viewer.
+
+        Returns:
+            The file's name in the folder, and the snapshot.
+        """
+        snapshot = self._snapshot()
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("wb") as file:
+            pickle.dump(snapshot, file)
+        return name, snapshot
+
+    def close(self) -> None:
+        """Stops recording."""
+        self._stop()
+
+
+def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
+    """Begins the history of a device.
+
+    Args:
+        device: The ``torch.device`` trained on.
+
+    Returns:
+        The history and an empty reason, or None and why there is none.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return None, f"memory_snapshot=True: torch keeps a history of allocations for CUDA only, not for {device.type}"
+    memory: Any = torch.cuda.memory
+    if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
+        return None, f"memory_snapshot=True: torch {torch.__version__} has no history of allocations"
+    is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
+    if is_recording():
+        return None, "memory_snapshot=True: a history is recorded already, and is left to whoever began it"
+
+    def start(max_entries: int) -> None:
+        memory._record_memory_history(enabled="all", stacks="python", max_entries=max_entries)
+
+    return AllocationHistory(start, lambda: memory._record_memory_history(enabled=None), memory._snapshot), ""
+
+
+def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], tuple[AllocationSite, ...]]:
+    """What a snapshot says, without a viewer.
+
+    Args:
+        snapshot: As torch gives it.
+
+    Returns:
+        ``(event, bytes allocated)`` of the device with the longest history, thinned out but with its highest point,
+        and what was held at its end by the line of Python that asked for it, largest first.
+    """
+    traces: Sequence[Sequence[Mapping[str, Any]]] = snapshot.get("device_traces", ())
+    trace = max(traces, key=len, default=())
+    changes = [_change(event) for event in trace]
+    # What was allocated before the ring's oldest event is known from the end: the live blocks minus all changes.
+    device = traces.index(trace) if trace else 0
+    held_at_end = _live_bytes(snapshot, device)
+    level = held_at_end - sum(changes) if held_at_end else 0
+    level = max(0, level)
+    curve: list[tuple[int, int]] = []
+    for i, change in enumerate(changes):
+        level += change
+        if change:
+            curve.append((i, level))
+    return _thinned(curve), _sites(snapshot, device)
+
+
+def _change(event: Mapping[str, Any]) -> int:
+    size = int(event.get("size", 0))
+    return {"alloc": size, "free_completed": -size}.get(str(event.get("action")), 0)
+
+
+def _live_blocks(snapshot: Mapping[str, Any], device: int) -> list[Mapping[str, Any]]:
+    segments = [s for s in snapshot.get("segments", ()) if s.get("device", device) == device]
+    return [b for segment in segments for b in segment.get("blocks", ()) if b.get("state") == "active_allocated"]
+
+
+def _live_bytes(snapshot: Mapping[str, Any], device: int) -> int:
+    return sum(int(block.get("size", 0)) for block in _live_blocks(snapshot, device))
+
+
+def _sites(snapshot: Mapping[str, Any], device: int) -> tuple[AllocationSite, ...]:
+    held: dict[str, list[int]] = {}
+    for block in _live_blocks(snapshot, device):
+        total = held.setdefault(_where(block.get("frames", ())), [0, 0])
+        total[0] += int(block.get("size", 0))
+        total[1] += 1
+    ordered = sorted(held.items(), key=lambda item: -item[1][0])[:_MAX_SITES]
+    return tuple(AllocationSite(where=where, n_bytes=total[0], n=total[1]) for where, total in ordered)
+
+
+def _where(frames: Sequence[Mapping[str, Any]]) -> str:
+    """The user's own innermost line; the innermost of all where none is the user's."""
+    for frame in frames:
+        name = str(frame.get("filename", "")).replace("\\", "/")
+        if not any(part in name for part in _NOT_THE_USERS):
+            return f"{name.rsplit('/', 1)[-1]}:{frame.get('line')} in {frame.get('name')}"
+    with contextlib.suppress(IndexError):
+        return str(frames[0].get("name"))
+    return "allocated before the history began"
+
+
+def _thinned(curve: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """At most ``_MAX_POINTS`` points: the highest of each stretch."""
+    if len(curve) <= _MAX_POINTS:
+        return tuple(curve)
+    width = len(curve) / _MAX_POINTS
+    stretches = (curve[int(i * width) : int((i + 1) * width)] for i in range(_MAX_POINTS))
+    return tuple(max(stretch, key=lambda point: point[1]) for stretch in stretches)

@@ -1,0 +1,210 @@
+"""Recognises that memory ran out, and gathers what is known at that moment: nothing here allocates on the device."""
+
+from __future__ import annotations
+
+import gc
+import re
+import time
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from lightning_perf.records import LiveTensor
+
+from .storages import Key, Storage, storages_of
+
+Where = Literal["device", "host", "worker", "shm"]
+
+# Messages of torch and of the drivers below it; where torch raises a type of its own the type is enough.
+_DEVICE_SIGNS = ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "MPS backend out of memory",
+                 "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
+_HOST_SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
+               "Cannot allocate memory")  # fmt: skip
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid[^)]*\) is killed by signal: Killed")
+_SHM_SIGNS = ("is killed by signal: Bus error", "insufficient shared memory", "No space left on device")
+_ASKED_FOR = re.compile(r"(?:Tried to allocate|tried to allocate|you tried to allocate)\s+([\d.]+)\s*(\w+)")
+_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+_MAX_TENSORS = 10
+_MAX_CAUSES = 8
+_LIMIT_S = 2.0
+_NOT_THE_USERS = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_perf/", "/lib/python")
+
+# From the innermost frame outwards, the first that is known says in which part of the step it happened.
+_PHASES_BY_FUNCTION = {
+    "training_step": "forward",
+    "validation_step": "validation",
+    "test_step": "forward",
+    "predict_step": "forward",
+    "backward": "backward",
+    "manual_backward": "backward",
+    "optimizer_zero_grad": "optimizer",
+    "optimizer_step": "optimizer",
+    "batch_to_device": "transfer",
+    "transfer_batch_to_device": "transfer",
+    "_next_data": "data_wait",
+    "save_checkpoint": "checkpoint",
+}
+
+
+def recognise(error: BaseException) -> Where | None:
+    """Which memory ran out, by this exception or one that it was raised from; None where none did."""
+    for each in _chain(error):
+        text = str(each)
+        if isinstance(each, torch.OutOfMemoryError) or _has(text, _DEVICE_SIGNS):
+            return "device"
+        if isinstance(each, RuntimeError) and _WORKER_KILLED.search(text):
+            return "worker"
+        if isinstance(each, (RuntimeError, OSError)) and _has(text, _SHM_SIGNS) and _is_about_shm(text):
+            return "shm"
+        if isinstance(each, MemoryError) or (isinstance(each, (RuntimeError, OSError)) and _has(text, _HOST_SIGNS)):
+            return "host"
+    return None
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """What was asked for, where the message tells."""
+    for each in _chain(error):
+        match = _ASKED_FOR.search(str(each))
+        if match and match[2] in _UNITS:
+            return int(float(match[1]) * _UNITS[match[2]])
+    return None
+
+
+def phase_of(error: BaseException) -> str:
+    """The part of the step in which it was raised, by the functions on its traceback; empty where none is known."""
+    for frame in reversed(list(_frames(error))):
+        code = frame.f_code
+        if code.co_name == "step" and "/torch/optim/" in code.co_filename:
+            return "optimizer"
+        phase = _PHASES_BY_FUNCTION.get(code.co_name)
+        if phase is not None:
+            return phase
+    return ""
+
+
+def code_of(error: BaseException) -> str:
+    """The user's own innermost line on the traceback: ``"model.py:31 in forward"``; empty where there is none."""
+    entries = traceback.extract_tb(error.__traceback__)
+    for entry in reversed(entries):
+        name = entry.filename.replace("\\", "/")
+        if not any(part in name for part in _NOT_THE_USERS):
+            return f"{name.rsplit('/', 1)[-1]}:{entry.lineno} in {entry.name}"
+    return ""
+
+
+def batch_of(error: BaseException) -> Any:
+    """The batch under way: the local variable of the innermost of Lightning's loops that has one; None without."""
+    for frame in reversed(list(_frames(error))):
+        name = frame.f_code.co_filename.replace("\\", "/")
+        if "/loops/" in name and frame.f_locals.get("batch") is not None:
+            return frame.f_locals["batch"]
+    return None
+
+
+def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[int, ...]]:
+    """Shapes of a batch's tensors by their place in it, e.g. ``{"0": (8, 3, 32, 32), "1": (8,)}``."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return {place or "batch": tuple(int(n) for n in shape)}
+    if depth == 0:
+        return {}
+    items = batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
+    found: dict[str, tuple[int, ...]] = {}
+    for key, value in items:
+        found.update(shapes_of(value, f"{place}.{key}" if place else str(key), depth - 1))
+    return dict(list(found.items())[:32])
+
+
+def largest_tensors(error: BaseException, named: dict[Key, str], device: str) -> tuple[LiveTensor, ...]:
+    """The largest live tensors of a device, each storage once.
+
+    Args:
+        error: Variables of the frames on its traceback give names to what has none.
+        named: Names of parameters, gradients and states by storage.
+        device: The type of the device: ``"cuda"``, ``"cpu"`` …
+    """
+    names = {**_local_names(error), **named}
+    largest: dict[Key, tuple[Storage, torch.Tensor]] = {}
+    until = time.perf_counter() + _LIMIT_S
+    for i, value in enumerate(gc.get_objects()):
+        if i % 4096 == 0 and time.perf_counter() > until:
+            break
+        # isinstance would ask lazy proxies for their class, and could run anything.
+        if not issubclass(type(value), torch.Tensor) or value.device.type != device:
+            continue
+        try:
+            for storage in storages_of(value):
+                known = largest.get(storage.key)
+                if known is None or value.numel() > known[1].numel():
+                    largest[storage.key] = (storage, value)
+        except Exception:  # noqa: BLE001 - a tensor without readable storage holds nothing that could be told
+            continue
+    ordered = sorted(largest.values(), key=lambda pair: -pair[0].n_bytes)[:_MAX_TENSORS]
+    return tuple(
+        LiveTensor(
+            name=names.get(storage.key, ""),
+            shape=tuple(int(n) for n in tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            n_bytes=storage.n_bytes,
+        )
+        for storage, tensor in ordered
+    )
+
+
+def names_in(module: torch.nn.Module, optimizers: list[Any]) -> dict[Key, str]:
+    """What is known by name: parameters, their gradients, buffers and optimizer states, by storage."""
+    named: dict[Key, str] = {}
+
+    def note(tensor: Any, name: str) -> None:
+        if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
+            for storage in storages_of(tensor):
+                named.setdefault(storage.key, name)
+
+    names: dict[int, str] = {}
+    for name, parameter in module.named_parameters():
+        names[id(parameter)] = name
+        note(parameter, name)
+        note(parameter.grad, f"gradient of {name}")
+    for name, buffer in module.named_buffers():
+        note(buffer, name)
+    for optimizer in optimizers:
+        for parameter, state in getattr(optimizer, "optimizer", optimizer).state.items():
+            for key, value in state.items() if isinstance(state, dict) else ():
+                note(value, f"{key} of {names.get(id(parameter), 'a parameter')}")
+    return named
+
+
+def _local_names(error: BaseException) -> dict[Key, str]:
+    found: dict[Key, str] = {}
+    for frame in _frames(error):
+        for name, value in list(frame.f_locals.items()):
+            if isinstance(value, torch.Tensor):
+                for storage in storages_of(value):
+                    found[storage.key] = f"{name} in {frame.f_code.co_name}"
+    return found
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if each is None:
+            return
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    return (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _has(text: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _is_about_shm(text: str) -> bool:
+    """A full disk says the same as a full /dev/shm, but for the name."""
+    return "No space left" not in text or "shm" in text or "torch_" in text
