@@ -1,0 +1,86 @@
+"""PD113: the memory of the loader's workers grows with the samples."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
+from lightning_perf.rules.rule import Rule, Skip
+
+CODE = "PD113"
+NAME = "worker-memory-growth"
+CATEGORY = "data"
+
+DOCS = """\
+## What it measures
+The slope of the mean resident memory of the worker processes over the steps, as for the training process itself.
+
+## Why it costs
+Each worker keeps what it gains, times the number of workers, until the host's memory is used up and the kernel kills
+one.
+
+## Example
+```python
+def __getitem__(self, index):
+    self.cache[index] = load(index)  # in every worker, for ever
+```
+
+## Prescription
+Keep samples in one place: numpy, arrow or memory-mapped files that all workers read; bound caches; or let workers end
+with each epoch (`persistent_workers=False`).
+
+## When it is wrong
+A cache that fits grows until it holds all samples and then stops. Reading Python objects copies the pages they share
+with the main process (reference counts are written): resident memory does not show that, as shared pages count in it
+from the start.
+
+## Sources
+torch issue 13246 (workers that copy on access); P. K. Sen, JASA 63, 1968.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Looks for a rising trend of the workers."""
+    growth = next((g for g in session.memory.growth if g.where == "workers"), None)
+    if growth is None:
+        raise Skip(session.missing.get("memory", "there were no workers, or they were not watched for long enough"))
+    if not is_leak(growth):
+        return None
+    loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
+    n_workers = loader.num_workers if loader is not None and loader.num_workers else 1
+    candidates = [s.name for s in growth.suspects]
+    dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
+    where = f"{candidates[0]} can be what they fill." if candidates else f"Look at what {dataset} keeps."
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium",
+        summary=(
+            f"Each worker's memory grows by {size_text(growth.bytes_per_step)} a step, that of {n_workers} together by "
+            f"{size_text(n_workers * growth.bytes_per_step)}. {where}"
+        ),
+        evidence=(
+            *growth_evidence(growth),
+            *(Evidence(metric=f"container of {dataset}", value=name) for name in candidates),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="bound what workers keep, or hold it in numpy arrays or memory-mapped files that they share",
+                safety="exact",
+                effort="hours",
+            ),
+            Prescription(
+                treatment="",
+                summary="let workers end with each epoch, which gives their memory back",
+                safety="exact",
+                effort="one line",
+                loader_args={"persistent_workers": False},
+                code="DataLoader(..., persistent_workers=False)",
+            ),
+        ),
+        confidence="high" if candidates else "medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,81 @@
+"""PD401: peak memory is close to what the device has."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.rules.memory_signals import (
+    BF16,
+    CHECKPOINTING,
+    FULL_FRACTION,
+    NEAR_CAPACITY_FRACTION,
+    capacity_fraction,
+    device_of,
+    smaller_batch,
+)
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.wording import percent
+
+CODE = "PD401"
+NAME = "near-capacity"
+CATEGORY = "memory"
+
+DOCS = """\
+## What it measures
+The peak of reserved memory over the device's memory.
+
+## Why it costs
+A batch a little longer, or a validation with other shapes, ends the run; before that the allocator flushes its cache
+to satisfy requests, and each flush waits for the device.
+
+## Example
+```python
+Trainer(accumulate_grad_batches=1)  # one large batch a step
+```
+
+## Prescription
+Activation checkpointing, bf16, or a smaller batch with more accumulation.
+
+## When it is wrong
+A cache that filled up over time looks like need: allocated memory far below the reserved one is fragmentation
+(PD404). A run that is meant to fill the device and has fixed shapes can stay there.
+
+## Sources
+TraceML's memory states (92 % and 97 % of the device).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the peak with the capacity."""
+    device = device_of(session)
+    fraction = capacity_fraction(device)
+    if fraction < NEAR_CAPACITY_FRACTION:
+        return None
+    headroom = session.memory.headroom
+    n_samples = headroom.n_samples if headroom is not None else None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="high" if fraction >= FULL_FRACTION else "medium",
+        summary=(
+            f"At its peak {device.device} has {percent(fraction)} of its memory in use. "
+            "A batch a little larger than those seen would end the run."
+        ),
+        evidence=(
+            Evidence(
+                metric="peak of reserved memory, of the device",
+                value=fraction,
+                unit="fraction",
+                threshold=NEAR_CAPACITY_FRACTION,
+            ),
+            Evidence(metric="peak of allocated memory", value=device.peak_allocated_bytes, unit="bytes"),
+        ),
+        prescriptions=(
+            CHECKPOINTING,
+            BF16,
+            smaller_batch(n_samples, headroom.largest_batch if headroom is not None else None),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

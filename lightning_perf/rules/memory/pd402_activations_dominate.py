@@ -1,0 +1,73 @@
+"""PD402: activations are most of what a tight memory holds."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.rules.memory_signals import BF16, CHECKPOINTING, breakdown_of, is_tight, size_text, whole_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
+
+CODE = "PD402"
+NAME = "activations-dominate"
+CATEGORY = "memory"
+
+# More than everything else together: only then does a change of this one part change the whole.
+MIN_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+Activations (tensors saved for the backward pass in one step, or the rest of the peak) over all that memory holds,
+where memory is tight: near capacity, with allocation retries, or after running out.
+
+## Why it costs
+They grow with the batch: the batch is limited by what could be computed again.
+
+## Example
+```python
+out = self.blocks(x)  # each block keeps its activations until backward
+```
+
+## Prescription
+Activation checkpointing: half of them or less for 20 to 30 % more time. bf16 halves them as well.
+
+## When it is wrong
+Where they were not measured they stand for all that nobody named, temporary buffers included; the breakdown says
+which.
+
+## Sources
+The project's first source on training performance: activations above half of the peak, checkpointing 20-30 % slower
+for half the memory or less.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares this part with the peak."""
+    breakdown = breakdown_of(session)
+    if breakdown.activations_bytes is None:
+        raise Skip(breakdown.activations_basis)
+    whole = whole_of(breakdown)
+    if whole <= 0:
+        raise Skip("nothing was counted")
+    fraction = breakdown.activations_bytes / whole
+    if fraction <= MIN_FRACTION or not is_tight(session):
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium",
+        summary=(
+            f"Activations take {percent(fraction)} of what memory holds, {size_text(breakdown.activations_bytes)}. "
+            "Memory is what limits this run."
+        ),
+        evidence=(
+            Evidence(
+                metric="activations, of what memory holds", value=fraction, unit="fraction", threshold=MIN_FRACTION
+            ),
+            Evidence(metric="activations", value=breakdown.activations_bytes, unit="bytes"),
+        ),
+        prescriptions=(CHECKPOINTING, BF16),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,79 @@
+"""PD403: optimizer states are most of what memory holds."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.memory_signals import breakdown_of, is_tight, size_text, whole_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
+
+CODE = "PD403"
+NAME = "optimizer-states-dominate"
+CATEGORY = "memory"
+
+# More than everything else together: only then does a change of this one part change the whole.
+MIN_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+Optimizer states over all that memory holds.
+
+## Why it costs
+Adam keeps two numbers for each parameter, as large as the parameters themselves, on every rank.
+
+## Example
+```python
+torch.optim.AdamW(self.parameters())  # 2x the parameters, in float32
+```
+
+## Prescription
+An 8-bit optimizer, or states sharded over ranks (FSDP, ZeRO).
+
+## When it is wrong
+With a small batch and a large model this is how it must be; it matters when memory is tight, and is only told
+otherwise.
+
+## Sources
+ZeRO (S. Rajbhandari et al., 2020) on what states take; RULES thresholds of this project.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares this part with the peak."""
+    breakdown = breakdown_of(session)
+    if breakdown.optimizer_bytes is None:
+        raise Skip(breakdown.optimizer_basis)
+    whole = whole_of(breakdown)
+    if whole <= 0:
+        raise Skip("nothing was counted")
+    fraction = breakdown.optimizer_bytes / whole
+    if fraction <= MIN_FRACTION:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium" if is_tight(session) else "info",
+        summary=(
+            f"Optimizer states take {percent(fraction)} of what memory holds, {size_text(breakdown.optimizer_bytes)}. "
+            "That is the part to shrink should memory become tight."
+        ),
+        evidence=(
+            Evidence(
+                metric="optimizer states, of what memory holds", value=fraction, unit="fraction", threshold=MIN_FRACTION
+            ),
+            Evidence(metric="optimizer states", value=breakdown.optimizer_bytes, unit="bytes"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="use an 8-bit optimizer, or shard its states over ranks with FSDP",
+                safety="numerics",
+                effort="minutes",
+                code="bitsandbytes.optim.AdamW8bit(self.parameters())",
+            ),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

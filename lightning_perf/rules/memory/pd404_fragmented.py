@@ -1,0 +1,79 @@
+"""PD404: the allocator holds far more than tensors use."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_of, is_tight, size_text
+from lightning_perf.rules.rule import Rule
+
+CODE = "PD404"
+NAME = "fragmented"
+CATEGORY = "memory"
+
+# From half as much again the cache is more than rounding and reuse across phases explain; TraceML warns at twice.
+MIN_RATIO = 1.5
+# Free parts of blocks in use, which cannot be given back: a quarter of all that is held is no rounding either.
+MIN_SPLIT_FRACTION = 0.25
+# Below this much it does not matter on any device that trains.
+MIN_EXCESS_BYTES = 512 * 2**20
+
+DOCS = """\
+## What it measures
+The peak of reserved over the peak of allocated memory, and the free parts of blocks in use (inactive splits).
+
+## Why it costs
+Requests fail, or flush the whole cache, although enough memory is free: it is in pieces too small.
+
+## Example
+```python
+for batch in loader:  # every batch padded to another length
+    loss = model(batch)
+```
+
+## Prescription
+`expandable_segments:True`, or fewer different shapes (pad to a few lengths).
+
+## When it is wrong
+A single large phase, such as a validation with a large batch, leaves a cache behind that later steps reuse; it costs
+nothing while the device has room.
+
+## Sources
+torch's notes on CUDA memory management; TraceML (reserved at twice the allocated memory).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares what is held with what is used."""
+    device = device_of(session)
+    excess_bytes = device.peak_reserved_bytes - device.peak_allocated_bytes
+    split_bytes = device.inactive_split_bytes or 0
+    ratio = device.peak_reserved_bytes / max(1, device.peak_allocated_bytes)
+    split_fraction = split_bytes / device.peak_reserved_bytes
+    if max(excess_bytes, split_bytes) < MIN_EXCESS_BYTES:
+        return None
+    if ratio < MIN_RATIO and split_fraction < MIN_SPLIT_FRACTION:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium" if is_tight(session) else "low",
+        summary=(
+            f"The allocator holds {size_text(device.peak_reserved_bytes)} of {device.device} for tensors that take "
+            f"{size_text(device.peak_allocated_bytes)}. Its memory is in pieces."
+        ),
+        evidence=(
+            Evidence(metric="peak reserved over peak allocated", value=ratio, unit="ratio", threshold=MIN_RATIO),
+            Evidence(
+                metric="free parts of blocks in use, of what is reserved",
+                value=split_fraction,
+                unit="fraction",
+                threshold=MIN_SPLIT_FRACTION,
+            ),
+        ),
+        prescriptions=(EXPANDABLE_SEGMENTS,),
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,110 @@
+"""PD405: memory grows from step to step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Growth, Prescription, Session, Suspect
+from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
+from lightning_perf.rules.rule import Rule, Skip
+
+CODE = "PD405"
+NAME = "leaking"
+CATEGORY = "memory"
+
+# Elements with a graph that an attribute gained in the steps watched: fewer may be a window of the last few.
+MIN_HELD = 16
+
+DOCS = """\
+## What it measures
+The slope of allocated memory (device) or resident memory (host) at the same point of each step, by Theil-Sen, with an
+interval widened for readings that resemble their neighbours; it must rise in every quarter of the steps. Attributes
+of the module and of callbacks that gather tensors with their autograd graphs count however little they take.
+
+## Why it costs
+The run ends when memory does, often hours later; a graph that reaches back over steps also makes backward slower.
+
+## Example
+```python
+self.losses.append(loss)  # keeps the graph of every step
+self.total += loss
+```
+
+## Prescription
+Keep numbers instead: `loss.detach()`, or `loss.item()` where it is logged.
+
+## When it is wrong
+A cache that fills up once grows too, until it is full. A window of the last steps that is emptied rarely looks like a
+list that grows.
+
+## Sources
+The third source's second pitfall (a list of losses that hold graphs); P. K. Sen, JASA 63, 1968.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Looks for a trend that rises, and for what was seen to gather graphs."""
+    memory = session.memory
+    trends = [g for g in memory.growth if g.where != "workers"]  # PD113 speaks of those
+    held = [s for s in memory.held_graphs if s.n_with_graph >= MIN_HELD or s.kind == "graph"]
+    leaks = [g for g in trends if is_leak(g)]
+    if not leaks and not held:
+        if not trends:
+            raise Skip(session.missing.get("memory", "memory was not watched for long enough"))
+        return None
+    worst = max(leaks, key=lambda g: g.bytes_per_step, default=None)
+    suspects = (worst.suspects if worst is not None else ()) or tuple(held)
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        # What ends a run is more than what slows it down, but not before it is known to come.
+        severity="high" if worst is not None and suspects else "medium" if worst is not None else "low",
+        summary=_summary(worst, suspects),
+        evidence=(
+            *(growth_evidence(worst) if worst is not None else ()),
+            *(
+                Evidence(metric=f"{s.name}: gained a step", value=s.items_per_step, unit=_unit(s), n=s.n_items)
+                for s in suspects[:3]
+            ),
+        ),
+        prescriptions=(_prescription(suspects),),
+        confidence="high" if suspects else "medium",
+    )
+
+
+def _summary(growth: Growth | None, suspects: tuple[Suspect, ...]) -> str:
+    first = suspects[0] if suspects else None
+    if growth is None:
+        assert first is not None
+        return f"{first.name} gathers tensors with their autograd graphs at every step. {_what(first)}."
+    place = "The host's memory" if growth.where == "host" else f"Allocated memory on {growth.where}"
+    text = f"{place} grows by {size_text(growth.bytes_per_step)} a step"
+    if first is None:
+        return f"{text}. No container of tensors was seen to grow along with it."
+    return f"{text}, and {first.name} grows with it. {_what(first)}."
+
+
+def _what(suspect: Suspect) -> str:
+    if suspect.kind == "graph":
+        return f"It is one tensor whose graph of {suspect.n_items} nodes gains {suspect.items_per_step:.0f} a step"
+    graphs = f", {suspect.n_with_graph} of them with graphs" if suspect.n_with_graph else ""
+    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, {suspect.items_per_step:+.2g} a step"
+
+
+def _unit(suspect: Suspect) -> str:
+    return "nodes" if suspect.kind == "graph" else "elements"
+
+
+def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
+    if any(s.n_with_graph or s.kind == "graph" for s in suspects):
+        summary, code = (
+            "keep the value, not the tensor: detach it, or take its item where it is logged",
+            ("self.losses.append(loss.detach())"),
+        )
+    elif suspects:
+        summary, code = f"empty {suspects[0].name} once its content was used, or keep only what is needed of it", ""
+    else:
+        summary, code = "look for what is kept at each step: lists, caches, closures, and memory outside Python", ""
+    return Prescription(treatment="", summary=summary, safety="exact", effort="minutes", code=code)
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

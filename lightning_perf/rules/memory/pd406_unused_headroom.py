@@ -1,0 +1,91 @@
+"""PD406: most of the device's memory is not used."""
+
+from __future__ import annotations
+
+import statistics
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.memory_signals import capacity_fraction, device_of
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.wording import percent
+
+CODE = "PD406"
+NAME = "unused-headroom"
+CATEGORY = "memory"
+
+# Below half, a batch twice as large fits.
+MAX_FRACTION = 0.5
+# A device busier than this has work enough whatever the batch (SageMaker's batch size rule: p95 of use below 70 %).
+MAX_BUSY_FRACTION = 0.7
+
+DOCS = """\
+## What it measures
+The peak of reserved memory over the device's memory and, where a profiler window was read, how busy the device is.
+
+## Why it costs
+A larger batch spreads the fixed cost of a step over more samples; where the device idles between kernels that is time
+won.
+
+## Example
+```python
+DataLoader(dataset, batch_size=16)  # 6 of 80 GiB in use
+```
+
+## Prescription
+A larger batch, with the learning rate adjusted to it.
+
+## When it is wrong
+A larger batch changes the training itself. Where no window was read it is not known whether throughput would rise;
+the finding is then for information only.
+
+## Sources
+SageMaker Debugger's rule on batch size; TraceML's memory states.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the peak with the capacity, and asks whether the device has work enough."""
+    device = device_of(session)
+    fraction = capacity_fraction(device)
+    steps = [step for window in session.windows if window.trace is not None for step in window.trace.steps]
+    busy = [step.busy_fraction for step in steps if step.busy_fraction is not None]
+    is_idle = bool(busy) and statistics.median(busy) < MAX_BUSY_FRACTION
+    if fraction >= MAX_FRACTION or (busy and not is_idle):
+        return None
+    headroom = session.memory.headroom
+    fits = f" A batch of {headroom.largest_batch} should fit." if headroom and headroom.largest_batch else ""
+    evidence = [
+        Evidence(
+            metric="peak of reserved memory, of the device", value=fraction, unit="fraction", threshold=MAX_FRACTION
+        )
+    ]
+    if busy:
+        evidence.append(
+            Evidence(
+                metric="device busy in profiled steps",
+                value=statistics.median(busy),
+                unit="fraction",
+                threshold=MAX_BUSY_FRACTION,
+                n=len(busy),
+            )
+        )
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="low" if is_idle else "info",
+        summary=f"{device.device} uses {percent(fraction)} of its memory.{fits}",
+        evidence=tuple(evidence),
+        prescriptions=(
+            Prescription(
+                treatment="batch-size",
+                summary="use a larger batch" + (f", up to {headroom.largest_batch}" if fits and headroom else ""),
+                safety="semantics",
+                effort="minutes",
+            ),
+        ),
+        confidence="medium" if is_idle else "low",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,61 @@
+"""PD407: the allocator flushed its cache to satisfy requests."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_of, smaller_batch
+from lightning_perf.rules.rule import Rule, Skip
+
+CODE = "PD407"
+NAME = "allocation-retries"
+CATEGORY = "memory"
+
+DOCS = """\
+## What it measures
+How often torch's allocator gave all its cached blocks back to the driver and asked again.
+
+## Why it costs
+Each flush waits for the device and makes the following allocations go to the driver, which takes milliseconds.
+
+## Example
+```python
+Trainer(precision=32)  # at 98 % of the device, shapes differ from batch to batch
+```
+
+## Prescription
+A smaller batch with more accumulation, or expandable segments where memory is in pieces.
+
+## When it is wrong
+A few in the first steps, while kernels are tried out (cudnn.benchmark), cost little.
+
+## Sources
+torch's `memory_stats` (num_alloc_retries) and its notes on CUDA memory management.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Reads the allocator's count."""
+    device = device_of(session)
+    if device.alloc_retries is None:
+        raise Skip(f"the allocator of {device.device} does not count its retries")
+    if device.alloc_retries == 0:
+        return None
+    headroom = session.memory.headroom
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium",
+        summary=(
+            f"The allocator of {device.device} flushed its cache {device.alloc_retries} times to satisfy a request. "
+            "Each time the device was waited for."
+        ),
+        evidence=(
+            Evidence(metric="allocation retries", value=device.alloc_retries, unit="count", threshold=0),
+            Evidence(metric="peak of reserved memory", value=device.peak_reserved_bytes, unit="bytes"),
+        ),
+        prescriptions=(smaller_batch(headroom.n_samples if headroom is not None else None), EXPANDABLE_SEGMENTS),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,122 @@
+"""PD408: the run ended because memory ran out."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, OutOfMemory, Prescription, Session
+from lightning_perf.rules.memory_signals import (
+    BF16,
+    CHECKPOINTING,
+    EXPANDABLE_SEGMENTS,
+    size_text,
+    smaller_batch,
+    whole_of,
+)
+from lightning_perf.rules.rule import Rule
+
+CODE = "PD408"
+NAME = "out-of-memory"
+CATEGORY = "memory"
+
+DOCS = """\
+## What it measures
+The exception that ended the run, and what was known of memory when it was raised.
+
+## Why it costs
+The run is over, and what it computed since its last checkpoint is lost.
+
+## Example
+```python
+trainer.fit(model)  # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
+```
+
+## Prescription
+By the breakdown: checkpointing where activations are most of it, sharded or smaller optimizer states where those are,
+expandable segments where memory was in pieces, else a smaller batch.
+
+## When it is wrong
+The request that failed need not be the one at fault: what filled memory came before it. Another process on the device
+may have.
+
+## Sources
+torch's notes on CUDA memory management; the DataLoader's message on killed workers.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Reads the post-mortem."""
+    oom = session.memory.oom
+    if oom is None:
+        return None
+    where = {
+        "device": "The device's memory ran out",
+        "host": "The host's memory ran out",
+        "worker": "A DataLoader worker was killed, as happens when the host's memory runs out",
+        "shm": "The shared memory of DataLoader workers ran out",
+    }[oom.where]
+    phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
+    asked = f" {size_text(oom.requested_bytes)} were asked for." if oom.requested_bytes is not None else ""
+    evidence = [Evidence(metric="steps before it", value=oom.step, unit="count")]
+    for tensor in oom.largest_tensors[:3]:
+        name = tensor.name or "a tensor that nobody named"
+        evidence.append(Evidence(metric=f"live: {name}", value=tensor.n_bytes, unit="bytes"))
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="high",
+        summary=f"{where}{phase} after {oom.step} steps.{asked}",
+        evidence=tuple(evidence),
+        prescriptions=_prescriptions(session, oom),
+    )
+
+
+def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ...]:
+    if oom.where in ("worker", "host"):
+        return (_FEWER_WORKERS, _STREAM)
+    if oom.where == "shm":
+        return (_FILE_SYSTEM_SHARING, _FEWER_WORKERS)
+    breakdown, headroom = session.memory.breakdown, session.memory.headroom
+    chosen: list[Prescription] = []
+    if breakdown is not None:
+        whole = whole_of(breakdown)
+        if (breakdown.activations_bytes or 0) > 0.5 * whole:
+            chosen += (CHECKPOINTING, BF16)
+        elif (breakdown.optimizer_bytes or 0) > 0.5 * whole:
+            chosen.append(_SHARD)
+    if any(
+        d.peak_reserved_bytes - d.peak_allocated_bytes > (oom.requested_bytes or 2**40) for d in session.memory.devices
+    ):
+        chosen.append(EXPANDABLE_SEGMENTS)
+    fits = headroom.largest_batch if headroom is not None else None
+    return (*chosen, smaller_batch(oom.n_samples, fits))
+
+
+_FEWER_WORKERS = Prescription(
+    treatment="",
+    summary="use fewer workers, and a smaller prefetch_factor: each holds batches of its own",
+    safety="exact",
+    effort="one line",
+    code="DataLoader(..., num_workers=2, prefetch_factor=2)",
+)
+_STREAM = Prescription(
+    treatment="",
+    summary="read samples from disk when they are needed instead of keeping them",
+    safety="exact",
+    effort="hours",
+)
+_FILE_SYSTEM_SHARING = Prescription(
+    treatment="",
+    summary="give the container more shared memory (docker run --shm-size=8g), or share tensors through files",
+    safety="exact",
+    effort="minutes",
+    code='torch.multiprocessing.set_sharing_strategy("file_system")',
+)
+_SHARD = Prescription(
+    treatment="",
+    summary="use an 8-bit optimizer, or shard its states over ranks with FSDP",
+    safety="numerics",
+    effort="minutes",
+    code='Trainer(..., strategy="fsdp")',
+)
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

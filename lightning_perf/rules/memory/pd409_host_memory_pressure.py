@@ -1,0 +1,85 @@
+"""PD409: the host is close to its memory limit, or swaps."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.memory_signals import FULL_FRACTION, size_text
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
+
+CODE = "PD409"
+NAME = "host-memory-pressure"
+CATEGORY = "memory"
+
+# Of the limit: from here on the kernel reclaims what it can, and what comes next is its out-of-memory killer.
+MIN_FRACTION = 0.9
+# Pages that were once moved out and never needed again do no harm.
+MIN_SWAPPED_BYTES = 64 * 2**20
+
+DOCS = """\
+## What it measures
+Memory in use within the cgroup's limit (without file cache that can be dropped), or of the machine without a limit;
+the resident memory of this process and its workers; and what of them lies on swap.
+
+## Why it costs
+At the limit the kernel kills a process, mostly a DataLoader worker or the training itself; before that it drops the
+file cache that data is read through, or swaps.
+
+## Example
+```python
+DataLoader(dataset, num_workers=16, prefetch_factor=8)  # 128 batches in memory
+```
+
+## Prescription
+Fewer workers, a smaller prefetch_factor, data that is streamed instead of kept.
+
+## When it is wrong
+On a shared machine others may use the memory. Pages that workers share with the main process count for each of them
+in their resident memory.
+
+## Sources
+Linux kernel documentation, cgroup v2 (memory.max, memory.stat).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares use with the limit."""
+    host = session.memory.host
+    if host is None:
+        raise Skip(session.missing.get("memory", "the host's memory was not read"))
+    if not host.limit_bytes:
+        raise Skip("neither a limit nor the size of the machine's memory is known")
+    own_bytes = host.peak_rss_bytes or host.rss_bytes
+    fraction = max(own_bytes, host.used_bytes or 0) / host.limit_bytes
+    swapped_bytes = host.swapped_bytes or 0
+    if fraction < MIN_FRACTION and swapped_bytes < MIN_SWAPPED_BYTES:
+        return None
+    limit = "the cgroup's limit" if host.limit_basis == "cgroup" else "the machine's memory"
+    swapped = f" {size_text(swapped_bytes)} of this training lie on swap." if swapped_bytes >= MIN_SWAPPED_BYTES else ""
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="high" if fraction >= FULL_FRACTION else "medium",
+        summary=f"{percent(fraction)} of {limit}, {size_text(host.limit_bytes)}, was in use.{swapped}",
+        evidence=(
+            Evidence(metric=f"in use, of {limit}", value=fraction, unit="fraction", threshold=MIN_FRACTION),
+            Evidence(metric="resident memory of this process, highest", value=own_bytes, unit="bytes"),
+            Evidence(
+                metric="resident memory of its workers", value=host.workers_rss_bytes, unit="bytes", n=host.n_workers
+            ),
+            Evidence(metric="on swap", value=swapped_bytes, unit="bytes", threshold=MIN_SWAPPED_BYTES),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="use fewer workers or a smaller prefetch_factor, and stream what is kept in memory",
+                safety="exact",
+                effort="minutes",
+                code="DataLoader(..., num_workers=2, prefetch_factor=2)" if host.n_workers else "",
+            ),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

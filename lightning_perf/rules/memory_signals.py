@@ -1,0 +1,152 @@
+"""What the rules on memory read from a session, each with the reason to skip where it is missing."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Prescription, Session
+from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
+
+from .rule import Skip
+
+NEAR_CAPACITY_FRACTION = 0.92
+FULL_FRACTION = 0.97
+"""Of the device: TraceML's warning and critical states of reserved memory."""
+
+MIN_LEAK_STEPS = 50
+"""Fewer steps are warm-up and chance."""
+
+
+def device_of(session: Session) -> DeviceMemory:
+    """The device whose peak is nearest to its capacity.
+
+    Raises:
+        Skip: No device's memory was read.
+    """
+    devices = [d for d in session.memory.devices if d.peak_reserved_bytes > 0]
+    if not devices:
+        raise Skip(session.missing.get("memory.devices", session.missing.get("memory", "no device memory was read")))
+    return max(devices, key=lambda d: d.peak_reserved_bytes / (d.total_bytes or d.peak_reserved_bytes))
+
+
+def capacity_fraction(device: DeviceMemory) -> float:
+    """Peak of reserved memory ÷ the device's memory.
+
+    Raises:
+        Skip: The device does not tell how much it has.
+    """
+    if not device.total_bytes:
+        raise Skip(f"{device.device} does not tell how much memory it has")
+    return device.peak_reserved_bytes / device.total_bytes
+
+
+def breakdown_of(session: Session) -> Breakdown:
+    """What memory holds.
+
+    Raises:
+        Skip: It was not looked at.
+    """
+    if session.memory.breakdown is None:
+        raise Skip(session.missing.get("memory", "what memory holds was not looked at"))
+    return session.memory.breakdown
+
+
+def whole_of(breakdown: Breakdown) -> int:
+    """All that memory holds: the peak where there is one, else the sum of the parts."""
+    parts = (
+        breakdown.parameters_bytes,
+        breakdown.gradients_bytes,
+        breakdown.optimizer_bytes or 0,
+        breakdown.buffers_bytes,
+        breakdown.copies_bytes,
+        breakdown.batch_bytes or 0,
+        breakdown.activations_bytes or 0,
+    )
+    return breakdown.peak_bytes or sum(parts)
+
+
+def is_tight(session: Session) -> bool:
+    """Whether memory is what limits the run: a peak near the capacity, retries, or an end for want of memory."""
+    if session.memory.oom is not None:
+        return True
+    devices = session.memory.devices
+    return any(
+        (d.alloc_retries or 0) > 0
+        or (bool(d.total_bytes) and d.peak_reserved_bytes >= NEAR_CAPACITY_FRACTION * (d.total_bytes or 0))
+        for d in devices
+    )
+
+
+def is_leak(growth: Growth) -> bool:
+    """Whether memory climbs at the same point of the step, beyond chance and by as much as matters."""
+    return (
+        growth.is_steady
+        and growth.last_step - growth.first_step >= MIN_LEAK_STEPS
+        and growth.low_bytes_per_step > 0
+        and growth.bytes_per_step >= LEAK_BYTES_PER_STEP
+    )
+
+
+def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
+    """What a trend rests on."""
+    return (
+        Evidence(
+            metric="growth in a thousand steps",
+            value=1000 * growth.bytes_per_step,
+            unit="bytes",
+            threshold=1000 * LEAK_BYTES_PER_STEP,
+            n=growth.n,
+        ),
+        Evidence(metric="lower end of its 95 % interval", value=1000 * growth.low_bytes_per_step, unit="bytes"),
+        Evidence(metric="steps watched", value=growth.last_step - growth.first_step, unit="count"),
+    )
+
+
+def size_text(n_bytes: float) -> str:
+    """Bytes in words: ``"1.5 GiB"``."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(n_bytes) >= factor:
+            return f"{n_bytes / factor:.3g} {unit}"
+    return f"{n_bytes:.0f} B"
+
+
+CHECKPOINTING = Prescription(
+    treatment="activation-checkpointing",
+    summary="checkpoint activations: 20 to 30 % slower for half of them or less",
+    safety="exact",
+    effort="minutes",
+    code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
+)
+BF16 = Prescription(
+    treatment="precision-bf16",
+    summary="train in bf16-mixed: activations take half",
+    safety="numerics",
+    effort="one line",
+    trainer_flags={"precision": "bf16-mixed"},
+    code='Trainer(..., precision="bf16-mixed")',
+)
+EXPANDABLE_SEGMENTS = Prescription(
+    treatment="expandable-segments",
+    summary="let the allocator grow its segments, set before the process starts",
+    safety="exact",
+    effort="one line",
+    code="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
+)
+
+
+def smaller_batch(n_samples: int | None, fits: int | None = None) -> Prescription:
+    """A smaller batch with as much accumulation.
+
+    Args:
+        n_samples: The batch size in use; None when not known.
+        fits: The largest that should fit; None when not known.
+    """
+    target = fits if fits and n_samples and 0 < fits < n_samples else n_samples // 2 if n_samples else None
+    half = f"a batch of {target} instead of {n_samples}" if target and n_samples else "half the batch"
+    times = -(-n_samples // target) if target and n_samples else 2
+    return Prescription(
+        treatment="",
+        summary=f"use {half} and accumulate {times} of them",
+        safety="semantics",
+        effort="one line",
+        trainer_flags={"accumulate_grad_batches": times},
+        code=f"Trainer(..., accumulate_grad_batches={times})",
+    )
