@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
+from lightning_perf import seams
 from lightning_perf.records import TraceRecord, Window
 
 from .loop import LoopProbe
@@ -105,10 +108,13 @@ class WindowProbe:
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
         self._median_at_window_ns: float | None = None
         self._is_closed = False
+        self._n_scheduled = 0
+        self._is_scheduled = False  # whether the window under way is one of the schedule
         if options.is_auto:
             self._look_at = _AUTO_STEPS_BEFORE
         else:
             self._look_at = options.skip_first + (options.wait or 0)
+        self._planned_at = self._look_at
 
     def request(self) -> None:
         """Opens a window at the next step."""
@@ -119,7 +125,7 @@ class WindowProbe:
         """The loop is about to run a step."""
         if self._recording is not None:
             self._advance(self._recording)
-        elif self._step >= self._look_at:
+        if self._recording is None and self._step >= self._look_at:
             self._look()
         self._step += 1
 
@@ -129,6 +135,8 @@ class WindowProbe:
         Args:
             error: What ended the run; None if it ended well.
         """
+        if error is None and self._recording is not None and self._recording.is_in_last_step:
+            self._advance(self._recording)
         self._is_closed = True
         recording, self._recording = self._recording, None
         if recording is None:
@@ -149,7 +157,7 @@ class WindowProbe:
         reason = self._reason_to_open()
         if reason is None or self._is_closed:
             return
-        obstacle = active_profiler()
+        obstacle = active_profiler() or self._user_profiler()
         if obstacle is not None:
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
             self._look_at = _NEVER
@@ -165,13 +173,25 @@ class WindowProbe:
 
     def _reason_to_open(self) -> str | None:
         if self._is_requested:
-            self._is_requested = False
+            self._is_requested = self._is_scheduled = False
             self._look_at = self._next_look()
             return "asked for"
         if self.options.is_auto:
             self._look_at = self._step + _AUTO_CHECK_EVERY
             return self._file_request() or self._auto_reason()
+        if self._step < self._planned_at:
+            self._look_at = self._planned_at
+            return None
+        self._is_scheduled = True
+        self._n_scheduled += 1
         return "by schedule"
+
+    def _user_profiler(self) -> str | None:
+        """Lightning's PyTorchProfiler has a schedule of its own, and fails where it finds one of ours open."""
+        profiler = seams.user_profiler(self._loop.trainer)
+        if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):
+            return "the Trainer's PyTorchProfiler profiles this run"
+        return None
 
     def _file_request(self) -> str | None:
         now = time.monotonic()
@@ -215,11 +235,15 @@ class WindowProbe:
         self._leave()
 
     def _next_look(self) -> int:
+        """When to think of a window again; one that was asked for leaves the schedule as it is."""
         options = self.options
-        if options.is_auto:
-            return self._step + _AUTO_CHECK_EVERY
-        n_done = len(self.windows) + 1
-        return self._step + (options.wait or 0) if options.repeat == 0 or n_done < options.repeat else _NEVER
+        if not options.is_auto and self._is_scheduled:
+            is_over = options.repeat != 0 and self._n_scheduled >= options.repeat
+            self._planned_at = _NEVER if is_over else self._step + (options.wait or 0)
+            self._is_scheduled = False
+        if self._is_requested:
+            return self._step
+        return self._step + _AUTO_CHECK_EVERY if options.is_auto else self._planned_at
 
     def _leave(self) -> None:
         self._loop.leave_window()
@@ -237,11 +261,19 @@ class WindowProbe:
             if n_events > self.options.max_events:
                 status, reason = "failed", f"{reason}; {n_events} events are more than max_events allows"
             else:
-                trace = recording.trace_record()
+                if self.options.with_stack:  # events read without a file carry no stacks
+                    file = recording.export(self._folder, self._rank, self.options.export_stacks)
+                    trace = recording.trace_of_file(self._folder / file)
+                else:
+                    trace = recording.trace_record()
                 if self._device.type != "cpu" and trace.n_kernels == 0:
                     status, reason = "empty", f"{reason}; no device work was seen"
-                if not self.options.is_auto or self._is_worth_keeping(trace):
+                is_kept = not self.options.is_auto or self._is_worth_keeping(trace)
+                if is_kept and file is None:
                     file = recording.export(self._folder, self._rank, self.options.export_stacks)
+                elif not is_kept and file is not None:
+                    recording.remove(self._folder / file)
+                    file = None
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
             status, reason = "failed", f"{reason}; {type(error).__name__}: {error}"
         cost_s = recording.cost_s + time.perf_counter() - started
@@ -325,6 +357,25 @@ class _Recording:
         from lightning_perf.traces import analyze_trace, from_events, live_events
 
         return analyze_trace(from_events(live_events(self._events)))
+
+    @staticmethod
+    def trace_of_file(file: Path) -> TraceRecord:
+        """What the exported trace says, Python stacks included."""
+        from lightning_perf.traces import analyze
+
+        return msgspec.structs.replace(analyze(file), source="live")
+
+    @staticmethod
+    def remove(file: Path) -> None:
+        """Deletes what ``export`` wrote."""
+        file.unlink(missing_ok=True)
+        stem = file.name.removesuffix(".pt.trace.json.gz")
+        file.with_name(f"{stem}.stacks.txt").unlink(missing_ok=True)
+
+    @property
+    def is_in_last_step(self) -> bool:
+        """Whether the window is complete once the step under way is over."""
+        return self.n_done == self._n_steps - 1
 
     def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
         """Writes the trace under the name that TensorBoard's profiler tabs look for; its name."""
