@@ -1,0 +1,38 @@
+"""What the machine changed at the moment from which steps took longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_perf.rules.engine import diagnose
+
+from .session_builder import build_session
+
+
+def course(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    # Blocks of the builder's timeline begin every half second: its 20th at 10 s.
+    points = [
+        {"start_s": 0.5 * i, "step": 25 * i + 1, "n_samples": 1, "values": before if i < 20 else after}
+        for i in range(40)
+    ]
+    return {"timeline_ms": [20.0] * 20 + [30.0] * 20, "telemetry": {"hz": 1.0, "timeline": points}}
+
+
+def changes(description: dict[str, Any]) -> list[tuple[str, float]]:
+    finding = next(f for f in diagnose(build_session(description)).findings if f.code == "PD605")
+    return [(e.metric, e.value) for e in finding.evidence if " then: " in e.metric]
+
+
+def test_change_of_step_time_names_what_the_machine_changed_when_sampled() -> None:
+    before = {"cuda:0 sm_clock_mhz": 1980.0, "cuda:0 temperature_c": 70.0, "iowait_fraction": 0.01}
+    after = {"cuda:0 sm_clock_mhz": 1300.0, "cuda:0 temperature_c": 88.0, "iowait_fraction": 0.02}
+    assert changes(course(before, after)) == [
+        ("cuda:0 sm clock then: was 1980, became", 1300.0),
+        ("cuda:0 temperature then: was 70, became", 88.0),
+    ]
+
+
+def test_change_of_step_time_names_nothing_when_the_machine_stayed_as_it_was() -> None:
+    steady = {"cuda:0 sm_clock_mhz": 1980.0, "iowait_fraction": 0.0, "rss_bytes": 1e9}
+    assert changes(course(steady, {**steady, "rss_bytes": 1.05e9})) == []
+    assert changes({"timeline_ms": [20.0] * 20 + [30.0] * 20}) == []
