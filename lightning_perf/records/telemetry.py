@@ -245,7 +245,7 @@ class Telemetry(Record, frozen=True, kw_only=True):
     """All of it.
 
     Attributes:
-        hz: Samples a second once the first seconds, sampled more often, are over.
+        hz: Samples a second once the first seconds, sampled more often, are over; 0 where nothing was sampled.
         sampler_core_fraction: Of one core, what the sampling itself used; None before it has run for a second.
         devices: The devices of this process; empty on a CPU run and where none can be read.
         host: None when it could not be read.
