@@ -77,9 +77,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="set the governor to performance"
-                if is_governed
-                else "look for heat or a power limit",
+                summary="set the governor to performance" if is_governed else "look for heat or a power limit",
                 safety="exact",
                 effort="one line" if is_governed else "hours",
                 code="sudo cpupower frequency-set -g performance" if is_governed else "",
