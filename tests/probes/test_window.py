@@ -1,0 +1,426 @@
+"""Profiler windows: when they open, what becomes of them, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.profilers import PyTorchProfiler
+from torch.utils.data import DataLoader
+
+from lightning_perf import PerfDoctor
+from lightning_perf.errors import ConfigError
+from lightning_perf.probes import window as window_module
+from lightning_perf.probes.window import REQUEST_FILE, WindowOptions, WindowProbe
+from lightning_perf.records import Session
+from tests.rules.session_builder import build_trace
+
+N_FEATURES = 4
+
+
+class Tiny(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(N_FEATURES, 1)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch).square().mean()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.layer(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def data(n: int = 200) -> DataLoader:
+    return DataLoader(torch.arange(2.0 * n * N_FEATURES).reshape(-1, N_FEATURES) / 1000, batch_size=2)
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch):
+    """Trains ``n`` steps with a doctor and gives the session."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(doctor: PerfDoctor | None, n: int = 30, *others: Callback, **arguments: Any) -> Any:
+        seed_everything(3, verbose=False)
+        callbacks = [*([doctor] if doctor else []), *others]
+        trainer = Trainer(
+            accelerator="cpu", devices=1, max_steps=n, max_epochs=-1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, callbacks=callbacks,
+            **arguments,
+        )  # fmt: skip
+        model = Tiny()
+        trainer.fit(model, data())
+        return doctor.session if doctor else model
+
+    return run
+
+
+def doctor(tmp_path: Path, schedule: Any, **profiler: Any) -> PerfDoctor:
+    return PerfDoctor(schedule=schedule, profiler=profiler, out_dir=tmp_path / "out", reports=("json",))
+
+
+def stands(session: Session) -> list[tuple[str, int, int]]:
+    return [(window.status, window.first_step, window.n_steps) for window in session.windows]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "n", "expected"),
+    [
+        ((5, 2, 3, 1), {}, 30, [7]),
+        ((5, 2, 3, 1), {}, 10, [7]),
+        ((5, 2, 3, 2), {}, 30, [7, 17]),
+        ((5, 2, 3, 0), {}, 30, [7, 17, 27]),
+        ((0, 1, 2, 2), {}, 12, [1, 4]),
+        ((2, 0, 2, 1), {}, 12, [2]),
+        ((5, 2, 3, 1), {"skip_first": 8}, 30, [15]),
+    ],
+)
+def test_windows_open_at_their_steps_when_scheduled(fit, tmp_path, schedule, options, n, expected):
+    session = fit(doctor(tmp_path, schedule, **options), n)
+    assert stands(session) == [("recorded", first, schedule[2]) for first in expected]
+    assert all(len(window.trace.steps) == schedule[2] for window in session.windows)
+    assert all(window.cost_s > 0 for window in session.windows)
+    assert len(list((tmp_path / "out").rglob("*.pt.trace.json.gz"))) == len(expected)
+
+
+@pytest.mark.parametrize(("n", "n_done"), [(4, 0), (9, 3)])
+def test_window_is_incomplete_when_the_run_is_shorter_than_the_schedule(fit, tmp_path, n, n_done):
+    session = fit(doctor(tmp_path, (5, 2, 3, 1)), n)
+    ((status, _, n_steps),) = stands(session)
+    assert (status, n_steps) == ("incomplete", n_done)
+    assert "PD907" in {finding.code for finding in session.findings}
+    assert window_module.active_profiler() is None
+
+
+def test_no_window_opens_when_there_is_no_schedule(fit, tmp_path):
+    assert fit(doctor(tmp_path, None)).windows == ()
+
+
+def test_window_fails_and_everything_is_put_back_when_the_training_raises_inside(fit, tmp_path):
+    class Raises(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if args[-1] == 8:
+                raise RuntimeError("boom")
+
+    watched = doctor(tmp_path, (5, 2, 3, 1))
+    with pytest.raises(RuntimeError, match="boom"):
+        fit(watched, 30, Raises())
+    ((status, _, _),) = stands(watched.session)
+    assert status == "failed"
+    assert "RuntimeError ended the run" in watched.session.windows[0].reason
+    assert window_module.active_profiler() is None
+    assert "KINETO_LOG_LEVEL" not in os.environ
+
+
+def test_window_fails_with_the_reason_when_another_profiler_is_active(fit, tmp_path):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        session = fit(doctor(tmp_path, (5, 2, 3, 1)))
+    assert [window.status for window in session.windows] == ["failed"]
+    assert "another torch.profiler is active" in session.windows[0].reason
+    assert session.probes_off == ()
+
+
+def test_training_goes_on_when_lightnings_own_profiler_is_used(fit, tmp_path):
+    profiler = PyTorchProfiler(
+        dirpath=tmp_path, filename="own", schedule=torch.profiler.schedule(wait=20, warmup=1, active=2)
+    )
+    session = fit(doctor(tmp_path, (5, 2, 3, 1)), profiler=profiler)
+    assert [window.status for window in session.windows] == ["failed"]
+    assert "profil" in session.windows[0].reason
+    assert session.run.n_steps == 30
+
+
+def test_window_fails_once_when_the_profiler_cannot_start(fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(window_module, "_kineto_profile", lambda *_: (_ for _ in ()).throw(RuntimeError("no CUPTI")))
+    session = fit(doctor(tmp_path, (5, 2, 3, 0)))
+    assert [window.status for window in session.windows] == ["failed"]
+    assert "no CUPTI" in session.windows[0].reason
+
+
+def test_window_is_not_read_when_it_holds_too_many_events(fit, tmp_path):
+    session = fit(doctor(tmp_path, (5, 2, 3, 1), max_events=10))
+    (window,) = session.windows
+    assert (window.status, window.trace, window.file) == ("failed", None, None)
+    assert "max_events" in window.reason
+
+
+def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_path):
+    class Slow(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if torch.autograd._profiler_enabled():
+                time.sleep(0.05)
+
+    session = fit(doctor(tmp_path, (40, 2, 3, 1)), 120, Slow())
+    assert [window.status for window in session.windows] == ["recorded"]
+    steady = session.steady
+    # Six rows touch the window: its five steps, and the one in which it opened or closed.
+    n_left_out = session.run.n_steps - steady.n_warmup_steps - steady.n_steps
+    assert 5 <= n_left_out <= 8
+    assert steady.phases["callbacks"].total_s < 0.05
+    assert steady.step_s.p99 < 0.05
+
+
+def test_training_is_bit_identical_when_windows_are_recorded(fit, tmp_path):
+    plain = fit(None, 30)
+    watched: list[Tiny] = []
+
+    class Keeps(Callback):
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            watched.append(pl_module)
+
+    options = {"with_stack": True, "profile_memory": True, "with_flops": True}
+    session = fit(doctor(tmp_path, (3, 1, 2, 0), **options), 30, Keeps())
+    assert len(session.windows) == 5
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, watched[0].state_dict()[name]), name
+
+
+def test_stacks_are_exported_when_asked_for(fit, tmp_path):
+    fit(doctor(tmp_path, (3, 1, 2, 1), with_stack=True, export_stacks=True), 12)
+    (stacks,) = (tmp_path / "out").rglob("*.stacks.txt")
+    assert stacks.exists()
+
+
+def test_window_opens_when_the_user_asks_for_it(fit, tmp_path):
+    watched = doctor(tmp_path, (10, 1, 2, 1))
+
+    class Asks(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                watched.profile_now()
+
+    session = fit(watched, 30, Asks())
+    assert stands(session) == [("recorded", 3, 2), ("recorded", 11, 2)]
+    assert [window.reason.split(";")[0] for window in session.windows] == ["asked for", "by schedule"]
+
+
+def test_phases_are_marked_when_a_window_is_open(fit, tmp_path):
+    fit(doctor(tmp_path, (5, 1, 2, 1)))
+    (file,) = (tmp_path / "out").rglob("*.pt.trace.json.gz")
+    marks = [e["name"] for e in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"] if "perf" in e["name"]]
+    for phase in ("data_wait", "transfer", "forward", "backward", "optimizer"):
+        assert marks.count(f"perfdoctor:{phase}") >= 2, phase
+
+
+def test_window_opens_in_another_stage_only_when_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for stages, n in ((("fit",), 0), (("validate",), 1)):
+        watched = doctor(tmp_path / str(n), (1, 1, 2, 1), stages=stages)
+        trainer = Trainer(
+            accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[watched], default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.validate(Tiny(), data(), verbose=False)
+        assert len(watched.session.windows) == n
+
+
+@pytest.mark.parametrize(("level", "after"), [(None, None), ("3", "3")])
+def test_log_level_is_put_back_when_a_window_is_over(fit, tmp_path, monkeypatch, level, after):
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", level)
+    fit(doctor(tmp_path, (2, 1, 2, 1)), 8)
+    assert os.environ.get("KINETO_LOG_LEVEL") == after
+
+
+# -- on fakes ------------------------------------------------------------
+
+
+class FakeLoop:
+    """A loop whose step takes as long as a test says."""
+
+    def __init__(self, median_s: float = 0.01, wall_s: float = 1e6) -> None:
+        self.trainer = SimpleNamespace(profiler=None)
+        self.median_s = median_s
+        self.wall_s = wall_s
+        self.main = SimpleNamespace(recent_median_ns=lambda: self.median_s * 1e9)
+        self.marks: list[Any] = []
+        self.depth = 0
+
+    def enter_window(self, mark: Any) -> None:
+        self.depth += 1
+        self.marks.append(mark)
+
+    def leave_window(self) -> None:
+        self.depth -= 1
+
+    def expected_wall_s(self, median_step_ns: float) -> float:
+        return self.wall_s
+
+
+class FakeRecording:
+    """A window that records nothing, in no time."""
+
+    cost_s = 0.2
+
+    def __init__(self, options: WindowOptions, device: Any, first_step: int, reason: str) -> None:
+        self.first_step, self.reason, self.n_done = first_step + options.warmup, reason, 0
+        self._n = options.warmup + options.active
+
+    @property
+    def is_in_last_step(self) -> bool:
+        return self.n_done == self._n - 1
+
+    def step(self) -> bool:
+        self.n_done += 1
+        return self.n_done >= self._n
+
+    def n_events(self) -> int:
+        return 1
+
+    def trace_record(self) -> Any:
+        return build_trace({}, is_cpu=True)
+
+    def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
+        return "kept.pt.trace.json.gz"
+
+    def abandon(self) -> None: ...
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    monkeypatch.setattr(window_module, "_Recording", FakeRecording)
+
+    def make(loop: FakeLoop, is_worth: bool = True, **options: Any) -> WindowProbe:
+        device = SimpleNamespace(type="cpu")
+        return WindowProbe(WindowOptions(**options), loop, device, 0, tmp_path, lambda trace: is_worth)
+
+    return make
+
+
+def run_steps(probe: WindowProbe, n: int) -> None:
+    for _ in range(n):
+        probe.step()
+
+
+def test_auto_opens_one_window_when_the_run_can_pay_for_it(made):
+    loop = FakeLoop()
+    probe = made(loop)
+    run_steps(probe, 60)
+    assert probe.windows == []
+    run_steps(probe, 2000)
+    assert [window.status for window in probe.windows] == ["recorded"]
+    assert "steady state" in probe.windows[0].reason
+    assert loop.depth == 0
+
+
+def test_auto_opens_none_when_the_run_is_too_short_to_pay(made):
+    # 0.3 s and three steps of 0.01 s are 1 % of 33 s.
+    short, long = made(FakeLoop(wall_s=32.9)), made(FakeLoop(wall_s=33.1))
+    run_steps(short, 500)
+    run_steps(long, 500)
+    assert (len(short.windows), len(long.windows)) == (0, 1)
+
+
+def test_auto_opens_another_when_the_step_changes(made):
+    loop = FakeLoop()
+    probe = made(loop)
+    run_steps(probe, 500)
+    loop.median_s = 0.0129
+    run_steps(probe, 500)
+    assert len(probe.windows) == 1
+    loop.median_s = 0.0131
+    run_steps(probe, 500)
+    assert [window.reason.split(" from")[0] for window in probe.windows][1:] == ["the median step changed"]
+
+
+def test_auto_stops_when_it_has_opened_enough(made):
+    loop = FakeLoop()
+    probe = made(loop)
+    for i in range(10):
+        loop.median_s = 0.01 * 2**i
+        run_steps(probe, 500)
+    assert len(probe.windows) == 4
+
+
+def test_file_is_kept_only_when_it_says_something_and_was_not_asked_for(made):
+    assert _only(made(FakeLoop(), is_worth=False)).file is None
+    assert _only(made(FakeLoop(), is_worth=True)).file is not None
+    assert _only(made(FakeLoop(), is_worth=False, wait=1)).file is not None
+
+
+def _only(probe: WindowProbe) -> Any:
+    run_steps(probe, 500)
+    (window,) = probe.windows
+    return window
+
+
+def test_window_opens_when_the_request_file_appears(made, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(window_module.time, "monotonic", lambda: now[0])
+    probe = made(FakeLoop(wall_s=0.0))
+    run_steps(probe, 200)
+    (tmp_path / REQUEST_FILE).touch()
+    run_steps(probe, 200)
+    assert probe.windows == []  # not looked for at every step, nor more often than every two seconds
+    now[0] = 3.0
+    run_steps(probe, 200)
+    assert [window.reason for window in probe.windows] == [f"{REQUEST_FILE} was found"]
+    assert not (tmp_path / REQUEST_FILE).exists()
+
+
+def test_request_is_kept_when_a_window_is_open(made):
+    probe = made(FakeLoop(), wait=2, warmup=1, active=2, repeat=1)
+    run_steps(probe, 4)
+    probe.request()
+    run_steps(probe, 20)
+    assert [window.reason for window in probe.windows] == ["by schedule", "asked for"]
+
+
+def test_nothing_opens_when_the_run_is_over(made):
+    probe = made(FakeLoop())
+    probe.close()
+    probe.request()
+    run_steps(probe, 10)
+    assert probe.windows == []
+
+
+def test_device_window_is_empty_when_no_device_work_was_seen(made):
+    probe = made(FakeLoop(), wait=1)
+    probe._device = SimpleNamespace(type="cuda")
+    run_steps(probe, 20)
+    assert [window.status for window in probe.windows] == ["empty"]
+
+
+def test_nsys_gets_exactly_the_active_steps_when_it_captures(monkeypatch, tmp_path):
+    calls: list[str] = []
+    runtime = SimpleNamespace(
+        cudaProfilerStart=lambda: calls.append("start"), cudaProfilerStop=lambda: calls.append("stop")
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    loop = FakeLoop()
+    options = WindowOptions(wait=3, warmup=2, active=2, emit="nsys")
+    probe = WindowProbe(options, loop, SimpleNamespace(type="cuda"), 0, tmp_path, lambda trace: True)
+    for _ in range(12):
+        calls.append("step")
+        probe.step()
+    begin, end = calls.index("start"), calls.index("stop")
+    assert calls[:begin].count("step") == 6  # the sixth call opens the range before the first active step runs
+    assert calls[begin:end].count("step") == 2
+    (window,) = probe.windows
+    assert (window.status, window.first_step, window.file) == ("recorded", 5, None)
+    assert loop.depth == 0
+
+
+@pytest.mark.parametrize(("ranks", "is_open"), [("all", True), ((0,), True), ((1, 2), False)])
+def test_rank_records_when_it_was_chosen(fit, tmp_path, ranks, is_open):
+    session = fit(doctor(tmp_path, (2, 1, 2, 1), ranks=ranks), 8)
+    assert bool(session.windows) == is_open
+
+
+@pytest.mark.parametrize(
+    "profiler", [{"wait": 3}, {"ranks": -1}, {"emit": "x"}, {"with_stack": 1}, [], {"max_events": 0}]
+)
+def test_options_are_refused_when_they_are_not_known(profiler):
+    with pytest.raises(ConfigError):
+        PerfDoctor(profiler=profiler)
