@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,33 @@ class Details(msgspec.Struct, gc=False, rename="lower"):
     stack: Any = msgspec.field(default=None, name="Call stack")
     n_elements: Any = msgspec.field(default=None, name="In msg nelems")
     dtype: Any = None
+
+
+_decode_details = msgspec.json.Decoder(Details).decode
+
+
+class DetailsByRow:
+    """The arguments of operators, decoded when someone asks: most never are."""
+
+    def __init__(self, texts: dict[int, bytes]) -> None:
+        """Takes the JSON by row."""
+        self._texts = texts
+        self._decoded: dict[int, Details | None] = {}
+
+    def get(self, row: int) -> Details | None:
+        """The arguments of a row; None where there are none, or none that can be read."""
+        if row not in self._texts:
+            return None
+        if row not in self._decoded:
+            try:
+                self._decoded[row] = _decode_details(self._texts[row])
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._decoded[row] = None
+        return self._decoded[row]
+
+    def values(self) -> Iterator[Details]:
+        """Those of every row that has any, in the order in which they were read."""
+        return (details for row in self._texts if (details := self.get(row)) is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +106,7 @@ class Trace:
     devices: npt.NDArray[np.int32]
     streams: npt.NDArray[np.int32]
     sizes: Times
-    details: dict[int, Details]
+    details: DetailsByRow
     base_us: float
 
     def __len__(self) -> int:

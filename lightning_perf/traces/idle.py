@@ -34,8 +34,7 @@ def describe_idle(timeline: Timeline, phases: Phases) -> Idle | None:
     trace, work = timeline.trace, timeline.launches.device_rows
     if len(work) < 2:
         return None
-    lanes = trace.devices[work].astype(np.int64) * 2**32 + trace.streams[work]
-    labels, lane_of = np.unique(lanes, return_inverse=True)
+    labels, lane_of = np.unique(_lanes(timeline, work), return_inverse=True)
     busiest = int(np.argmax(np.bincount(lane_of, weights=trace.durations[work])))
     own = np.flatnonzero(lane_of == busiest)
     rows = work[own]
@@ -114,8 +113,8 @@ def describe_device(timeline: Timeline) -> DeviceActivity | None:
         communication_exposed_s=exposed.total_ns / SECOND,
         memcpy_s=memcpy.total_ns / SECOND,
         memcpy_exposed_s=copying.total_ns / SECOND,
-        n_devices=len(np.unique(trace.devices[work])),
-        n_streams=len(_lanes(timeline, work)),
+        n_devices=len(set(trace.devices[work].tolist())),
+        n_streams=len(set(_lanes(timeline, work).tolist())),
         memory_bytes=memory if isinstance(memory, int) else None,
         capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
     )
@@ -123,7 +122,7 @@ def describe_device(timeline: Timeline) -> DeviceActivity | None:
 
 def _lanes(timeline: Timeline, work: Rows) -> Rows:
     trace = timeline.trace
-    return np.unique(trace.devices[work].astype(np.int64) * 2**32 + trace.streams[work])
+    return trace.devices[work].astype(np.int64) * 2**32 + trace.streams[work]
 
 
 def device_kind(timeline: Timeline) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from .builder import ColumnBuilder
 from .columns import Origin, Trace
-from .json_stream import Event
+from .json_stream import Batch, Event
 from .kinds import (
     ANNOTATION,
     DEVICE_ANNOTATION,
@@ -112,9 +112,9 @@ def from_events(
     for each in events:
         batch.append(_as_event(each))
         if len(batch) == _LIVE_BATCH:
-            builder.add(batch)
+            builder.add(Batch(len(batch), batch))
             batch = []
-    builder.add(batch)
+    builder.add(Batch(len(batch), batch))
     return builder.build(source, origin)
 
 

@@ -31,39 +31,11 @@ class Nesting:
         An event that sticks out of its caller by more than ``ROUNDING_NS`` was not called by it: then the caller's
         caller is tried.
         """
-        begin: list[int] = np.asarray(starts).tolist()
-        finish: list[int] = np.asarray(ends).tolist()
-        n = len(begin)
-        parents = [-1] * n
-        last = [n] * n
-        moments: list[int] = []
-        tops: list[int] = []
-        stack: list[int] = []
-        for i in range(n):
-            start = begin[i]
-            latest = finish[i] - ROUNDING_NS
-            while stack:
-                top = stack[-1]
-                end = finish[top]
-                if end > start and end >= latest:
-                    parents[i] = top
-                    break
-                stack.pop()
-                last[top] = i
-                moments.append(end if end < start else start)
-                tops.append(stack[-1] if stack else -1)
-            stack.append(i)
-            moments.append(start)
-            tops.append(i)
-        while stack:
-            top = stack.pop()
-            moments.append(finish[top])
-            tops.append(stack[-1] if stack else -1)
-        self.parents: Rows = np.array(parents, dtype=np.int64)
-        self.last: Rows = np.array(last, dtype=np.int64)
-        # A caller cut short by rounding may close after its successor began; moments must not run backwards.
-        self._moments: Times = np.maximum.accumulate(np.array(moments, dtype=np.int64))
-        self._tops: Rows = np.array(tops, dtype=np.int64)
+        begin: Times = np.asarray(starts, dtype=np.int64)
+        finish: Times = np.asarray(ends, dtype=np.int64)
+        self.parents: Rows = _latest_reaching(finish, np.maximum(begin + 1, finish - ROUNDING_NS))
+        self.last: Rows = np.arange(len(begin)) + _tree_sizes(self.parents)
+        self._moments, self._tops = _changes(begin, finish, self.parents, self.last)
 
     def innermost(self, moments: Any) -> Rows:
         """For each moment the index of the innermost event running then, -1 for none."""
@@ -78,3 +50,72 @@ class Nesting:
         """For each event the sum of ``values`` over itself and all that it called, directly or not."""
         before = np.concatenate(([0], np.cumsum(values)))
         return before[self.last] - before[np.arange(len(self.last))]
+
+
+def _latest_reaching(ends: Times, thresholds: Times) -> Rows:
+    """For each event the latest one before it that ends at its threshold or after it; -1 for none.
+
+    That is its caller: an event in between which ended too early has returned, and one that some event in between had
+    outlived is not the latest, because that event ends later still. Found by bisection, for all events at once: blocks
+    of 1, 2, 4 … events know their latest end; going back, the first block that reaches far enough holds the caller.
+    """
+    n = len(ends)
+    latest_ends = [ends]
+    while len(latest_ends[-1]) > 1:
+        below = latest_ends[-1]
+        below = below if len(below) % 2 == 0 else np.append(below, np.iinfo(np.int64).min)
+        latest_ends.append(np.maximum(below[::2], below[1::2]))
+    found = np.full(n, -1, dtype=np.int64)
+    found_by_level: list[tuple[Rows, Rows]] = []
+    searching, before = np.arange(n), np.arange(n)  # ``before``: how many blocks of this level lie before
+    for level_ends in latest_ends:
+        aside = np.flatnonzero(before & 1)  # the last of these is not half of a larger block that lies before
+        block = before[aside] - 1
+        reaches = level_ends[block] >= thresholds[searching[aside]]
+        found_by_level.append((searching[aside[reaches]], block[reaches]))
+        going_on = before > 1
+        going_on[aside[reaches]] = False
+        searching, before = searching[going_on], before[going_on] >> 1
+    queries = blocks = np.empty(0, dtype=np.int64)
+    for level_ends, (more, their_blocks) in zip(reversed(latest_ends), reversed(found_by_level), strict=True):
+        # From a block to its later half where that reaches far enough, else to its earlier half.
+        halves = np.minimum(2 * blocks + 1, len(level_ends) - 1)
+        later = (halves == 2 * blocks + 1) & (level_ends[halves] >= thresholds[queries])
+        blocks = np.concatenate((2 * blocks + later, their_blocks))
+        queries = np.concatenate((queries, more))
+    found[queries] = blocks
+    return found
+
+
+def _tree_sizes(parents: Rows) -> Rows:
+    """For each event the number of events that it called, directly or not, and itself."""
+    depths = (parents >= 0).astype(np.int64)
+    ancestors = parents.copy()
+    rising = np.flatnonzero(ancestors >= 0)
+    while len(rising):  # to the caller, its caller's caller, four further …
+        depths[rising] += depths[ancestors[rising]]
+        ancestors[rising] = ancestors[ancestors[rising]]
+        rising = rising[ancestors[rising] >= 0]
+    sizes = np.ones(len(parents), dtype=np.int64)
+    deepest_first = np.argsort(-depths, kind="stable")
+    borders = np.flatnonzero(np.diff(depths[deepest_first])) + 1
+    for level in np.split(deepest_first, borders)[:-1]:
+        np.add.at(sizes, parents[level], sizes[level])
+    return sizes
+
+
+def _changes(starts: Times, ends: Times, parents: Rows, last: Rows) -> tuple[Times, Rows]:
+    """When the innermost event changes, and to which: to each event at its start, and back to its caller behind it."""
+    n = len(starts)
+    closing = n - 1 - np.argsort(last[::-1], kind="stable")  # in this order; the innermost first
+    following = np.append(starts, np.iinfo(np.int64).max)[last[closing]]
+    moments = np.empty(2 * n, dtype=np.int64)
+    tops = np.empty(2 * n, dtype=np.int64)
+    # Before event i begin i events, and those end that have all they called before it.
+    begins = np.arange(n) + np.searchsorted(last[closing], np.arange(n), side="right")
+    is_begin = np.zeros(2 * n, dtype=np.bool_)
+    is_begin[begins] = True
+    moments[is_begin], tops[is_begin] = starts, np.arange(n)
+    moments[~is_begin], tops[~is_begin] = np.minimum(ends[closing], following), parents[closing]
+    # A caller cut short by rounding may close after its successor began; moments must not run backwards.
+    return np.maximum.accumulate(moments), tops

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_perf.records import Convolutions, MaterialisedAttention, MatrixShape
 
 from .attribute import OperatorTimes
-from .columns import Details, Trace
+from .columns import Details, DetailsByRow, Trace
 from .intervals import Intervals
 from .kinds import OPERATOR
 from .nesting import Rows
@@ -18,6 +18,7 @@ from .stacks import Stacks
 from .timeline import Timeline
 
 N_SHAPES: Final = 32
+_WHOLE: Final = {int}
 _PRODUCTS: Final = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
 _CONVOLUTION: Final = "aten::convolution"
 _BATCHED: Final = ("aten::bmm", "aten::baddbmm")
@@ -33,10 +34,13 @@ def shapes_of(details: Details | None) -> list[list[int]]:
     listed = None if details is None else details.shapes or details.old_shapes
     if not isinstance(listed, list):
         return []
-    return [
-        shape if isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**40 for size in shape) else []
-        for shape in listed
-    ]
+    return [shape if _is_shape(shape) else [] for shape in listed]
+
+
+def _is_shape(shape: Any) -> bool:
+    if not isinstance(shape, list) or not set(map(type, shape)) <= _WHOLE:
+        return False
+    return not shape or (min(shape) >= 0 and max(shape) < 2**40)
 
 
 def _type_of(details: Details | None, index: int) -> str:
@@ -171,7 +175,7 @@ def describe_attention(timeline: Timeline, times: OperatorTimes, stacks: Stacks)
     rows = rows[~fused.contains(trace.starts[rows])]
     forwards: list[int] = []
     stretches: list[tuple[int, int]] = []
-    for thread in np.unique(trace.thread_ids[rows]).tolist():
+    for thread in np.flatnonzero(np.bincount(trace.thread_ids[rows])).tolist():
         own = rows[trace.thread_ids[rows] == thread].tolist()
         batched = [trace.name(row) in _BATCHED for row in own]
         for i, row in enumerate(own):
@@ -217,7 +221,7 @@ def _scores(trace: Trace, softmax: int) -> tuple[int, int]:
     return (shape[-2], shape[-1]) if len(shape) >= 2 else (0, 0)
 
 
-def _fit(details: dict[int, Any], product: int, softmax: int) -> bool:
+def _fit(details: DetailsByRow, product: int, softmax: int) -> bool:
     operands = shapes_of(details.get(product))
     operands = operands[1:3] if len(operands) >= 3 and operands[2] else operands[:2]  # baddbmm adds to its first
     scores = next(iter(shapes_of(details.get(softmax))), [])

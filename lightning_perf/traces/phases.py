@@ -92,7 +92,7 @@ def _other_starts(timeline: Timeline, functions: Rows) -> Times:
     main = timeline.threads.get(timeline.main_thread)
     tops = main.rows[main.tree.parents < 0] if main is not None else np.empty(0, dtype=np.int64)
     tops = np.setdiff1d(tops, functions, assume_unique=True)
-    return np.unique(np.concatenate((trace.starts[tops], timeline.windows.host_starts)))
+    return np.sort(np.concatenate((trace.starts[tops], timeline.windows.host_starts)))
 
 
 def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Intervals:

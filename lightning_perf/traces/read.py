@@ -24,8 +24,8 @@ def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace
     file = Path(path)
     stream = EventStream(text_chunks(file, max_bytes), str(file))
     builder = ColumnBuilder()
-    for events in stream:
-        builder.add(events)
+    for batch in stream:
+        builder.add(batch)
     return builder.build(file.name, _origin(stream.header))
 
 

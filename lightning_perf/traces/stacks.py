@@ -70,6 +70,16 @@ def user_site(frame: str) -> tuple[str, str] | None:
     return f"{file}:{match['line']}", match["function"]
 
 
+@lru_cache(maxsize=4_096)
+def _site_of_stack(stack: str) -> Site | None:
+    """The innermost frame of the user in a stack written as one text; a trace repeats few stacks many times."""
+    for frame in stack.split(";"):
+        found = user_site(frame.strip())
+        if found:
+            return Site(*found)
+    return None
+
+
 class Stacks:
     """Finds the user's innermost function at a moment."""
 
@@ -78,7 +88,7 @@ class Stacks:
         rows = trace.rows_named(trace.rows(PYTHON), lambda name: user_site(name) is not None)
         self._threads: dict[int, tuple[Rows, Nesting]] = {}
         ids = trace.thread_ids[rows]
-        for thread in np.unique(ids).tolist():
+        for thread in np.flatnonzero(np.bincount(ids)).tolist():
             own = rows[ids == thread]
             self._threads[thread] = (own, Nesting(trace.starts[own], trace.ends[own]))
 
@@ -108,10 +118,4 @@ class Stacks:
     def _of_text(self, row: int) -> Site | None:
         """Torch 1.8 to 1.11 wrote the stack into the operator's arguments, innermost first."""
         details = self._trace.details.get(row)
-        if details is None or not isinstance(details.stack, str):
-            return None
-        for frame in details.stack.split(";"):
-            found = user_site(frame.strip())
-            if found:
-                return Site(*found)
-        return None
+        return None if details is None or not isinstance(details.stack, str) else _site_of_stack(details.stack)
