@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import traces
     from .doctor import PerfDoctor
     from .errors import ConfigError, PerfDoctorError, SessionError, TraceError, TrialError
+    from .quick import memory_breakdown
     from .records import Session, load
 
 __version__ = "0.1.0.dev0"
@@ -25,6 +26,7 @@ _HOMES = {
     "SessionError": ".errors",
     "TraceError": ".errors",
     "TrialError": ".errors",
+    "memory_breakdown": ".quick",
     "traces": ".traces",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "TraceError",
     "TrialError",
     "load",
+    "memory_breakdown",
     "traces",
 ]
 

@@ -38,7 +38,9 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         for name in flatten()[0]:
-            yield from storages_of(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # newer versions list a mesh there too
+                yield from storages_of(inner)
         return
     if tensor.layout is not torch.strided:
         yield from _sparse_storages(tensor)

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lightning_perf.records import Evidence, Finding, Session, StageTimes
+from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes
 
 from . import memory_rows, summary, wording
 from .summary import PhaseRow
@@ -121,16 +121,26 @@ class Page:
 
     def memory(self, session: Session) -> Iterator[RenderableType]:
         """What memory holds, where it was looked at."""
-        breakdown = session.memory.breakdown
-        rows = memory_rows.memory_rows(breakdown) if breakdown is not None else []
-        if breakdown is None or not rows:
+        if session.memory.breakdown is None:
+            return
+        yield from self.breakdown_of_memory(session.memory.breakdown)
+        phases = memory_rows.phase_facts(session)
+        if phases:
+            yield self.facts(phases)
+        fits = memory_rows.headroom_fact(session.memory.headroom)
+        if fits:
+            yield self.quiet(fits)
+
+    def breakdown_of_memory(self, breakdown: Breakdown) -> Iterator[RenderableType]:
+        rows = memory_rows.memory_rows(breakdown)
+        if not rows:
             return
         yield self.title(memory_rows.memory_title(breakdown))
         cells = [(row.name, wording.share(row.share, decimals=1), wording.size(row.n_bytes), row.note) for row in rows]
         yield self.table(cells, alignments=("left", "right", "right", "left"))
-        for facts in (memory_rows.module_facts(breakdown), memory_rows.phase_facts(session)):
-            if facts:
-                yield self.facts(facts)
+        modules = memory_rows.module_facts(breakdown)
+        if modules:
+            yield self.facts(modules)
 
     def table(self, rows: Sequence[Sequence[str]], style: str = "", alignments: Sequence[str] = ()) -> RenderableType:
         grid = self._grid(*(alignments or ["left"] * len(rows[0])))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lightning_perf.records import OutOfMemory, Session
 
-from . import memory_rows, summary, wording
+from . import summary, wording
 from .page import Page
 
 _WHERE = {
@@ -44,10 +44,9 @@ class PostMortem:
         yield page.title(f"PerfDoctor post-mortem: {_WHERE[oom.where]}")
         yield page.text(wording.line(oom.error, 400))
         yield page.facts(self._circumstances())
-        facts = [fact for fact in (summary.memory_fact(session), memory_rows.headroom_fact(session.memory.headroom))
-                 if fact]  # fmt: skip
-        for fact in facts:
-            yield page.quiet(fact)
+        in_use = summary.memory_fact(session)
+        if in_use:
+            yield page.quiet(in_use)
         yield from page.memory(session)
         if oom.largest_tensors:
             yield page.title("The largest live tensors")

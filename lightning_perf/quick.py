@@ -1,0 +1,113 @@
+"""A quick look outside a run, for a notebook: what a module's memory holds, and what training it will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console, ConsoleOptions, RenderResult
+from torch import nn
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.probes.breakdown import ModelMemory
+from lightning_perf.probes.saved_tensors import SavedTensors
+from lightning_perf.probes.steps import size_reader
+from lightning_perf.records import Breakdown
+from lightning_perf.reports.page import Page
+from lightning_perf.reports.terminal import to_text
+
+
+class MemoryBreakdown:
+    """What memory holds, to be read on screen or by its ``record``.
+
+    Attributes:
+        record: The figures, in bytes.
+    """
+
+    def __init__(self, record: Breakdown) -> None:
+        self.record = record
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts together; parts that are not known count nothing."""
+        record = self.record
+        parts = (record.parameters_bytes, record.gradients_bytes, record.optimizer_bytes, record.buffers_bytes,
+                 record.copies_bytes, record.batch_bytes, record.activations_bytes)  # fmt: skip
+        return sum(part or 0 for part in parts)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from Page(options).breakdown_of_memory(self.record)
+
+    def __str__(self) -> str:
+        return to_text(self, width=100).strip("\n")
+
+    __repr__ = __str__
+
+
+def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None) -> MemoryBreakdown:
+    """What training a module takes: parameters, gradients, optimizer states, buffers and, with a batch, activations.
+
+    What is not there yet is told as expected: one gradient for each trainable parameter, and the states that the
+    optimizer's class keeps. Activations are measured in one forward pass under ``torch.enable_grad``, in the module's
+    own mode; its buffers and the random number generators are put back afterwards, and no gradient is computed.
+
+    Args:
+        module: The module, on the device that it will train on.
+        optimizer: Its optimizer, a sequence of them, or None.
+        batch: What ``module(batch)`` takes: a tensor, a tuple or list of positional arguments, or a mapping of keyword
+            arguments; None leaves the activations out. It must lie on the module's device.
+
+    Returns:
+        The breakdown; ``print`` it, or read ``record``.
+
+    Raises:
+        ConfigError: The module or the optimizer is not one, or the forward pass failed.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"module={type(module).__name__}: expected a torch.nn.Module")
+    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    for each in optimizers:
+        if not hasattr(each, "param_groups"):
+            raise ConfigError(f"optimizer={type(each).__name__}: expected a torch optimizer or a sequence of them")
+    parameter = next(module.parameters(), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+    memory = ModelMemory(module, optimizers, device, batch=batch)
+    if batch is None:
+        return MemoryBreakdown(memory.record())
+    saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
+    with _as_it_was(module, device), torch.enable_grad(), saved:
+        try:
+            _call(module, batch)
+        except Exception as error:
+            raise ConfigError(
+                f"module(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
+                "tensor, a tuple of positional arguments or a dict of keyword arguments, on the module's device"
+            ) from error
+    n_samples = size_reader(batch)(batch)
+    record = memory.record(saved)
+    return MemoryBreakdown(msgspec.structs.replace(record, n_samples=n_samples if n_samples >= 0 else None))
+
+
+def _call(module: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+
+
+@contextmanager
+def _as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts buffers (running statistics) and random number generators back."""
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
