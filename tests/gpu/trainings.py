@@ -29,8 +29,8 @@ class Training(NamedTuple):
     n_features: int
     batch_size: int
     codes: tuple[str, ...]
-    trainer: dict[str, Any] = {}  # noqa: RUF012 - read only
-    loader: dict[str, Any] = {}  # noqa: RUF012 - read only
+    trainer: dict[str, Any] = {}
+    loader: dict[str, Any] = {}
 
 
 class _Trained(LightningModule):

@@ -24,7 +24,7 @@ CODES = {
 def test_fault_is_named_when_the_recording_is_read(name: str) -> None:
     file = FOLDER / f"{name}.json.gz"
     if not file.exists():
-        pytest.skip(f"{file.name} was not recorded yet: run tests/gpu/record_traces.py on a machine with a GPU")
+        pytest.skip(f"{file.name} was not recorded yet: run python -m tests.gpu.record_traces on a machine with a GPU")
     assert CODES[name] & {finding.code for finding in diagnose_trace(analyze(file)).findings}
     session = diagnose(load(FOLDER / f"{name}.session.json"))
     assert CODES[name] & {finding.code for finding in session.findings}
