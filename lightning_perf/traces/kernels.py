@@ -22,9 +22,25 @@ from .spans import SECOND, Windows
 MATRIX_KINDS: Final = ("matmul", "convolution", "attention")
 N_TOP: Final = 32
 
+
+class _Pattern:
+    """A pattern that ignores case where it begins with ``(?i)``.
+
+    It then looks through the name in lower case. The flag would mean the same, but with it the module ``re`` cannot
+    skip to the places where an alternative might begin, and takes several times as long.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._ignores_case = pattern.startswith("(?i)")
+        self._search = re.compile(pattern[4:].lower() if self._ignores_case else pattern).search
+
+    def is_in(self, name: str) -> bool:
+        return self._search(name.lower() if self._ignores_case else name) is not None
+
+
 # In this order; the first that matches decides.
 _KINDS: Final = tuple(
-    (kind, re.compile(pattern))
+    (kind, _Pattern(pattern))
     for kind, pattern in (
         ("communication", r"(?i)nccl(dev)?kernel|^nccl|rccl|oneshot_?all_?reduce|cross_device_reduce|nvshmem"),
         ("attention", r"(?i)flash(?!infer_kv_ind)|fmha|attention|attn_|_attn|efficient_?attention"),
@@ -54,17 +70,17 @@ _KINDS: Final = tuple(
     )
 )
 
-_TENSOR_CORE: Final = re.compile(
+_TENSOR_CORE: Final = _Pattern(
     r"(?i)[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|hmma|imma|wgmma|tensorop|tensor_op|gmma"
     r"|sm(80|86|89|90|100|120)_xmma|xmma_gemm|xmma_(fprop|dgrad|wgrad)|flash_(fwd|bwd)|flash_attn|fmha_(cutlass|v2)"
     r"|_MI\d+x\d+x\d+|mfma|xdl|igemm_(fwd|bwd|wrw)_gtcx|^_ZN\d*flash|nvjet|warpgroup"
 )
 """``884``, ``1688``, ``16816`` … are the shapes of one matrix instruction; ``MI16x16x1`` and ``xdl`` are AMD's."""
 
-_NO_TENSOR_CORE: Final = re.compile(r"(?i)simt|sm(50|60|61)_|ffma|^(volta|ampere|turing)_sgemm")
+_NO_TENSOR_CORE: Final = _Pattern(r"(?i)simt|sm(50|60|61)_|ffma|^(volta|ampere|turing)_sgemm")
 
 _PRECISIONS: Final = tuple(
-    (precision, re.compile(pattern))
+    (precision, _Pattern(pattern))
     for precision, pattern in (
         ("fp8", r"(?i)e4m3|e5m2|_f8|fp8"),
         ("bf16", r"(?i)bf16|bfloat16|_BBS_|_B16"),
@@ -75,14 +91,14 @@ _PRECISIONS: Final = tuple(
         ("fp32", r"(?i)sgemm|scudnn|f32|float|_SB_|ffma|winograd|gemmSN|simt|fp32"),
     )
 )
-_LAYOUT: Final = re.compile(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d+x\d+")
+_LAYOUT: Final = _Pattern(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d+x\d+")
 
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_kind(name: str) -> str:
     """What a kernel of this name does: one word, ``other`` where the name does not tell."""
     for kind, pattern in _KINDS:
-        if pattern.search(name):
+        if pattern.is_in(name):
             return "copy" if kind == "layout" else kind
     return "other"
 
@@ -90,21 +106,21 @@ def kernel_kind(name: str) -> str:
 @functools.lru_cache(maxsize=65_536)
 def uses_tensor_cores(name: str) -> bool:
     """Whether a kernel of this name multiplies matrices on matrix units."""
-    return bool(_TENSOR_CORE.search(name)) and not _NO_TENSOR_CORE.search(name)
+    return _TENSOR_CORE.is_in(name) and not _NO_TENSOR_CORE.is_in(name)
 
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_precision(name: str) -> str:
     """The precision that a matrix kernel of this name reads; ``unknown`` where the name does not tell."""
     for precision, pattern in _PRECISIONS:
-        if pattern.search(name):
+        if pattern.is_in(name):
             return precision
     return "unknown"
 
 
 def converts_layout(name: str) -> bool:
     """Whether a kernel of this name only changes between NCHW and NHWC."""
-    return bool(_LAYOUT.search(name))
+    return _LAYOUT.is_in(name)
 
 
 def communication_rows(trace: Trace) -> Rows:

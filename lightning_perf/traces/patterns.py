@@ -62,6 +62,8 @@ def _named(timeline: Timeline, *names: str) -> Rows:
 def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[MatrixShape, ...]:
     """Products and convolutions of the analysed span by shape, most time first; empty without recorded shapes."""
     trace = timeline.trace
+    if not has_shapes(timeline):
+        return ()
     rows = _named(timeline, *_PRODUCTS, _CONVOLUTION)
     device = times.device_total_of(rows)
     found: dict[tuple[str, str, str], list[int]] = {}
@@ -132,18 +134,19 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]
     # A normalisation layer counts its batches first, in a tensor of one number.
-    tops = np.array([row for row in tops.tolist() if not _counts_batches(trace, row)], dtype=np.int64)
-    biased = [
-        row
-        for row, follower in zip(tops.tolist(), tops[1:].tolist(), strict=False)
-        if trace.name(row) in names and trace.name(follower) == "aten::batch_norm" and _has_bias(trace.details.get(row))
-    ]
-    return np.array(biased, dtype=np.int64)
+    additions = trace.rows_named(tops, lambda name: name == "aten::add_")
+    counts = [row for row in additions.tolist() if _is_of_numbers(trace.details.get(row))]
+    is_counting = np.zeros(len(trace), dtype=np.bool_)
+    is_counting[counts] = True
+    tops = tops[~is_counting[tops]]
+    is_norm = np.zeros(len(trace), dtype=np.bool_)
+    is_norm[trace.rows_named(tops, lambda name: name == "aten::batch_norm")] = True
+    convolutions = trace.rows_named(tops[:-1][is_norm[tops[1:]]], lambda name: name in names)
+    return np.array([row for row in convolutions.tolist() if _has_bias(trace.details.get(row))], dtype=np.int64)
 
 
-def _counts_batches(trace: Trace, row: int) -> bool:
-    details = trace.details.get(row)
-    return trace.name(row) == "aten::add_" and not any(shapes_of(details)) and bool(details and details.shapes)
+def _is_of_numbers(details: Details | None) -> bool:
+    return bool(details and details.shapes) and not any(shapes_of(details))
 
 
 def _has_bias(details: Details | None) -> bool:
