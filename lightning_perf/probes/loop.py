@@ -45,6 +45,7 @@ _STEP_HOOKS = frozenset(
     }
 )
 _MAX_NAMES = 32
+_CHEAP_HOOK_NS = 20_000  # a hook that takes less than the whole budget of a step has nothing to tell
 
 
 class LoopProbe:
@@ -84,6 +85,7 @@ class LoopProbe:
         self.first_step_end_ns: int | None = None
         self.missing: dict[str, str] = {}
         self.backed_off: list[str] = []
+        self._cheap_hooks: set[tuple[str, str]] = set()
         self._spans: list[Span] = []
         self._edge_spans: list[Span] = []
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
@@ -131,8 +133,11 @@ class LoopProbe:
         self._undos.append(seams.tap_optimizers(self.trainer.optimizers, step, after_step))
 
     def back_off(self) -> None:
-        """Stops timing other callbacks and module hooks: watching them costs more here than the budget allows."""
-        self.backed_off.append("callbacks and module hooks by name")
+        """Stops timing other callbacks' and the module's hooks that take next to no time themselves."""
+        hooks = [span for span in self._spans if span.kind in ("callback", "module_hook", "progress_bar") and span.n]
+        cheap = [span for span in hooks if span.ns < _CHEAP_HOOK_NS * span.n]
+        self._cheap_hooks |= {(span.name, span.hook) for span in cheap}
+        self.backed_off.append(f"hooks of callbacks that take less than {_CHEAP_HOOK_NS // 1000} us")
         self._tap_again()
 
     def enter_window(self, mark: Callable[[str], Any]) -> None:
@@ -234,7 +239,7 @@ class LoopProbe:
         if action.hook in _MODULE_PARTS:
             phase, name = _MODULE_PARTS[action.hook]
             return self._span(phase, name, "loop", action.hook)
-        if self.backed_off:
+        if (action.owner, action.hook) in self._cheap_hooks:
             return NO_SPAN
         if action.hook.startswith("on_") and seams.is_overridden(self.pl_module, action.hook):
             return self._span("callbacks", action.owner, "module_hook", action.hook)
@@ -248,7 +253,7 @@ class LoopProbe:
 
     def _callback_span(self, action: seams.Action) -> Any:
         callback = action.target
-        if self.backed_off and callback is not self.owner:
+        if (action.owner, action.hook) in self._cheap_hooks:
             return NO_SPAN
         if callback is None:
             return self._span("callbacks", action.owner, "callback", action.hook)

@@ -48,6 +48,7 @@ BUDGET_US = 20.0
 
 _EVALUATION_BATCHES_LOOKED_AT = 3
 _SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain anything worth a probe
+_DEAR_STEP_SHARE = 0.02  # of the median step: measuring that costs more than this and its budget is cut down
 _PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that waiting for the loader's probe may take
 
 
@@ -241,7 +242,8 @@ class Recorder:
             self.loop.epoch_ends()
 
     def epoch_ended(self, is_last: bool) -> None:
-        """Asks what a batch costs without workers, once there is reason to."""
+        """Asks what a batch costs without workers, once there is reason to; measures less where measuring is dear."""
+        self._keep_to_budget()
         if self.stage != "fit" or self._in_process_result is not None:
             return
         if self._in_process is None:
@@ -258,6 +260,13 @@ class Recorder:
         while (result := self._in_process.poll()) is None and time.monotonic() < until:
             time.sleep(0.01)
         self._in_process_result = result
+
+    def _keep_to_budget(self) -> None:
+        step_ns = self.loop.main.recent_median_ns()
+        per_step_us = self._overhead(self.loop.wall_ns() / 1e9).per_step_us
+        is_dear = step_ns is not None and per_step_us > max(BUDGET_US, _DEAR_STEP_SHARE * step_ns / 1e3)
+        if is_dear and not self.loop.backed_off:
+            self.loop.back_off()
 
     def _suspicious_loader(self) -> Any:
         """The training loader if it has workers and the run waits for it or for their start; else None."""

@@ -72,7 +72,7 @@ class StageProbe:
         self._is_row_fresh = False
         self.is_in_batch = False
         self._is_first_of_epoch = True
-        self._is_profiled = self._is_row_profiled = False
+        self._is_profiled = self._is_row_profiled = self._was_profiled = False
         self._samples = -1
         self._size_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
@@ -154,6 +154,15 @@ class StageProbe:
     def leave_out(self) -> None:
         """The row under way counts in no statistic: something of ours makes it longer than a step is."""
         self._is_row_profiled = True
+
+    def reporting(self, is_on: bool) -> None:
+        """The doctor begins or ends its own reporting between epochs, which is no part of the training's time."""
+        if is_on:
+            self._was_profiled = self._is_profiled
+            self._is_profiled = self._is_row_profiled = True
+        else:
+            self._take_row()
+            self._is_profiled = self._is_row_profiled = self._was_profiled
 
     def pause(self) -> None:
         """Another stage runs inside this one: what the device does meanwhile is not this stage's step."""

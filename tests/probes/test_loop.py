@@ -277,10 +277,11 @@ def test_everything_else_is_put_back_when_one_undo_raises() -> None:
     assert vars(bench.trainer._logger_connector) == {}
 
 
-def test_other_callbacks_are_not_timed_any_more_when_it_backs_off() -> None:
+def test_cheap_callbacks_are_not_timed_any_more_when_it_backs_off() -> None:
     bench = Bench()
-    bench.step()
+    bench.act("[Callback]Other.on_train_batch_end", 19e-6)
     bench.loop.back_off()
+    bench.loop.main.row[PHASE_INDEX["callbacks"]] = 0
     bench.act("[Callback]Other.on_train_batch_end", 1)
     bench.act("[Strategy]Single.training_step", 1)
     bench.loop.timeline.charge()
@@ -288,6 +289,17 @@ def test_other_callbacks_are_not_timed_any_more_when_it_backs_off() -> None:
     assert bench.loop.main.row[PHASE_INDEX["forward"]] >= 1e9
     bench.loop.uninstall()
     assert isinstance(bench.trainer.profiler, PassThroughProfiler)
+
+
+def test_dear_callbacks_are_still_timed_when_it_backs_off() -> None:
+    bench = Bench()
+    bench.act("[Callback]Other.on_train_batch_end", 20e-6)
+    bench.loop.back_off()
+    bench.loop.main.row[PHASE_INDEX["callbacks"]] = 0
+    bench.act("[Callback]Other.on_train_batch_end", 1)
+    bench.loop.timeline.charge()
+    assert bench.loop.main.row[PHASE_INDEX["callbacks"]] == 1e9
+    bench.loop.uninstall()
 
 
 def test_steps_inside_a_window_leave_marks_and_count_in_no_statistic() -> None:
