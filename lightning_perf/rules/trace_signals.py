@@ -55,11 +55,13 @@ class Reading(NamedTuple):
         trace: What the window, or the trace file, says.
         span: The steady steps of the session; what the trace itself lasted where there are too few of these.
         basis: Which of the two, in words.
+        is_timed: Whether they are steps timed without the profiler, whose own cost is in the trace.
     """
 
     trace: TraceRecord
     span: StageTimes
     basis: str
+    is_timed: bool
 
     @property
     def n_steps(self) -> int:
@@ -118,8 +120,8 @@ def _reading(session: Session, trace: TraceRecord) -> Reading:
         f"{n_steps} profiled {'step' if n_steps == 1 else 'steps'}" if n_steps else "the whole trace, without steps"
     )
     if steady is None or steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
-        return Reading(trace, _span_of(trace), window)
-    return Reading(trace, steady, f"shares of {window}, applied to {steady.n_steps} timed steps")
+        return Reading(trace, _span_of(trace), window, False)
+    return Reading(trace, steady, f"shares of {window}, applied to {steady.n_steps} timed steps", True)
 
 
 def _span_of(trace: TraceRecord) -> StageTimes:
@@ -174,16 +176,16 @@ def trace_finding(
         low_s: Seconds of the trace that go away at least.
         high_s: Seconds that go away at most, exclusive to the cause.
         basis: What both rest on; what the shares are applied to is added.
-        phases: Where the host meets the cost; by default the parts of a step other than waiting for data, because a
-            device's cost shows wherever the host next waits for it.
+        phases: Where the time is spent; no more than these took is claimed. By default the parts of a step other than
+            waiting for data, and where they are shorter than the claim the whole step: a device's cost shows wherever
+            the host next waits for it.
         confidence: Of the diagnosis itself; a trace without steps lowers it.
     """
     span = reading.span
     wanted = tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
     steps_s = _total_s(span, STEP_PHASES)
     scale = steps_s / reading.trace.span_s
-    # A device's cost may exceed the phases in which the host meets it: it is then met in the whole step.
-    if high_s * scale > _total_s(span, wanted):
+    if not tuple(phases) and high_s * scale > _total_s(span, wanted):
         wanted = STEP_PHASES
     within_s = _total_s(span, wanted)
     part = min(1.0, high_s * scale / within_s) if within_s > 0 else 0.0
@@ -231,6 +233,33 @@ def without(reading: Reading, cause: str) -> tuple[WhatIf, float, float] | None:
 def windows_of(trace: TraceRecord) -> tuple[TraceStep, ...]:
     """The steps, or the whole trace where it has none."""
     return trace.steps or ((trace.whole,) if trace.whole is not None else ())
+
+
+CODE_PHASES = ("forward", "backward")
+
+
+def code_phases(reading: Reading) -> tuple[str, ...]:
+    """The phases of a step that run the model's code, by the clock; a trace alone has no better clock than itself."""
+    return CODE_PHASES if reading.is_timed else ()
+
+
+def code_limit_s(reading: Reading) -> float:
+    """Seconds of the trace that the model's code takes at most: the profiler makes operators longer than they are."""
+    if not reading.is_timed:
+        return reading.trace.span_s
+    steps_s = _total_s(reading.span, STEP_PHASES)
+    return reading.trace.span_s * _total_s(reading.span, CODE_PHASES) / steps_s if steps_s > 0 else 0.0
+
+
+def idle_limit_s(reading: Reading) -> float:
+    """Seconds of the trace that the device is idle at most: steps without the profiler have shorter gaps."""
+    trace = reading.trace
+    busy_s = sum(step.device_busy_s or 0.0 for step in windows_of(trace))
+    idle_s = max(0.0, trace.span_s - busy_s)
+    if not reading.is_timed or not trace.steps or reading.span.step_s.mean <= 0:
+        return idle_s
+    timed = max(0.0, 1.0 - busy_s / len(trace.steps) / reading.span.step_s.mean)
+    return min(idle_s, timed * trace.span_s)
 
 
 def launching_s(trace: TraceRecord) -> float:

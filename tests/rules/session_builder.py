@@ -193,7 +193,11 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
     """The session that a description stands for."""
     rest = copy.deepcopy(description or {})
     document = copy.deepcopy(HEALTHY)
-    steady = _stage(rest.pop("step_ms", 20.0), rest.pop("n_steps", 1000), rest.pop("shares", {}), SHARES)
+    is_cpu = "cpu_trace" in rest
+    trace = rest.pop("cpu_trace" if is_cpu else "trace", None)
+    steady = _stage(
+        rest.pop("step_ms", 20.0 if trace is None else 100.0), rest.pop("n_steps", 1000), rest.pop("shares", {}), SHARES
+    )
     steady["timeline"] = _timeline(rest.pop("timeline_ms", [20.0] * 40), rest.pop("is_uniform", False))
     document["steady"] = steady
     validation = rest.pop("validation", {})
@@ -203,8 +207,6 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
             | validation
         )
     document["validation"] = validation
-    is_cpu = "cpu_trace" in rest
-    trace = rest.pop("cpu_trace" if is_cpu else "trace", None)
     if trace is not None:
         window = {"first_step": 10, "n_steps": 3, "status": "recorded", "reason": "by schedule", "cost_s": 0.5}
         rest["windows"] = [{**window, "trace": msgspec.to_builtins(build_trace(trace, is_cpu))}]

@@ -105,6 +105,7 @@ def test_severity_follows_the_table_when_the_share_is_at_a_bound(share, severity
 
 
 PREFLIGHT = [
+    ("PD314", {"settings": {"model": {"conv_bias_before_norm": ["stem.conv"]}}}, {}),
     ("PD104", {"loader": {"persistent_workers": False}}, {}),
     ("PD315", {"settings": {"model": {"parameters": [{"dtype": "float64", "n_elements": 9, "n_bytes": 72}]}}}, {}),
     ("PD502", {"settings": {"trainer": {"log_every_n_steps": 9}}},

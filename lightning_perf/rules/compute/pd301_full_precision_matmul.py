@@ -9,6 +9,7 @@ from lightning_perf.rules.trace_signals import (
     HALF_PRECISIONS,
     MATRIX_KINDS,
     Reading,
+    code_phases,
     device_savings,
     is_blind,
     is_worth_saying,
@@ -227,7 +228,7 @@ def _measured(
         low_s=low_s,
         high_s=high_s,
         basis=f"matrix products {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is",
-        phases=("forward", "backward") if reading.trace.device is None else (),
+        phases=code_phases(reading) if reading.trace.device is None else (),
         confidence="medium",
     )
 

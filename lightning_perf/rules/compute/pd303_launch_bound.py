@@ -8,12 +8,12 @@ from lightning_perf.rules.trace_signals import (
     MIN_LATE_SHARE,
     compile_prescription,
     device_reading_of,
+    idle_limit_s,
     is_launch_bound,
     launching_s,
     place,
     share_evidence,
     trace_finding,
-    windows_of,
 )
 from lightning_perf.rules.wording import duration, percent
 
@@ -96,14 +96,10 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         low_s=0.0,
-        high_s=min(late_s, _idle_s(trace)),
+        high_s=min(late_s, idle_limit_s(reading)),
         basis="at most the time in which the device waited for launches; what it has to compute stays",
         confidence="medium" if trace.has_stacks else "high",
     )
-
-
-def _idle_s(trace: TraceRecord) -> float:
-    return sum(max(0.0, step.duration_s - (step.device_busy_s or 0.0)) for step in windows_of(trace))
 
 
 def _where(trace: TraceRecord) -> str:

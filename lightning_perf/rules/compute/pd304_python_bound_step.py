@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lightning_perf.records import CodeSite, Evidence, Finding, Prescription, Session, TraceRecord
+from lightning_perf.records import CodeSite, Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
     Reading,
+    code_limit_s,
+    code_phases,
     compile_prescription,
+    idle_limit_s,
     is_blind,
     launching_s,
     place,
@@ -113,6 +116,7 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=0.0,
         high_s=found.saved_s,
+        phases=code_phases(reading) if trace.device is None else (),
         basis="at most the operators and the Python between them, but for one pass",
         confidence="medium",
     )
@@ -128,8 +132,8 @@ def _in_a_loop(reading: Reading, bound_s: float) -> _Loop | None:
     ]
     if not loops:
         return None
-    site = max(loops, key=lambda site: _cost_s(trace, site.n_operators, site.host_s))
-    cost_s = _cost_s(trace, site.n_operators, site.host_s)
+    site = max(loops, key=lambda site: _cost_s(reading, site.n_operators, site.host_s))
+    cost_s = _cost_s(reading, site.n_operators, site.host_s)
     return _Loop(
         cost_s,
         cost_s * (1 - 1 / site.max_repeats),
@@ -152,7 +156,7 @@ def _in_general(reading: Reading, bound_s: float) -> _Loop | None:
     n = trace.n_operators
     if n <= MIN_OPERATORS * reading.n_steps or mean_s >= bound_s:
         return None
-    cost_s = _cost_s(trace, n, n * mean_s)
+    cost_s = _cost_s(reading, n, n * mean_s)
     count = f"{n / reading.n_steps:.0f} operators {'a step' if trace.steps else 'in the trace'}"
     hint = "" if trace.has_stacks else '; with_stack=True in PerfDoctor(profiler={"with_stack": True}) would tell where'
     return _Loop(
@@ -164,13 +168,14 @@ def _in_general(reading: Reading, bound_s: float) -> _Loop | None:
     )
 
 
-def _cost_s(trace: TraceRecord, n_operators: int, host_s: float) -> float:
+def _cost_s(reading: Reading, n_operators: int, host_s: float) -> float:
     """On a device, its idle time; on a CPU, the operators and their part of the time between operators."""
+    trace = reading.trace
     part = n_operators / trace.n_operators
     if trace.device is not None:
-        return launching_s(trace) * part
+        return min(launching_s(trace), idle_limit_s(reading)) * part
     between_s = sum(step.categories.get("other", 0.0) for step in windows_of(trace))
-    return host_s + part * between_s
+    return min(host_s + part * between_s, code_limit_s(reading))
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
+    code_limit_s,
+    code_phases,
     device_savings,
     is_blind,
     place,
@@ -61,7 +63,7 @@ def check(session: Session) -> Finding | None:
     attention = trace.attention
     if attention is None or attention.share < MIN_SHARE:
         return None
-    spent_s = attention.device_s if trace.device is not None else attention.host_s
+    spent_s = attention.device_s if trace.device is not None else min(attention.host_s, code_limit_s(reading))
     low_s, high_s = spent_s * (1 - 1 / LOW_SPEED_UP), spent_s * (1 - 1 / HIGH_SPEED_UP)
     if trace.device is not None:
         low_s, high_s = device_savings(reading, low_s, high_s)
@@ -97,6 +99,7 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=low_s,
         high_s=high_s,
+        phases=code_phases(reading) if trace.device is None else (),
         basis=f"attention {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is",
         confidence="medium",
     )

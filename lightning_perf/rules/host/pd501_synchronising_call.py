@@ -6,6 +6,7 @@ from lightning_perf.records import Evidence, Finding, Prescription, Session, Syn
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
+    idle_limit_s,
     per_step,
     place,
     share_evidence,
@@ -58,7 +59,7 @@ def check(session: Session) -> Finding | None:
     """Charges synchronising calls with the device's idle time after them."""
     reading, _ = device_reading_of(session)
     syncs = reading.trace.syncs
-    lost_s = (syncs.idle_after_s or 0.0) if syncs is not None else 0.0
+    lost_s = min(syncs.idle_after_s or 0.0, idle_limit_s(reading)) if syncs is not None else 0.0
     if syncs is None or reading.share(lost_s) < MIN_SHARE:
         return None
     gone = without(reading, "sync")
