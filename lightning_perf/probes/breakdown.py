@@ -67,7 +67,11 @@ class ModelMemory:
 
         self.parameters_bytes = sum(add("parameters_bytes", name, (p,)) for name, p in parameters)
         # A tensor of gradients may be a view of a bucket that holds many: the first in it stands for all.
-        self.held_gradients_bytes = sum(add("gradients_bytes", name, (p.grad,)) for name, p in parameters)
+        # They come and go: what takes their place later must not pass for counted.
+        self.held_gradients_bytes = 0
+        for owner, held in gradients_by_module(module, device).items():
+            by_module[owner]["gradients_bytes"] = held
+            self.held_gradients_bytes += held
         self.buffers_bytes = sum(add("buffers_bytes", name, (b,)) for name, b in module.named_buffers())
         self.optimizer_bytes, self.optimizer_basis = 0, "held"
         names = {id(p): name for name, p in parameters}

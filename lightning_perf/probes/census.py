@@ -11,12 +11,12 @@ import gc
 import time
 import types
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch import nn
 
@@ -99,21 +99,21 @@ class Census:
     def _grown_containers(self, names: _Names, n_steps: int, begin: float) -> list[tuple[Any, int]]:
         """Containers with what they gained, the largest first."""
         least = max(1.0, MIN_ITEMS_PER_STEP * n_steps)
-        order = np.argsort(np.array(self._ids, dtype=np.uint64))
-        ids, lengths = np.array(self._ids, dtype=np.uint64)[order], np.array(self._lengths)[order]
-        grown = []
+        known = sorted(zip(self._ids, self._lengths, strict=True))
+        ids, lengths = array("Q", (pair[0] for pair in known)), array("q", (pair[1] for pair in known))
+        del known
+        grown: dict[int, tuple[Any, int]] = {}
         # One that was not there before may have been: only what had its length noted can be said to grow.
-        for container in self._containers(names, begin) if len(ids) else ():
+        for container in self._containers(names, begin):
             if len(container) >= least:
-                place = int(np.searchsorted(ids, id(container)))
+                place = bisect_left(ids, id(container))
                 if place < len(ids) and ids[place] == id(container) and len(container) - lengths[place] >= least:
-                    grown.append((container, int(len(container) - lengths[place])))
-        grown.sort(key=lambda pair: -len(pair[0]))
-        return grown[:_MAX_CANDIDATES]
+                    grown[id(container)] = (container, len(container) - lengths[place])
+        return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
     def _containers(self, names: _Names, begin: float) -> Iterator[Any]:
+        yield from names.containers()  # first, for they are seen whatever the time allows
         if not self._is_wide:
-            yield from names.containers()
             return
         for i, value in enumerate(gc.get_objects()):
             if type(value) in _CONTAINERS:

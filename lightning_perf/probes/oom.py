@@ -23,7 +23,7 @@ _DEVICE_SIGNS = ("CUDA out of memory", "HIP out of memory", "XPU out of memory",
                  "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
 _HOST_SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
                "Cannot allocate memory")  # fmt: skip
-_WORKER_KILLED = re.compile(r"DataLoader worker \(pid[^)]*\) is killed by signal: Killed")
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
 _SHM_SIGNS = ("is killed by signal: Bus error", "insufficient shared memory", "No space left on device")
 _ASKED_FOR = re.compile(r"(?:Tried to allocate|tried to allocate|you tried to allocate)\s+([\d.]+)\s*(\w+)")
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -1,0 +1,224 @@
+"""Readings over the steps, and the census that names what grows."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_perf.probes import growth
+from lightning_perf.probes.census import Census, roots_of
+from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Series, is_climb
+
+KEPT: list[Any] = []
+
+
+class Model(nn.Module):
+    """Keeps what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.head = nn.Linear(4, 4)
+        self.losses: list[Any] = []
+        self.history: dict[str, list[Any]] = {"loss": []}
+        self.numbers: list[float] = []
+        self.window: deque[Any] = deque(maxlen=4)
+        self.total = torch.zeros(())
+
+    def loss(self) -> torch.Tensor:
+        return self.layer(torch.ones(1, 4)).sum()
+
+
+class Keeper:
+    """A callback that keeps tensors."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+
+def grown(model: Model, keep: Any, is_wide: bool = True, callbacks: Any = (), n: int = 30) -> Any:
+    roots = roots_of(model, callbacks, [])
+    for _ in range(5):
+        keep()
+    census = Census(roots, 5, is_wide)
+    for _ in range(n):
+        keep()
+    return census.grown(roots, 5 + n)
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_census_names_the_attribute_when_losses_are_kept_with_their_graphs(is_wide: bool) -> None:
+    model = Model()
+    (suspect,) = grown(model, lambda: model.losses.append(model.loss()), is_wide)
+    assert (suspect.name, suspect.kind, suspect.n_items, suspect.n_with_graph) == ("Model.losses", "list", 35, 35)
+    assert suspect.items_per_step == 1.0
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_census_names_the_path_when_the_list_lies_in_a_dict(is_wide: bool) -> None:
+    model = Model()
+    (suspect,) = grown(model, lambda: model.history["loss"].append({"x": torch.ones(25)}), is_wide)
+    assert suspect.name == "Model.history['loss']"
+    assert suspect.tensor_bytes == 35 * 100
+    assert suspect.n_with_graph == 0
+
+
+def test_census_names_the_callback_when_it_is_the_one_that_keeps() -> None:
+    keeper = Keeper()
+    (suspect,) = grown(Model(), lambda: keeper.kept.append(torch.ones(2)), callbacks=[keeper])
+    assert suspect.name == "Keeper.kept"
+
+
+def test_census_names_the_submodule_when_it_keeps() -> None:
+    model = Model()
+    model.head.cache = []
+    (suspect,) = grown(model, lambda: model.head.cache.append(torch.ones(2)))
+    assert suspect.name == "Model.head.cache"
+
+
+def test_census_names_the_module_when_a_global_list_grows() -> None:
+    KEPT.clear()
+    (suspect,) = grown(Model(), lambda: KEPT.append(torch.ones(2)))
+    assert suspect.name.endswith("test_growth.KEPT")
+    KEPT.clear()
+
+
+def test_census_names_the_function_when_a_closed_over_list_grows() -> None:
+    def make() -> Any:
+        inner: list[Any] = []
+
+        def keep() -> None:
+            inner.append(torch.ones(2))
+
+        return keep
+
+    (suspect,) = grown(Model(), make())
+    assert suspect.name.startswith("inner (a variable that ")
+
+
+def test_census_names_the_tensor_when_its_graph_grows() -> None:
+    model = Model()
+
+    def keep() -> None:
+        model.total = model.total + model.loss()
+
+    (suspect,) = grown(model, keep, is_wide=False)
+    assert (suspect.name, suspect.kind) == ("Model.total", "graph")
+    assert suspect.items_per_step >= 1
+
+
+@pytest.mark.parametrize("attribute", ["numbers", "window"])
+def test_census_is_silent_when_numbers_or_a_bounded_window_are_kept(attribute: str) -> None:
+    model = Model()
+    assert grown(model, lambda: getattr(model, attribute).append(1.0 if attribute == "numbers" else model.loss())) == ()
+
+
+def test_census_holds_on_to_nothing_that_it_saw() -> None:
+    class Marked(list):  # type: ignore[type-arg]
+        pass
+
+    model = Model()
+    census = Census(roots_of(model, [], []), 1)
+    before = len(gc.get_referrers(model.losses))
+    del census
+    assert len(gc.get_referrers(model.losses)) == before
+
+
+# -- the watch ------------------------------------------------------------
+
+
+class NoCensus:
+    """Stands in for the census where the trend alone is asked: a look at all of pytest's objects takes a second."""
+
+    def __init__(self, roots: dict[str, Any], step: int, is_wide: bool = True) -> None:
+        self.step, self.is_complete, self.own_s = step, True, 0.0
+
+    def grown(self, roots: dict[str, Any], step: int) -> tuple[Any, ...]:
+        return ()
+
+
+@pytest.fixture
+def without_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "Census", NoCensus)
+
+
+def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None) -> GrowthWatch:
+    """A watch over made-up readings: ``values(step)``."""
+    now = {"step": 0}
+    watch = GrowthWatch({"host": lambda: int(values(now["step"]))}, lambda: roots or {}, lambda: 0, lambda f: f())
+    for step in range(n_steps):
+        now["step"] = step
+        if step >= watch.next_step:
+            watch.look(step)
+    watch.end(n_steps)
+    return watch
+
+
+def climbs(watch: GrowthWatch) -> bool:
+    fitted = watch.series["host"].trend()
+    return fitted is not None and is_climb(fitted[0])
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.usefixtures("without_census")
+def test_leak_is_seen_within_200_steps_when_readings_are_noisy(seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(scale=2e6, size=200)
+    assert climbs(watched(lambda step: 4e8 + 300_000 * step + noise[step]))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.usefixtures("without_census")
+def test_control_is_not_accused_when_tensors_come_and_go(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    level = np.zeros(2000)
+    held = 0.0
+    for i in range(2000):  # half a MiB at random, and as much goes on average
+        held += rng.uniform(0, 1e6) - 0.1 * held
+        level[i] = held
+    assert not climbs(watched(lambda step: 4e8 + level[step]))
+    assert not climbs(watched(lambda step: 4e8 + level[step], n_steps=2000))
+
+
+@pytest.mark.usefixtures("without_census")
+def test_warm_up_is_not_taken_for_a_leak_when_it_flattens() -> None:
+    assert not climbs(watched(lambda step: 4e8 + 2e6 * min(step, 60)))
+
+
+@pytest.mark.usefixtures("without_census")
+def test_late_leak_is_seen_when_the_beginning_was_flat() -> None:
+    assert climbs(watched(lambda step: 4e8 + 3e5 * max(0, step - 900), n_steps=2000))
+
+
+@pytest.mark.usefixtures("without_census")
+def test_memory_of_the_watch_stays_bounded_when_a_run_is_long() -> None:
+    watch = watched(lambda step: 4e8, n_steps=50_000)
+    series = watch.series["host"]
+    assert len(series.steps) <= MAX_READINGS
+    assert series.steps[-1] > 48_000
+    assert watch.next_step - series.steps[-1] >= 200
+
+
+def test_census_names_what_grows_when_the_watch_sees_a_climb() -> None:
+    model = Model()
+
+    def reading(step: int) -> float:
+        model.losses.append(torch.ones(100))
+        return 4e8 + 1e6 * step
+
+    watch = watched(reading, roots=roots_of(model, [], []))
+    (record,) = watch.records()
+    assert [s.name for s in record.suspects] == ["Model.losses"]
+    assert "looked at after steps" in record.census
+
+
+def test_series_halves_when_it_is_full() -> None:
+    series = Series()
+    thinned = [series.add(i, i) for i in range(MAX_READINGS)]
+    assert thinned == [False] * (MAX_READINGS - 1) + [True]
+    assert series.steps == list(range(0, MAX_READINGS, 2))

@@ -1,0 +1,251 @@
+"""Memory with a real Trainer: leaks that are planted, leaks that are not there, and running out."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor, load
+from lightning_perf.probes import memory as memory_probe
+from lightning_perf.probes.allocator import FakeAllocator
+from lightning_perf.records import SESSION_FILE
+
+from .conftest import Make, assert_nothing_left
+
+BATCH, WIDTH, N_STEPS = 64, 64, 200
+
+
+class Samples(Dataset):
+    """Random samples; keeps what it gave out when told to."""
+
+    def __init__(self, n_batches: int = N_STEPS, is_cached: bool = False) -> None:
+        self.n = n_batches * BATCH
+        self.cache: dict[int, torch.Tensor] | None = {} if is_cached else None
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.cache is not None:
+            self.cache[index] = torch.randn(4096)
+        return torch.ones(WIDTH) * (index % 7)
+
+
+class LitModel(LightningModule):
+    """A small network that keeps something at each step."""
+
+    def __init__(self, keeps: str = "") -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1))
+        self.keeps = keeps
+        self.losses: list[torch.Tensor] = []
+        self.kept: list[torch.Tensor] = []
+        self.noise: list[torch.Tensor] = []
+        self._random = random.Random(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.net(batch).square().mean()
+        if self.keeps == "unused losses":
+            self.losses.append(self.net(batch).mean())  # never goes backward: its activations stay
+        elif self.keeps == "losses":
+            self.losses.append(loss)
+        elif self.keeps == "tensors":
+            self.kept.append(torch.ones(60_000))
+        elif self.keeps == "noise":
+            self.noise.append(torch.ones(self._random.randint(1_000, 400_000)))
+            while len(self.noise) > self._random.randint(1, 20):
+                self.noise.pop(self._random.randrange(len(self.noise)))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def _no_freed_memory_at_hand() -> None:
+    """What other tests have freed would hide a leak: it is used up before the process grows."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def fitted(make_trainer: Make, model: Any, dataset: Any = None, **loader: Any) -> Any:
+    doctor = PerfDoctor(reports=[], schedule=None)
+    make_trainer(doctor).fit(model, DataLoader(dataset or Samples(), batch_size=BATCH, **loader))
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    return doctor.session
+
+
+def finding_of(session: Any, code: str) -> Any:
+    return next((f for f in session.findings if f.code == code), None)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "name"),
+    [("unused losses", "LitModel.losses"), ("losses", "LitModel.losses"), ("tensors", "LitModel.kept")],
+)
+def test_planted_leak_is_found_and_named_within_200_steps(make_trainer: Make, keeps: str, name: str) -> None:
+    finding = finding_of(fitted(make_trainer, LitModel(keeps)), "PD405")
+    assert finding is not None
+    assert name in finding.summary
+    assert finding.severity == ("low" if keeps == "losses" else "high")
+
+
+def test_growing_cache_is_found_and_named_when_workers_fill_it(make_trainer: Make) -> None:
+    session = fitted(make_trainer, LitModel(), Samples(is_cached=True), num_workers=2)
+    finding = finding_of(session, "PD113")
+    assert finding is not None
+    assert "Samples.cache" in finding.summary
+    assert finding_of(session, "PD405") is None
+
+
+@pytest.mark.parametrize("keeps", ["noise", ""])
+def test_nobody_is_accused_when_memory_is_noisy_or_still(make_trainer: Make, keeps: str) -> None:
+    session = fitted(make_trainer, LitModel(keeps))
+    assert finding_of(session, "PD405") is None
+    assert [g.where for g in session.memory.growth] == ["host"]
+
+
+def test_training_is_bit_identical_when_its_memory_is_looked_at(make_trainer: Make) -> None:
+    def weights(*callbacks: Any) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        model = LitModel()
+        make_trainer(*callbacks).fit(model, DataLoader(Samples(60), batch_size=BATCH, shuffle=True))
+        return list(model.parameters())
+
+    doctor = PerfDoctor(reports=[], schedule=None)
+    plain, watched = weights(), weights(doctor)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert doctor.session is not None
+    assert doctor.session.memory.breakdown is not None
+    # The outputs of both activation functions, and what goes into the square.
+    assert doctor.session.memory.breakdown.activations_bytes == 2 * 4 * BATCH * 512 + 4 * BATCH
+
+
+def test_breakdown_and_phases_are_those_of_the_run(make_trainer: Make) -> None:
+    model = LitModel()
+    memory = fitted(make_trainer, model, Samples(60)).memory
+    n_bytes = sum(4 * p.numel() for p in model.parameters())
+    breakdown = memory.breakdown
+    assert breakdown.parameters_bytes == breakdown.gradients_bytes == n_bytes
+    assert breakdown.optimizer_bytes == 2 * n_bytes + 4 * 6
+    assert breakdown.batch_bytes == 4 * BATCH * WIDTH
+    assert breakdown.n_samples == BATCH
+    assert [p.phase for p in memory.host.phases] == ["transfer", "forward", "zero_grad", "backward", "optimizer"]
+    assert memory.headroom.largest_batch > BATCH
+
+
+def test_activations_are_measured_when_optimization_is_manual(make_trainer: Make) -> None:
+    class Manual(LitModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.net(batch).mean())
+            optimizer.step()
+
+    breakdown = fitted(make_trainer, Manual(), Samples(20)).memory.breakdown
+    assert breakdown.activations_bytes == 2 * 4 * BATCH * 512
+    assert breakdown.gradients_basis == "held"
+
+
+def test_step_runs_when_it_uses_a_functional_transform(make_trainer: Make) -> None:
+    class Functional(LitModel):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            slope = torch.func.grad(lambda x: (x**2).sum())(batch)
+            return self.net(slope).mean()
+
+    breakdown = fitted(make_trainer, Functional(), Samples(20)).memory.breakdown
+    assert breakdown.activations_bytes is None
+    assert "torch.func" in breakdown.activations_basis
+
+
+class RunsOut(LitModel):
+    def __init__(self, error: BaseException, at: int = 5) -> None:
+        super().__init__()
+        self.error, self.at = error, at
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        huge = torch.ones(1_000_003)
+        if batch_idx == self.at:
+            raise self.error
+        return self.net(batch).mean() + 0 * huge.sum()
+
+
+class Witness(Callback):
+    def __init__(self) -> None:
+        self.seen: BaseException | None = None
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.seen = exception
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_post_mortem_is_on_screen_and_on_disk_when_memory_runs_out(
+    make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    device = FakeAllocator()
+    device.allocate(15 * 2**30)
+    monkeypatch.setattr(memory_probe, "allocator_of", lambda _: (device, ""))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+    before, after = Witness(), Witness()
+    doctor = PerfDoctor(out_dir=tmp_path / "out", schedule=None)
+    trainer = make_trainer(before, doctor, after)
+    profiler = trainer.profiler
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        trainer.fit(RunsOut(error, at), DataLoader(Samples(10), batch_size=BATCH))
+    assert raised.value is error
+    assert before.seen is after.seen is error
+    assert_nothing_left(trainer, profiler)
+    screen = capsys.readouterr().out
+    text = (tmp_path / "out" / "out_of_memory.txt").read_text()
+    for shown in (screen, text):
+        assert "post-mortem: the device's memory ran out" in shown
+        assert "2.00 GiB asked for" in shown
+        assert "in forward" in shown
+        assert f"{BATCH}×{WIDTH}" in shown
+    oom = load(tmp_path / "out" / SESSION_FILE).memory.oom
+    assert oom is not None
+    assert (oom.step, oom.phase, oom.requested_bytes) == (at, "forward", 2 * 2**30)
+    assert oom.batch_shapes == {"batch": (BATCH, WIDTH)}
+    assert "in training_step" in oom.code
+
+
+def test_worker_that_was_killed_is_told_as_such(make_trainer: Make, tmp_path: Path) -> None:
+    doctor = PerfDoctor(reports=["json"], out_dir=tmp_path, schedule=None)
+    error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        make_trainer(doctor).fit(RunsOut(error), DataLoader(Samples(10), batch_size=BATCH))
+    assert doctor.session is not None
+    assert doctor.session.memory.oom.where == "worker"
+    assert "fewer workers" in finding_of(doctor.session, "PD408").prescriptions[0].summary
+
+
+def test_other_errors_have_no_post_mortem(make_trainer: Make, tmp_path: Path) -> None:
+    doctor = PerfDoctor(out_dir=tmp_path / "out", schedule=None)
+    with pytest.raises(ValueError, match="planted"):
+        make_trainer(doctor).fit(RunsOut(ValueError("planted")), DataLoader(Samples(10), batch_size=BATCH))
+    assert doctor.session is not None
+    assert doctor.session.memory.oom is None
+    assert not (tmp_path / "out" / "out_of_memory.txt").exists()
+
+
+def test_history_is_refused_with_its_reason_when_there_is_no_device(make_trainer: Make) -> None:
+    doctor = PerfDoctor(reports=[], schedule=None, memory_snapshot=True)
+    make_trainer(doctor).fit(LitModel(), DataLoader(Samples(5), batch_size=BATCH))
+    assert doctor.session is not None
+    assert "CUDA only" in doctor.session.missing["memory.oom.history"]
