@@ -48,9 +48,10 @@ def find_phases(timeline: Timeline) -> Phases:
     trace = timeline.trace
     notes = trace.rows(ANNOTATION, OPERATOR)
     loader = timeline.loader
-    optimizer = trace.intervals(trace.rows_named(notes, _is_optimizer)) - loader
-    backward = (_backward(timeline) | trace.intervals(trace.rows_named(notes, _is_backward))) - loader - optimizer
     noted = trace.intervals(trace.rows_named(notes, _is_forward))
+    backward = (_backward(timeline) | trace.intervals(trace.rows_named(notes, _is_backward))) - loader
+    # Forward and backward run inside the optimizer's step where it is given a closure, as Lightning does.
+    optimizer = trace.intervals(trace.rows_named(notes, _is_optimizer)) - loader - backward - noted
     updates = trace.intervals(trace.rows_named(notes, _is_update))
     forward = (noted if len(noted) else _forward(timeline, backward, updates)) - loader - optimizer - backward
     return Phases(dict(zip(_PHASES, (loader, optimizer, backward, forward), strict=True)))
