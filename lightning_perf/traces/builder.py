@@ -29,8 +29,8 @@ from .kinds import (
 )
 from .nesting import Rows
 
-_MAX_US: Final = 4.0e15
-"""No time of a real trace is 126 years away from another; beyond this, ns would not fit 64 bits."""
+_MAX_US: Final = 2.0e15
+"""No time of a real trace is 63 years away from another; beyond this, ns from the earliest would not fit 64 bits."""
 
 
 class DeviceArguments(msgspec.Struct, gc=False):
@@ -178,7 +178,7 @@ class ColumnBuilder:
             sizes[joins[copies]] = _whole([arguments[i].bytes for i in copies.tolist()], 2**63)
         hosts = np.flatnonzero(self._has_details[names] & ((kinds == OPERATOR) | (kinds == ANNOTATION)))
         for row, index in zip((hosts + self._n_rows).tolist(), keep[hosts].tolist(), strict=True):
-            self._details[row] = bytes(events[index].args)  # a copy: the original holds on to the whole batch's text
+            self._details[row] = bytes(events[index].args)  # a copy; the original keeps the whole text
         return correlations, devices, streams, sizes
 
     def build(self, source: str, origin: Origin) -> Trace:

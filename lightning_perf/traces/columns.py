@@ -44,15 +44,19 @@ class DetailsByRow:
         if row not in self._texts:
             return None
         if row not in self._decoded:
-            try:
-                self._decoded[row] = _decode_details(self._texts[row])
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self._decoded[row] = None
+            self._decoded[row] = _details(self._texts[row])
         return self._decoded[row]
 
     def values(self) -> Iterator[Details]:
-        """Those of every row that has any, in the order in which they were read."""
-        return (details for row in self._texts if (details := self.get(row)) is not None)
+        """Those of every row that has any, in the order in which they were read; none of them is kept."""
+        return (details for text in self._texts.values() if (details := _details(text)) is not None)
+
+
+def _details(text: bytes) -> Details | None:
+    try:
+        return _decode_details(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

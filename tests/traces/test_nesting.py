@@ -71,3 +71,21 @@ def test_events_without_duration_hold_nothing() -> None:
     tree = Nesting([0, 2, 2, 4], [10, 2, 2, 4])
     assert tree.parents.tolist() == [-1, 0, 0, 0]
     assert tree.innermost([3]).tolist() == [0]
+
+
+spans = st.tuples(st.integers(0, 12 * US), st.one_of(st.integers(0, 3 * US), st.integers(0, 12 * US)))
+
+
+@given(st.lists(spans, max_size=30))
+def test_the_tree_is_that_of_a_stack_when_events_overlap_in_any_way(events: list[tuple[int, int]]) -> None:
+    times = sorted(((start, start + length) for start, length in events), key=lambda span: (span[0], -span[1]))
+    parents, last = [-1] * len(times), [len(times)] * len(times)
+    stack: list[int] = []
+    for i, (start, end) in enumerate(times):
+        while stack and not (times[stack[-1]][1] > start and times[stack[-1]][1] >= end - US):
+            last[stack.pop()] = i
+        parents[i] = stack[-1] if stack else -1
+        stack.append(i)
+    tree = Nesting([start for start, _ in times], [end for _, end in times])
+    assert tree.parents.tolist() == parents
+    assert tree.last.tolist() == last

@@ -176,3 +176,40 @@ def test_a_small_step_is_told_apart(tmp_path: Path) -> None:
     assert said.idle.host_wait_s == pytest.approx(90e-6)
     shape = said.matrix_shapes[0]
     assert (shape.m, shape.n, shape.k, shape.is_aligned, shape.device_s) == (8, 6, 4, False, pytest.approx(300e-6))
+
+
+def test_usual_and_unusual_events_give_the_same_columns_when_one_entry_is_odd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 2048)
+    product = event("cpu_op", "aten::bmm", 2500, 3) | {"args": {"Input Dims": [[2, 3], [3, 4]]}}
+    others = [{"ph": "M", "name": "thread_name", "args": {"name": "}, {"}}, {"ph": "s", "cat": "ac2g", "ts": 1}]
+    mixed = [each for i in range(40) for each in (*SMALL, product, *others)]
+    usual = read(write(tmp_path / "usual.json", document(mixed)))
+    odd = [each for i in range(0, len(mixed), 4) for each in (*mixed[i : i + 4], 7, {"ph": "?"}, {"no": "phase"})]
+    tolerant = read(write(tmp_path / "odd.json", document(odd)))
+    assert usual.n_events == len(mixed)
+    assert tolerant.n_events == len(mixed) + 2 * (len(odd) - len(mixed)) // 3
+    assert len(usual) == len(tolerant) == 40 * (len(SMALL) + 1)
+    for column in ("kinds", "name_ids", "thread_ids", "starts", "ends", "correlations", "devices", "streams", "sizes"):
+        assert getattr(usual, column).tolist() == getattr(tolerant, column).tolist(), column
+    assert [usual.details.get(i) for i in range(len(usual))] == [tolerant.details.get(i) for i in range(len(usual))]
+    assert sum(usual.details.get(i) is not None for i in range(len(usual))) == 80  # SMALL has one too
+
+
+def test_times_count_from_the_first_event_when_a_later_part_of_the_file_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 2048)
+    late_first = [event("cpu_op", "a", 9_000.5 - i * 10, 2) for i in range(200)]
+    columns = read(write(tmp_path / "t.json", document(late_first)))
+    assert columns.base_us == 9_000 - 1_990
+    assert columns.span == (500, 1_992_500)
+
+
+def test_arguments_that_cannot_be_read_are_none(tmp_path: Path) -> None:
+    product = event("cpu_op", "aten::bmm", 2500, 3) | {"args": {"Input Dims": [[2, 3], [3, 4]]}}
+    columns = read(write(tmp_path / "t.json", document([*SMALL, product, product | {"args": [1]}, product])))
+    assert [each.shapes for each in columns.details.values()][1:] == [[[2, 3], [3, 4]]] * 2
+    found = [columns.details.get(row) for row in range(len(columns)) if columns.name(row) == "aten::bmm"]
+    assert [each is None for each in found].count(True) == 1
