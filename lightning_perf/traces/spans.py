@@ -150,9 +150,11 @@ def _until_the_device_is_done(
         left_over = ~(known & (step >= 0)) & (work_starts < first_own)
         if left_over.any():
             previous = max(previous, min(int(work_ends[left_over].max()), first_own))
+    launched = known & (step >= 0) & (launches.times(trace) < host_ends[np.maximum(step, 0)])
+    done = np.zeros(len(starts), dtype=np.int64)
+    np.maximum.at(done, step[launched], work_ends[launched])
     for i in range(len(starts)):
         starts[i] = max(previous, int(starts[i]))
-        launched = work_ends[known & (step == i) & (launches.times(trace) < host_ends[i])]
-        ends[i] = max(int(ends[i]), int(starts[i]), int(launched.max()) if len(launched) else 0)
+        ends[i] = max(int(ends[i]), int(starts[i]), int(done[i]))
         previous = int(ends[i])
     return starts, ends
