@@ -27,8 +27,12 @@ from .storages import Storage, storages_of, tensors_in
 LIMIT_S = 1.0
 """The longest that one look may take; what was not reached by then is not looked at."""
 
-MIN_ITEMS_PER_STEP = 0.2
-"""A container that gains less than one element in five steps is not what fills memory step by step."""
+MIN_ITEMS_PER_STEP = 0.5
+"""A container that gains less than one element in two steps is not what fills memory step by step."""
+
+ENOUGH_ITEMS = 64
+"""A leak holds something of most steps so far; from this many elements on one that began late is believed as well.
+Below, it may be a window of the last few steps that happens to fill up."""
 
 _CONTAINERS = frozenset({list, dict, deque, set, OrderedDict, defaultdict})
 _MAX_SUSPECTS = 5
@@ -99,13 +103,14 @@ class Census:
     def _grown_containers(self, names: _Names, n_steps: int, begin: float) -> list[tuple[Any, int]]:
         """Containers with what they gained, the largest first."""
         least = max(1.0, MIN_ITEMS_PER_STEP * n_steps)
+        fewest = max(least, min(MIN_ITEMS_PER_STEP * (self.step + n_steps), ENOUGH_ITEMS))
         known = sorted(zip(self._ids, self._lengths, strict=True))
         ids, lengths = array("Q", (pair[0] for pair in known)), array("q", (pair[1] for pair in known))
         del known
         grown: dict[int, tuple[Any, int]] = {}
         # One that was not there before may have been: only what had its length noted can be said to grow.
         for container in self._containers(names, begin):
-            if len(container) >= least:
+            if len(container) >= fewest:
                 place = bisect_left(ids, id(container))
                 if place < len(ids) and ids[place] == id(container) and len(container) - lengths[place] >= least:
                     grown[id(container)] = (container, len(container) - lengths[place])

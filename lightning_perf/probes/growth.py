@@ -31,7 +31,7 @@ WORKERS = "workers"
 """The place whose memory lies in other processes, into which no census looks."""
 
 _MAX_CENSUSES = 2
-_MAX_STRETCH = 4
+_MAX_STRETCH = 8
 
 
 class Series:

@@ -80,9 +80,9 @@ class PostMortem:
             facts.append(f"at {wording.line(oom.code, 80)}")
         if oom.requested_bytes is not None:
             facts.append(f"{wording.size(oom.requested_bytes)} asked for")
-        facts += [
-            f"batch {wording.line(name, 30)}: {_shape(shape)}" for name, shape in list(oom.batch_shapes.items())[:4]
-        ]
+        for name, shape in list(oom.batch_shapes.items())[:4]:
+            place = "" if name == "batch" else f" {wording.line(name, 30)}"
+            facts.append(f"batch{place}: {_shape(shape)}")
         return facts
 
     def _curves(self, page: Page) -> Iterator[Text]:

@@ -11,6 +11,10 @@ NEAR_CAPACITY_FRACTION = 0.92
 FULL_FRACTION = 0.97
 """Of the device: TraceML's warning and critical states of reserved memory."""
 
+MIN_UNNAMED_RISE_BYTES = 64 * 2**20
+"""Resident memory is a high-water mark: as tensors of uneven size come and go it climbs for hundreds of steps, ever
+more slowly. Where nothing was seen to grow, the climb itself must have come to this much."""
+
 MIN_LEAK_STEPS = 50
 """Fewer steps are warm-up and chance."""
 
@@ -77,8 +81,12 @@ def is_tight(session: Session) -> bool:
 
 def is_leak(growth: Growth) -> bool:
     """Whether memory climbs at the same point of the step, beyond chance and by as much as matters."""
+    rise_bytes = growth.bytes_per_step * (growth.last_step - growth.first_step)
+    is_exact = growth.where not in ("host", "workers")  # the allocator counts what is allocated, not what was
+    is_named = growth.where == "host" and bool(growth.suspects)
     return (
-        growth.is_steady
+        (is_exact or is_named or rise_bytes >= MIN_UNNAMED_RISE_BYTES)
+        and growth.is_steady
         and growth.last_step - growth.first_step >= MIN_LEAK_STEPS
         and growth.low_bytes_per_step > 0
         and growth.bytes_per_step >= LEAK_BYTES_PER_STEP
@@ -139,9 +147,9 @@ def smaller_batch(n_samples: int | None, fits: int | None = None) -> Prescriptio
         n_samples: The batch size in use; None when not known.
         fits: The largest that should fit; None when not known.
     """
-    target = fits if fits and n_samples and 0 < fits < n_samples else n_samples // 2 if n_samples else None
-    half = f"a batch of {target} instead of {n_samples}" if target and n_samples else "half the batch"
-    times = -(-n_samples // target) if target and n_samples else 2
+    # So many parts that each of them fits, and that together they are the batch of before.
+    times = -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
+    half = f"a batch of {max(1, n_samples // times)} instead of {n_samples}" if n_samples else "half the batch"
     return Prescription(
         treatment="",
         summary=f"use {half} and accumulate {times} of them",

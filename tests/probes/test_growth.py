@@ -208,7 +208,7 @@ def test_census_names_what_grows_when_the_watch_sees_a_climb() -> None:
     model = Model()
 
     def reading(step: int) -> float:
-        model.losses.append(torch.ones(100))
+        model.losses += [torch.ones(100) for _ in range(5)]  # one for each step since the last reading
         return 4e8 + 1e6 * step
 
     watch = watched(reading, roots=roots_of(model, [], []))
