@@ -64,23 +64,32 @@ def measure(python: Path, reader: str, trace: Path) -> dict[str, Any]:
 def compare(pythons: dict[str, Path], traces: list[Path], repeats: int) -> list[str]:
     """The table of readers by traces."""
     lines = [
-        "| trace | MB of JSON | ours, s | HTA 0.5.0, s | HTA ÷ ours | old tab's loader, s | tab ÷ ours |",
-        "|:--|--:|--:|--:|--:|--:|--:|",
+        "| trace | MB of JSON | ours: CPU, s | wall, s | HTA 0.5.0: CPU, s | wall, s | CPU ÷ ours | wall ÷ ours "
+        "| old tab's loader: CPU, s | wall, s | CPU ÷ ours | wall ÷ ours |",
+        "|:--|--:|" + "--:|" * 10,
     ]
     for trace in traces:
         runs: dict[str, list[dict[str, Any]]] = {reader: [] for reader in pythons}
         for _ in range(repeats):
             for reader, python in pythons.items():
                 runs[reader].append(measure(python, reader, trace))
-        own = median(run["cpu_s"] for run in runs["ours"])
-        cells = [trace.name, f"{_text_bytes(trace) / 1e6:.1f}", f"{own:.2f}"]
+        own_cpu, own_wall = _medians(runs["ours"])
+        cells = [trace.name, f"{_text_bytes(trace) / 1e6:.1f}", f"{own_cpu:.2f}", f"{own_wall:.2f}"]
         for reader in PEERS:
-            good = [run["cpu_s"] for run in runs.get(reader, []) if "cpu_s" in run]
-            why = next((run["error"] for run in runs.get(reader, []) if "error" in run), "not installed")
-            cells += [f"{median(good):.2f}", f"{median(good) / own:.1f}×"] if good else [f"refused: {why}", ""]
+            good = [run for run in runs.get(reader, []) if "cpu_s" in run]
+            if good:
+                cpu, wall = _medians(good)
+                cells += [f"{cpu:.2f}", f"{wall:.2f}", f"{cpu / own_cpu:.1f}×", f"{wall / own_wall:.1f}×"]
+            else:
+                why = next((run["error"] for run in runs.get(reader, []) if "error" in run), "not installed")
+                cells += [f"refused: {why}", "", "", ""]
         lines.append("| " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
     return lines
+
+
+def _medians(runs: list[dict[str, Any]]) -> tuple[float, float]:
+    return median(run["cpu_s"] for run in runs), median(run["wall_s"] for run in runs)
 
 
 def _text_bytes(trace: Path) -> int:
@@ -93,8 +102,8 @@ def _text_bytes(trace: Path) -> int:
 def large(folder: Path, gib: float, n_events: int) -> list[str]:
     """Made-up traces too large to hold as objects."""
     lines = [
-        "| trace | size, MB | events | CPU, s | peak memory, MB | peak ÷ size |",
-        "|:--|--:|--:|--:|--:|--:|",
+        "| trace | size, MB | events | CPU, s | wall, s | peak memory, MB | peak ÷ size |",
+        "|:--|--:|--:|--:|--:|--:|--:|",
     ]
     for label, options in (
         (f"{gib:g} GiB", {"n_bytes": int(gib * 2**30)}),
@@ -108,11 +117,11 @@ def large(folder: Path, gib: float, n_events: int) -> list[str]:
         run = measure(Path(sys.executable), "ours", trace)
         trace.unlink()
         if "error" in run:
-            lines.append(f"| {label} | {size / 1e6:,.0f} | {written:,} | failed: {run['error']} | | |")
+            lines.append(f"| {label} | {size / 1e6:,.0f} | {written:,} | failed: {run['error']} | | | |")
         else:
             lines.append(
-                f"| {label} | {size / 1e6:,.0f} | {written:,} | {run['cpu_s']:.1f} | {run['peak_bytes'] / 1e6:,.0f} "
-                f"| {run['peak_bytes'] / size:.2f} |"
+                f"| {label} | {size / 1e6:,.0f} | {written:,} | {run['cpu_s']:.1f} | {run['wall_s']:.1f} "
+                f"| {run['peak_bytes'] / 1e6:,.0f} | {run['peak_bytes'] / size:.2f} |"
             )
         print(lines[-1], flush=True)
     return lines
@@ -152,7 +161,7 @@ def _page(compared: list[str], big: list[str], repeats: int) -> str:
         [
             "# Reading traces",
             "",
-            "Made by `benchmarks/trace_reading/run.py`. CPU seconds of the process and its children, without imports;",
+            "Made by `benchmarks/trace_reading/run.py`. Seconds of the process and its children, without imports;",
             f"medians of {repeats} fresh processes a reader, the readers in turn. Ours reads and analyses everything;",
             "HTA loads and computes its temporal and idle breakdowns; the old tab parses, processes, analyses.",
             f"Python {platform.python_version()} on {platform.machine()}; the machine was shared: read the ratios.",
