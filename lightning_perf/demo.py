@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 FAULTS = {
     "slow-transform": Fault("PD101", "each batch waits 40 ms for its decoder, and no worker prepares it meanwhile"),
     "no-persistent-workers": Fault("PD104", "two workers are started anew in each of many short epochs"),
-    "logging-every-step": Fault("PD502", "250 metrics are logged at every step"),
+    "logging-every-step": Fault("PD502", "150 metrics are logged at every step"),
     "slow-callback": Fault("PD504", "a callback inspects the weights for 20 ms after each step"),
     "slow-logger": Fault("PD505", "the logger takes 200 ms to write what it is given, every tenth step"),
     "heavy-validation": Fault("PD601", "four validation rounds an epoch"),
@@ -91,7 +91,7 @@ def run_demo(fault: str, out_dir: Path) -> Session:
     )
     # Not at every epoch where epochs are short: their boundary is the fault on show.
     validation = None if short_epochs else _loader(n_batches=24 if fault == "heavy-validation" else 2)
-    trainer.fit(SmallConvNet(n_metrics=250 if fault == "logging-every-step" else 1), train, validation)
+    trainer.fit(SmallConvNet(n_metrics=150 if fault == "logging-every-step" else 1), train, validation)
     assert doctor.session is not None
     return doctor.session
 

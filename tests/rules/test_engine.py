@@ -225,7 +225,7 @@ PLANTED = {
         "shares": {"logging": 0.2}, "settings": {"trainer": {"log_every_n_steps": 1}},
         "steady": {"named": [
             {"name": "CSVLogger", "kind": "logger", "hook": "save", "phase": "logging", "total_s": 5.0,
-             "share": 0.18, "n_calls": 200}]}}),
+             "share": 0.18, "n_calls": 100}]}}),
     "slow callback": ("PD504", {
         "shares": {"callbacks": 0.3},
         "steady": {
