@@ -135,32 +135,37 @@ class WindowProbe:
         Args:
             error: What ended the run; None if it ended well.
         """
-        if error is None and self._recording is not None and self._recording.is_in_last_step:
-            self._advance(self._recording)
-        self._is_closed = True
+        try:
+            if error is None and self._recording is not None and self._recording.is_in_last_step:
+                self._advance(self._recording)
+        finally:
+            self._is_closed = True
+            self._close_recording(error)
+
+    # -- inside ------------------------------------------------------------
+
+    def _close_recording(self, error: BaseException | None) -> None:
         recording, self._recording = self._recording, None
         if recording is None:
             if not self.windows and not self.options.is_auto and self._step <= self._look_at:
                 reason = f"the run ended after {self._step} steps, the first window opens after {self._look_at}"
                 self.windows.append(_window(self._step, 0, "incomplete", reason, 0.0))
             return
-        self._leave()
         recording.abandon()
         status: Literal["failed", "incomplete"] = "incomplete" if error is None else "failed"
         cause = "the run ended" if error is None else f"{type(error).__name__} ended the run"
         reason = f"{recording.reason}; {cause} inside the window"
         self.windows.append(_window(recording.first_step, recording.n_done, status, reason, recording.cost_s))
-
-    # -- inside ------------------------------------------------------------
+        self._leave()
 
     def _look(self) -> None:
         reason = self._reason_to_open()
         if reason is None or self._is_closed:
             return
-        obstacle = active_profiler() or self._user_profiler()
+        obstacle = self._obstacle()
         if obstacle is not None:
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
-            self._look_at = _NEVER
+            self._look_at = self._planned_at = _NEVER
             return
         self._median_at_window_ns = self._loop.main.recent_median_ns()
         self._loop.enter_window(annotation_for(self.options.emit))
@@ -168,8 +173,8 @@ class WindowProbe:
             self._recording = _Recording(self.options, self._device, self._step, reason)
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
             self._leave()
-            self.windows.append(_window(self._step, 0, "failed", f"{reason}; {error}", 0.0))
-            self._look_at = _NEVER
+            self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
+            self._look_at = self._planned_at = _NEVER
 
     def _reason_to_open(self) -> str | None:
         if self._is_requested:
@@ -185,6 +190,13 @@ class WindowProbe:
         self._is_scheduled = True
         self._n_scheduled += 1
         return "by schedule"
+
+    def _obstacle(self) -> str | None:
+        """Why no window can be opened; None when one can."""
+        emit = self.options.emit
+        return (
+            active_profiler(emit) or self._user_profiler() or (nsys_obstacle(self._device) if emit == "nsys" else None)
+        )
 
     def _user_profiler(self) -> str | None:
         """Lightning's PyTorchProfiler has a schedule of its own, and fails where it finds one of ours open."""
@@ -227,11 +239,20 @@ class WindowProbe:
         return spent_s + next_s <= AUTO_SHARE * self._loop.expected_wall_s(median_step_ns)
 
     def _advance(self, recording: _Recording) -> None:
-        if not recording.step():
-            return
+        try:
+            if not recording.step():
+                return
+            window = self._read(recording)
+        except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
+            recording.abandon()
+            reason = f"{recording.reason}; {type(error).__name__}: {error}"
+            window = _window(recording.first_step, 0, "failed", reason, recording.cost_s)
+            self._is_requested = False
+            self._look_at = self._planned_at = _NEVER
+        else:
+            self._look_at = self._next_look()
         self._recording = None
-        self._look_at = self._next_look()
-        self.windows.append(self._read(recording))
+        self.windows.append(window)
         self._leave()
 
     def _next_look(self) -> int:
@@ -430,14 +451,36 @@ def _cuda_capture(is_on: bool) -> None:
         runtime.cudaProfilerStop()
 
 
-def active_profiler() -> str | None:
-    """What else is profiling this process, so that no window can be opened beside it; None when nothing is."""
+def nsys_obstacle(device: Any) -> str | None:
+    """Why a window cannot be given to nsys; None when it can.
+
+    Args:
+        device: The ``torch.device`` trained on.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return f"emit='nsys' needs a CUDA device, this run is on {device.type}; use emit='kineto'"
+    try:
+        torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.nvtx.mark("perfdoctor:window")  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        return f"emit='nsys' needs CUDA's runtime and NVTX: {error}; use emit='kineto'"
+    return None
+
+
+def active_profiler(emit: str = "kineto") -> str | None:
+    """What else is profiling this process, so that no window can be opened beside it; None when nothing is.
+
+    Args:
+        emit: What the window would record with; one for nsys is meant to open below nsys.
+    """
     import torch
 
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     if enabled is not None and enabled():
         return "another torch.profiler is active in this process"
-    if os.environ.get("NSYS_PROFILING_SESSION_ID"):
+    if emit != "nsys" and os.environ.get("NSYS_PROFILING_SESSION_ID"):
         return "nsys profiles this process; schedule windows for it with emit='nsys'"
     return None
 

@@ -392,12 +392,79 @@ def test_device_window_is_empty_when_no_device_work_was_seen(made):
     assert [window.status for window in probe.windows] == ["empty"]
 
 
+class FailingRecording(FakeRecording):
+    """A window whose profiler raises at the step ``fails_at``, counted from 1."""
+
+    fails_at = 0
+    n_abandoned = 0
+
+    def step(self) -> bool:
+        is_complete = super().step()
+        if self.n_done == type(self).fails_at:
+            raise RuntimeError("CUPTI_ERROR")
+        return is_complete
+
+    def abandon(self) -> None:
+        type(self).n_abandoned += 1
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_window_fails_once_and_is_left_when_its_profiler_raises_in_a_step(made, monkeypatch, fails_at):
+    monkeypatch.setattr(window_module, "_Recording", FailingRecording)
+    monkeypatch.setattr(FailingRecording, "fails_at", fails_at)
+    monkeypatch.setattr(FailingRecording, "n_abandoned", 0)
+    loop = FakeLoop()
+    probe = made(loop, wait=2, warmup=1, active=2, repeat=0)
+    run_steps(probe, 30)
+    probe.close()
+    ((status, n_steps, reason),) = [(window.status, window.n_steps, window.reason) for window in probe.windows]
+    assert (status, n_steps) == ("failed", 0)
+    assert "RuntimeError: CUPTI_ERROR" in reason
+    assert (loop.depth, FailingRecording.n_abandoned) == (0, 1)
+
+
+def test_window_fails_and_is_left_when_the_last_step_raises_at_the_end_of_the_run(made, monkeypatch):
+    monkeypatch.setattr(window_module, "_Recording", FailingRecording)
+    monkeypatch.setattr(FailingRecording, "fails_at", 3)
+    monkeypatch.setattr(FailingRecording, "n_abandoned", 0)
+    loop = FakeLoop()
+    probe = made(loop, wait=2, warmup=1, active=2)
+    run_steps(probe, 5)
+    probe.close()
+    probe.close()
+    assert [window.status for window in probe.windows] == ["failed"]
+    assert (loop.depth, FailingRecording.n_abandoned) == (0, 1)
+
+
+def test_training_goes_on_measured_when_the_profiler_raises(fit, tmp_path, monkeypatch):
+    def broken(profile: Any) -> None:
+        raise RuntimeError("CUPTI_ERROR")
+
+    monkeypatch.setattr(torch.profiler.profile, "step", broken)
+    session = fit(doctor(tmp_path, (5, 1, 2, 1)), 30)
+    assert [window.status for window in session.windows] == ["failed"]
+    assert session.probes_off == ()
+    assert session.steady is not None
+    assert window_module.active_profiler() is None
+
+
+def test_nsys_window_is_refused_at_its_opening_when_there_is_no_cuda(fit, tmp_path):
+    session = fit(doctor(tmp_path, (5, 1, 2, 0), emit="nsys"), 30)
+    assert [window.status for window in session.windows] == ["failed"]
+    assert "needs a CUDA device, this run is on cpu" in session.windows[0].reason
+    assert session.probes_off == ()
+    assert session.steady is not None
+    assert session.steady.n_steps > 20
+
+
 def test_nsys_gets_exactly_the_active_steps_when_it_captures(monkeypatch, tmp_path):
     calls: list[str] = []
     runtime = SimpleNamespace(
         cudaProfilerStart=lambda: calls.append("start"), cudaProfilerStop=lambda: calls.append("stop")
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda.nvtx, "mark", lambda name: None)
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     loop = FakeLoop()
     options = WindowOptions(wait=3, warmup=2, active=2, emit="nsys")
     probe = WindowProbe(options, loop, SimpleNamespace(type="cuda"), 0, tmp_path, lambda trace: True)
