@@ -56,14 +56,20 @@ class DeviceClock:
         self._pending: deque[tuple[DeviceEvent, DeviceEvent, bool]] = deque()
         self._open: DeviceEvent | None = None
         self._last_after: DeviceEvent | None = None
+        self._has_gap = False  # fetches were left out since the last pair
         self.resolved: list[tuple[int, int]] = []
         """(step_ns, starved_ns) of the fetches resolved since the owner last emptied the list."""
 
     def before_fetch(self) -> None:
         """Marks that the host begins to wait for a batch."""
-        if self._has_failed or len(self._pending) >= self.MAX_PENDING:
+        if self._has_failed:
             return
         try:
+            if len(self._pending) >= self.MAX_PENDING:
+                self._resolve()
+            if len(self._pending) >= self.MAX_PENDING:
+                self._has_gap = True
+                return
             self._open = self._event()
             self._open.record()
         except Exception as error:  # noqa: BLE001 - reported; the host's clock goes on
@@ -80,8 +86,10 @@ class DeviceClock:
         try:
             after = self._event()
             after.record()
-            self._pending.append((self._open, after, is_counted))
+            # What lies between this pair and one before a gap is several steps.
+            self._pending.append((self._open, after, is_counted and not self._has_gap))
             self._open = None
+            self._has_gap = False
             self._resolve()
         except Exception as error:  # noqa: BLE001 - reported, as above
             self._fail(error)
@@ -92,6 +100,7 @@ class DeviceClock:
             self._free += (before, after)
         self._pending.clear()
         self._open = self._last_after = None
+        self._has_gap = False
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True

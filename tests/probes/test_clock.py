@@ -78,6 +78,30 @@ def test_pending_events_stay_bounded_when_the_device_never_answers() -> None:
     assert run.clock.resolved == []
 
 
+def test_measuring_goes_on_when_a_device_that_was_far_behind_has_caught_up() -> None:
+    run = Run()
+    run.device.launch(1e6)
+    for _ in range(DeviceClock.MAX_PENDING + 50):
+        run.step(0.001, 0.001, 0.001)
+    run.drain()
+    run.clock.resolved.clear()
+    for _ in range(20):
+        run.step(0.01, 0.01, 0.015)
+    # The first of them lies behind the fetches left out: no step by itself.
+    assert [step for step, _ in run.drain()] == [pytest.approx(0.025)] * 19
+
+
+def test_full_queue_is_resolved_by_the_next_fetch_when_the_device_has_caught_up() -> None:
+    run = Run()
+    run.device.launch(1e6)
+    for _ in range(DeviceClock.MAX_PENDING + 50):
+        run.step(0.001, 0.001, 0.001)
+    run.host.now = run.device.free_at_ns
+    run.clock.before_fetch()
+    assert len(run.clock._pending) == 0
+    assert len(run.clock.resolved) == DeviceClock.MAX_PENDING - 1
+
+
 def test_nothing_spans_a_pause_when_it_is_forgotten() -> None:
     run = Run()
     run.step(0.01, 0.01, 0.02)
