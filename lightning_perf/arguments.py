@@ -36,8 +36,8 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
     if not isinstance(options, dict) or not set(options) <= set(known):
         raise ConfigError(f"profiler={profiler!r}: expected a dict with some of {', '.join(known)}, or None")
     checks: dict[str, Callable[[Any], bool]] = {
-        "ranks": lambda v: v == "all" or (isinstance(v, (list, tuple)) and all(type(r) is int and r >= 0 for r in v)),
-        "stages": lambda v: isinstance(v, (list, tuple)) and set(v) <= set(_STAGES),
+        "ranks": lambda v: v == "all" or _is_list_of(v, lambda r: type(r) is int and r >= 0),
+        "stages": lambda v: _is_list_of(v, lambda stage: stage in _STAGES),
         "emit": lambda v: v in ("kineto", "nsys"),
         "skip_first": lambda v: type(v) is int and v >= 0,
         "max_events": lambda v: type(v) is int and v > 0,
@@ -46,8 +46,8 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
         is_fine = checks.get(name, lambda v: isinstance(v, bool))(value)
         if not is_fine:
             expected = {
-                "ranks": '"all" or a list of ranks',
-                "stages": f"a list of some of {', '.join(_STAGES)}",
+                "ranks": '"all" or a list of at least one rank',
+                "stages": f"a list of at least one of {', '.join(_STAGES)}",
                 "emit": '"kineto" or "nsys"',
                 "skip_first": "a whole number of steps",
                 "max_events": "a whole number above 0",
@@ -60,6 +60,10 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
     }
     timing: dict[str, Any] = {} if schedule == "auto" else dict(zip(scheduled, schedule, strict=False))
     return WindowOptions(**{**timing, **tuples})
+
+
+def _is_list_of(value: Any, is_fine: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(is_fine(entry) for entry in value)
 
 
 def checked_whole(name: str, value: Any, least: int) -> int:

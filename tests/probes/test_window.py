@@ -486,8 +486,21 @@ def test_rank_records_when_it_was_chosen(fit, tmp_path, ranks, is_open):
 
 
 @pytest.mark.parametrize(
-    "profiler", [{"wait": 3}, {"ranks": -1}, {"emit": "x"}, {"with_stack": 1}, [], {"max_events": 0}]
+    ("profiler", "expected"),
+    [
+        ({"wait": 3}, "expected a dict with some of"),
+        ({"ranks": -1}, 'expected "all" or a list of at least one rank'),
+        ({"ranks": []}, 'expected "all" or a list of at least one rank'),
+        ({"stages": []}, "expected a list of at least one of fit, validate"),
+        ({"stages": [["fit"]]}, "expected a list of at least one of fit, validate"),
+        ({"stages": ["fit", "train"]}, "expected a list of at least one of fit, validate"),
+        ({"emit": "x"}, "expected"),
+        ({"emit": ["nsys"]}, "expected"),
+        ({"with_stack": 1}, "expected True or False"),
+        ([], "expected a dict"),
+        ({"max_events": 0}, "expected a whole number above 0"),
+    ],
 )
-def test_options_are_refused_when_they_are_not_known(profiler):
-    with pytest.raises(ConfigError):
+def test_options_are_refused_when_they_are_not_known(profiler, expected):
+    with pytest.raises(ConfigError, match=expected):
         PerfDoctor(profiler=profiler)
