@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -194,13 +194,16 @@ class Session(Record, frozen=True, kw_only=True):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._set_aside(target)
-            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+            # Not mkstemp: its file is for the owner alone, and the umask cannot be read without changing it for all
+            # threads.
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
+            descriptor = os.open(temporary, flags, 0o666)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                os.chmod(temporary, 0o666 & ~_umask())
                 os.replace(temporary, target)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -280,9 +283,3 @@ def _from_document(document: Any, source: str) -> Session:
         return msgspec.convert({**document, "schema_version": SCHEMA_VERSION}, Session)
     except msgspec.ValidationError as error:
         raise SessionError(f"{source} does not hold what a session must: {error}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

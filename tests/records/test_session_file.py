@@ -127,6 +127,15 @@ def test_saved_file_has_the_mode_that_the_user_asks_for(tmp_path: Path) -> None:
         os.umask(old)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="file modes are POSIX")
+def test_save_leaves_the_umask_of_other_threads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(mask: int) -> int:
+        raise AssertionError(f"umask({mask})")
+
+    monkeypatch.setattr(session_module.os, "umask", changed)
+    assert starved().save(tmp_path).exists()
+
+
 @pytest.mark.parametrize("content", [b"", b'{"schema_version": 1', b"not json", b"\xff\xfe\x00", b'{"a": "\xff"}'])
 def test_load_says_not_complete_json_when_the_file_is_cut_short_or_no_text(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / SESSION_FILE
