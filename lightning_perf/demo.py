@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from lightning_perf.doctor import PerfDoctor
+from lightning_perf.probes.machine import read_machine
 from lightning_perf.records import Session
 
 
@@ -56,8 +57,7 @@ def run_demo(fault: str, out_dir: Path) -> Session:
         The session, with findings and verdict.
     """
     torch.manual_seed(0)
-    if "OMP_NUM_THREADS" in os.environ:  # set for something else: fewer threads than cores would be a fault of its own
-        torch.set_num_threads(os.cpu_count() or 1)
+    _use_all_cores()
     doctor = PerfDoctor(out_dir=out_dir)
     short_epochs = fault == "no-persistent-workers"
     needs_decoder = fault in ("slow-transform", "no-persistent-workers")
@@ -94,6 +94,11 @@ def run_demo(fault: str, out_dir: Path) -> Session:
     trainer.fit(SmallConvNet(n_metrics=150 if fault == "logging-every-step" else 1), train, validation)
     assert doctor.session is not None
     return doctor.session
+
+
+def _use_all_cores() -> None:
+    if "OMP_NUM_THREADS" in os.environ:  # set for something else: fewer threads than cores would be a fault of its own
+        torch.set_num_threads(int(read_machine().usable_cores))
 
 
 class SmallConvNet(LightningModule):

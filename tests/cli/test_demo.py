@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from lightning_perf import load
+from lightning_perf import demo, load
 from lightning_perf.cli.demo import FAULT_NAMES
 from lightning_perf.demo import FAULTS
 from lightning_perf.rules.engine import all_rules
@@ -52,6 +53,15 @@ def test_demo_says_what_it_expected_when_the_fault_is_unknown():
     assert done.returncode == 2
     assert "gremlins" in done.stderr
     assert "slow-transform" in done.stderr
+
+
+def test_demo_uses_the_cores_that_it_may_when_a_quota_grants_fewer_than_there_are(monkeypatch):
+    threads = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(demo, "read_machine", lambda: SimpleNamespace(usable_cores=2.5))
+    monkeypatch.setattr(demo.torch, "set_num_threads", threads.append)
+    demo._use_all_cores()
+    assert threads == [2]
 
 
 def test_demo_refuses_a_file_as_its_folder(tmp_path):
