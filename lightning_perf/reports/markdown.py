@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import Finding, Session, StageTimes
 
-from . import summary, wording
+from . import memory_rows, summary, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -34,6 +34,7 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
             parts += _finding(finding)
     if session.validation is not None:
         parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
+    parts += _memory(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
 
@@ -58,6 +59,24 @@ def _stage(title: str, stage: StageTimes, word: str) -> Iterator[str]:
         for row, bar, total, p50 in zip(rows, bars, totals, p50s, strict=True)
     ]
     yield _table(("phase", "", "share", "total", f"p50 a {word}"), "llrrr", cells)
+
+
+def _memory(session: Session) -> Iterator[str]:
+    breakdown = session.memory.breakdown
+    rows = memory_rows.memory_rows(breakdown) if breakdown is not None else []
+    modules = memory_rows.module_facts(breakdown) if breakdown is not None else []
+    phases = memory_rows.phase_facts(session)
+    facts = [f"{label}: {' · '.join(each)}" for label, each in (("by module", modules), ("in a step", phases)) if each]
+    facts += [*memory_rows.growth_facts(session), *filter(None, [memory_rows.headroom_fact(session.memory.headroom)])]
+    if breakdown is not None and rows:
+        yield f"### {escape(memory_rows.memory_title(breakdown))}"
+        cells = [(row.name, wording.size(row.n_bytes), wording.share(row.share, decimals=1), escape(row.note))
+                 for row in rows]  # fmt: skip
+        yield _table(("component", "bytes", "share", "how known"), "lrrl", cells)
+    elif facts:
+        yield "### Memory"
+    if facts:
+        yield "\n".join(f"- {escape(fact)}" for fact in facts)
 
 
 def _findings_table(findings: Sequence[Finding]) -> str:

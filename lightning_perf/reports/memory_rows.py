@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lightning_perf.records import Breakdown, Headroom, Session
+from lightning_perf.records import Breakdown, Growth, Headroom, Session
 
 from .wording import count, line, share, size
 
@@ -49,8 +49,10 @@ def memory_rows(breakdown: Breakdown) -> list[MemoryRow]:
 def memory_title(breakdown: Breakdown) -> str:
     """What the rows are about."""
     where = "the host" if breakdown.device.startswith("cpu") else line(breakdown.device, 16)
-    total = sum(row.n_bytes for row in memory_rows(breakdown))
-    return f"What memory holds on {where}: {size(total)}" + (" at the peak" if breakdown.peak_bytes else " in tensors")
+    if breakdown.peak_bytes:
+        cache = f" and {size(breakdown.cache_bytes)} of cache" if breakdown.cache_bytes else ""
+        return f"What memory holds on {where}: {size(breakdown.peak_bytes)} at the peak{cache}"
+    return f"What memory holds on {where}: {size(sum(row.n_bytes for row in memory_rows(breakdown)))} in tensors"
 
 
 def module_facts(breakdown: Breakdown) -> list[str]:
@@ -79,6 +81,11 @@ def phase_facts(session: Session) -> list[str]:
     return []
 
 
+def growth_facts(session: Session) -> list[str]:
+    """The trend of each place that was watched long enough: bytes every thousand steps, or that it does not climb."""
+    return [_trend(growth) for growth in session.memory.growth]
+
+
 def headroom_fact(headroom: Headroom | None) -> str:
     """The largest batch that should fit; empty where it is not known."""
     if headroom is None:
@@ -88,6 +95,16 @@ def headroom_fact(headroom: Headroom | None) -> str:
         f"{size(headroom.fixed_bytes)} + {size(headroom.per_sample_bytes)} a sample, "
         f"of {size(headroom.capacity_bytes)} less {share(headroom.margin_fraction)}; from {line(headroom.basis, 60)}"
     )
+
+
+def _trend(growth: Growth) -> str:
+    where, readings = line(growth.where, 16), count(growth.n, "reading")
+    if not growth.is_steady or growth.low_bytes_per_step <= 0:
+        return f"{where}: no steady growth in {readings}"
+    slope, low, high = (
+        size(1000 * each) for each in (growth.bytes_per_step, growth.low_bytes_per_step, growth.high_bytes_per_step)
+    )
+    return f"{where}: {slope} more every 1,000 steps ({low} to {high}, {readings})"
 
 
 def _unless_held(basis: str) -> str:

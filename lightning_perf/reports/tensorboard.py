@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
-from lightning_perf.records import Session, Spread, StageTimes, Telemetry
+from lightning_perf.records import Memory, Session, Spread, StageTimes, Telemetry
 
 from .markdown import to_markdown
 
 TEXT_TAG = "perf/diagnosis"
+_GIB = 1024**3
 
 
 class Writer(Protocol):
@@ -25,8 +26,9 @@ def scalars(session: Session) -> dict[str, float]:
 
     ``perf/step_ms/p50`` (also p95, p99), ``perf/samples_per_s``, ``perf/share/<phase>`` (0…1 of the steady span),
     ``perf/starved_share`` (the device's clock), ``perf/overhead_us`` (a step) and ``perf/overhead_share``,
-    ``perf/memory_gib/<device>``, ``perf/gpu_util/<device>`` (0…1) with ``gpu_power_w``, ``gpu_temperature_c`` and
-    ``gpu_clock_mhz``, ``perf/cpu_busy``, ``perf/iowait`` (0…1), ``perf/energy_j``.
+    ``perf/memory_gib/<device>`` (peak allocated), ``perf/memory_reserved_gib/<device>`` and ``perf/memory_gib/host``
+    (peaks; the host's is its resident memory), ``perf/gpu_util/<device>`` (0…1) with ``gpu_power_w``,
+    ``gpu_temperature_c`` and ``gpu_clock_mhz``, ``perf/cpu_busy``, ``perf/iowait`` (0…1), ``perf/energy_j``.
     Validation inside fit stands under ``perf/validation/…``, other stages under
     ``perf/<stage>/…``.
     """
@@ -36,8 +38,7 @@ def scalars(session: Session) -> dict[str, float]:
         figures.update(_stage_scalars(root, session.steady))
     if session.validation is not None:
         figures.update(_stage_scalars("perf/validation", session.validation))
-    for device in session.memory.devices:
-        figures[f"perf/memory_gib/{device.device.replace(':', '_')}"] = device.peak_allocated_bytes / 1024**3
+    figures.update(_memory_scalars(session.memory))
     if session.telemetry is not None:
         figures.update(_telemetry_scalars(session.telemetry))
     if session.overhead is not None:
@@ -66,6 +67,17 @@ def _stage_scalars(root: str, stage: StageTimes) -> dict[str, float | None]:
         f"{root}/starved_share": stage.device.starved_share if stage.device is not None else None,
     }
     figures.update({f"{root}/share/{name}": phase.share for name, phase in stage.phases.items()})
+    return figures
+
+
+def _memory_scalars(memory: Memory) -> dict[str, float | None]:
+    figures: dict[str, float | None] = {}
+    for device in memory.devices:
+        name = device.device.replace(":", "_")
+        figures[f"perf/memory_gib/{name}"] = device.peak_allocated_bytes / _GIB
+        figures[f"perf/memory_reserved_gib/{name}"] = device.peak_reserved_bytes / _GIB
+    if memory.host_peak_rss_bytes is not None:
+        figures["perf/memory_gib/host"] = memory.host_peak_rss_bytes / _GIB
     return figures
 
 

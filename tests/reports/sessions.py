@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from lightning_perf.records import (
+    Breakdown,
     Device,
     DeviceMemory,
     DeviceTimes,
@@ -15,10 +16,14 @@ from lightning_perf.records import (
     Evidence,
     Finding,
     Gain,
+    Growth,
+    Headroom,
     LoaderSettings,
     Machine,
     Memory,
+    ModuleMemory,
     Overhead,
+    PhaseMemory,
     PhaseTime,
     Prescription,
     ProbeFailure,
@@ -315,6 +320,60 @@ def validate_stage() -> Session:
     )
 
 
+def memory_looked_at() -> Session:
+    base = ddp()
+    breakdown = Breakdown(
+        device="cuda:0",
+        parameters_bytes=4 * GIB,
+        gradients_bytes=4 * GIB,
+        optimizer_bytes=8 * GIB,
+        optimizer_basis="expected",
+        buffers_bytes=1024,
+        batch_bytes=int(0.4 * GIB),
+        activations_bytes=12 * GIB,
+        activations_basis="saved tensors",
+        n_samples=64,
+        peak_bytes=int(31.2 * GIB),
+        rest_bytes=int(2.8 * GIB),
+        cache_bytes=int(8.8 * GIB),
+        modules=(
+            ModuleMemory(name="encoder", parameters_bytes=3 * GIB, activations_bytes=9 * GIB),
+            ModuleMemory(name="head_a", parameters_bytes=GIB, activations_bytes=3 * GIB),
+        ),
+    )
+    climb = Growth(
+        where="cuda:0",
+        n=200,
+        first_step=100,
+        last_step=20_000,
+        level_bytes=20 * GIB,
+        bytes_per_step=512 * 1024.0,
+        low_bytes_per_step=500 * 1024.0,
+        high_bytes_per_step=530 * 1024.0,
+        is_steady=True,
+    )
+    level = msgspec.structs.replace(climb, where="host", bytes_per_step=12.0, low_bytes_per_step=-40.0)
+    headroom = Headroom(
+        device="cuda:0",
+        capacity_bytes=141 * GIB,
+        margin_fraction=0.1,
+        fixed_bytes=19 * GIB,
+        per_sample_bytes=0.19 * GIB,
+        n_samples=64,
+        largest_batch=567,
+        basis="saved tensors of one batch",
+    )
+    phases = tuple(
+        PhaseMemory(phase=phase, n=20, allocated_bytes=int(held * GIB), reserved_bytes=40 * GIB)
+        for phase, held in (("forward", 28.4), ("backward", 20.4), ("optimizer", 16.4))
+    )
+    device = msgspec.structs.replace(base.memory.devices[0], phases=phases, peak_phase="backward")
+    memory = msgspec.structs.replace(
+        base.memory, devices=(device,), breakdown=breakdown, growth=(climb, level), headroom=headroom
+    )
+    return msgspec.structs.replace(base, memory=memory)
+
+
 SESSIONS: dict[str, Callable[[], Session]] = {
     "starved": starved,
     "healthy": healthy,
@@ -323,4 +382,5 @@ SESSIONS: dict[str, Callable[[], Session]] = {
     "too_short": too_short,
     "ddp": ddp,
     "validate_stage": validate_stage,
+    "memory_looked_at": memory_looked_at,
 }

@@ -36,11 +36,13 @@ def test_scalars_hold_device_and_validation_figures_when_there_are_some() -> Non
     figures = scalars(ddp())
     assert figures["perf/starved_share"] == 0.095
     assert figures["perf/memory_gib/cuda_0"] == pytest.approx(31.2)
+    assert figures["perf/memory_reserved_gib/cuda_0"] == 40.0
+    assert figures["perf/memory_gib/host"] == 9.0
     assert figures["perf/validation/share/forward"] == 0.71
 
 
 def test_scalars_of_another_stage_do_not_mix_with_those_of_training() -> None:
-    tags = [tag for tag in scalars(validate_stage()) if "overhead" not in tag]
+    tags = [tag for tag in scalars(validate_stage()) if "overhead" not in tag and "memory" not in tag]
     assert tags
     assert all(tag.startswith("perf/validate/") for tag in tags)
 
