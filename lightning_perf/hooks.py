@@ -27,6 +27,9 @@ from lightning_perf.rules.engine import check_codes, diagnose, preflight
 
 _log = logging.getLogger("lightning_perf")
 
+_REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
+_REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
+
 _GRADIENT_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad")
 _NEVER_NEEDED_HOOKS = ("on_before_optimizer_step",)
 
@@ -42,7 +45,8 @@ class DoctorHooks:
             is long enough for it to cost less than 1 %, and another when the step time changes or ``profile_now()``
             asks. ``(wait, warmup, active[, repeat])``: in steps; repeat 0 for as long as the run goes, 1 if left out.
             ``None``: never.
-        every_n_epochs: Diagnose at the end of every so many epochs; the end of a run is always diagnosed.
+        every_n_epochs: Diagnose at the end of every so many epochs, and less often where epochs are so short that
+            reporting would take more than 2 % of the run; the end of a run is always diagnosed.
         reports: Which of ``"console"``, ``"tensorboard"`` and ``"json"``. ``"tensorboard"`` also gives plain figures
             to every other logger.
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
@@ -113,6 +117,7 @@ class DoctorHooks:
         self._folder: Path | None = None
         self._probes_off: dict[str, ProbeFailure] = {}
         self._pending_metrics: dict[int, dict[str, float]] = {}
+        self._reporting_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
@@ -130,7 +135,7 @@ class DoctorHooks:
         self._forget()
         # log_dir is a collective call: on every rank, whatever else happens.
         log_dir = trainer.log_dir
-        self._is_silent = next(c for c in trainer.callbacks if isinstance(c, DoctorHooks)) is not self
+        self._is_silent = next((c for c in trainer.callbacks if isinstance(c, DoctorHooks)), self) is not self
         if self._is_silent:
             if trainer.is_global_zero:
                 _log.warning(
@@ -189,14 +194,20 @@ class DoctorHooks:
         if self._loop is not None:
             try:
                 self._loop.batch_begins(batch)
-                if self._memory is not None:
-                    self._memory.batch_begins(batch)
-                if self._windows is not None:
-                    self._windows.step()
-                if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
-                    self._guard("telemetry", self._recorder.telemetry.first_batch, batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
+        if self._memory is not None:
+            try:
+                self._memory.batch_begins(batch)
+            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
+                self._switch_off("memory", error)
+        if self._windows is not None:
+            try:
+                self._windows.step()
+            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
+                self._switch_off("windows", error)
+        if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
+            self._guard("telemetry", self._recorder.telemetry.first_batch, batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A step is over."""
@@ -204,6 +215,9 @@ class DoctorHooks:
             try:
                 if self._memory is not None:
                     self._memory.batch_ends()
+            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
+                self._switch_off("memory", error)
+            try:
                 self._loop.batch_ends(batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
@@ -243,6 +257,8 @@ class DoctorHooks:
                 self._recorder.evaluation_begins(batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                 self._switch_off("steps", error)
+            if self._windows is not None and self._recorder.stage != "fit":
+                self._guard("windows", self._windows.step)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -280,10 +296,17 @@ class DoctorHooks:
             if self._recorder is not None:
                 self._guard("loader", self._recorder.epoch_ended, False)
             self._gather(trainer)
-            if self._recorder is not None:
+            if self._recorder is not None and self._can_afford_report():
+                started_s = time.perf_counter()
                 self._guard("session", self._report_epoch, trainer)
+                self._reporting_s += time.perf_counter() - started_s
         if self._loop is not None:
             self._guard("steps", self._loop.main.reporting, False)
+
+    def _can_afford_report(self) -> bool:
+        """Whether reporting keeps to its share of the run, as it does not at the end of very short epochs."""
+        wall_s = self._loop.wall_ns() / 1e9 if self._loop is not None else 0.0
+        return self._reporting_s <= max(_REPORTING_ALLOWED_S, _REPORTING_SHARE * wall_s)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The last time at which loggers take figures, and at which all ranks are known to be there."""
@@ -499,8 +522,12 @@ class DoctorHooks:
             failure.error,
             exc_info=_log.isEnabledFor(logging.DEBUG),
         )
+        if probe == "memory":
+            self._memory = None
+        if probe in ("windows", "setup", "steps"):
+            self._windows = None
         if probe in ("setup", "steps") and recorder is not None:
-            self._loop = self._windows = None
+            self._loop = self._memory = None
             self._guard("teardown", recorder.give_up)
 
 

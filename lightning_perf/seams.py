@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
+from threading import get_ident
 from typing import Any, NamedTuple
 
 Undo = Callable[[], None]
@@ -165,7 +166,14 @@ def _tap_class(base: type) -> Any:
             return str(self._inner.summary())
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self.__dict__["_inner"], name)
+            inner = self.__dict__.get("_inner")
+            if inner is None:  # while a copy is being made
+                raise AttributeError(name)
+            return getattr(inner, name)
+
+        def __reduce__(self) -> Any:
+            """Copies and pickles as the user's profiler: loaders that spawn workers may take the Trainer along."""
+            return _as_is, (self.__dict__["_inner"],)
 
         def __setattr__(self, name: str, value: Any) -> None:
             setattr(self._inner, name, value)
@@ -174,6 +182,10 @@ def _tap_class(base: type) -> Any:
             """The inner profiler's own ``__del__`` tears it down when its time has come."""
 
     return ProfilerTap
+
+
+def _as_is(inner: Any) -> Any:
+    return inner
 
 
 class _Spans(dict[str, "AbstractContextManager[Any]"]):
@@ -230,14 +242,18 @@ class _Timed:
     """A method inside a span. Copies and pickles as the plain method, so that its owner stays picklable."""
 
     def __init__(self, owner: Any, name: str, span: AbstractContextManager[None]) -> None:
-        self._owner, self._name = owner, name
+        self._owner, self._name, self._thread = owner, name, get_ident()
         self.__wrapped__ = getattr(owner, name)
         self.__name__ = name
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
         self.span: AbstractContextManager[None] | None = span
 
+    def is_measuring(self) -> bool:
+        """Whether this call is the loop's: time is kept for one thread, loggers may be called from others."""
+        return self.span is not None and get_ident() == self._thread
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.span is None:
+        if self.span is None or get_ident() != self._thread:
             return self.__wrapped__(*args, **kwargs)
         with self.span:
             return self.__wrapped__(*args, **kwargs)
@@ -256,7 +272,7 @@ class _TimedLogMetrics(_Timed):
         self._more_metrics = more_metrics
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        more = self._more_metrics(self._owner) if self.span is not None else None
+        more = self._more_metrics(self._owner) if self.is_measuring() else None
         if more:
             if "metrics" in kwargs:
                 kwargs["metrics"] = {**more, **kwargs["metrics"]}

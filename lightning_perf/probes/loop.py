@@ -90,6 +90,9 @@ class LoopProbe:
         self._edge_spans: list[Span] = []
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
+        self._by_action: dict[str, Span] = {}
+        self._is_foreign_fetch = False
+        self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
         self._is_between = True  # between epochs, or before the first
         self._is_validation_between = True
         self._undos: list[seams.Undo] = []
@@ -138,7 +141,12 @@ class LoopProbe:
         cheap = [span for span in hooks if span.ns < _CHEAP_HOOK_NS * span.n]
         self._cheap_hooks |= {(span.name, span.hook) for span in cheap}
         self.backed_off.append(f"hooks of callbacks that take less than {_CHEAP_HOOK_NS // 1000} us")
+        self._by_action.clear()
         self._tap_again()
+
+    def _profiling(self, is_on: bool) -> None:
+        self.main.profiling(is_on)
+        self.validation.profiling(is_on)
 
     def enter_window(self, mark: Callable[[str], Any]) -> None:
         """A profiler window opens: phases leave marks in its trace, and its steps stay out of the statistics.
@@ -147,13 +155,13 @@ class LoopProbe:
             mark: Phase name → a context manager that marks it.
         """
         self._mark = mark
-        self.main.profiling(True)
+        self._profiling(True)
         self._tap_again()
 
     def leave_window(self) -> None:
         """The window is closed."""
         self._mark = None
-        self.main.profiling(False)
+        self._profiling(False)
         self._tap_again()
 
     def watch_edges(self, edges: Edges | None) -> None:
@@ -167,7 +175,6 @@ class LoopProbe:
             span.__class__ = Span if edges is None else EdgeSpan
 
     def _tap_again(self) -> None:
-        self._edge_spans.clear()
         if self._undo_profiler is not None:
             self._undo_profiler()
             self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
@@ -197,11 +204,15 @@ class LoopProbe:
     def span_for(self, action_name: str) -> Any:
         """The span of an action that Lightning announces; one that does nothing where the time belongs elsewhere."""
         try:
-            span = self._span_for(action_name)
+            span = self._by_action.get(action_name)
+            if span is None or (self._mark is not None and span.kind != "self"):
+                span = self._span_for(action_name)
+                if self._mark is None and isinstance(span, Span):
+                    self._by_action[action_name] = span
         except Exception as error:  # noqa: BLE001 - reported; the action itself must be carried out
             self.timeline.fail(error)
             return NO_SPAN
-        if self._mark is None or span is NO_SPAN:
+        if self._mark is None or not isinstance(span, Span) or span.kind == "self":
             return span
         phase = "callbacks" if span.phase >= len(PHASES) else PHASES[span.phase]
         return MarkedSpan(span, partial(self._mark, phase))
@@ -220,6 +231,8 @@ class LoopProbe:
             return self._module_span(action)
         if action.kind == "callback":
             return self._callback_span(action)
+        if action_name == "run_training_epoch" and self.stage == "fit":
+            return _EpochSpan(self)
         if action_name == "save_checkpoint":
             return self._span("checkpoint", "save_checkpoint", "loop", "save_checkpoint")
         if action_name == "optimizer_step":
@@ -271,7 +284,7 @@ class LoopProbe:
 
     def _span(self, phase: str, name: str, kind: str, hook: str) -> Span:
         span = Span(self.timeline, phase, name, kind, hook)
-        if name in _EDGES and kind == "loop":
+        if name in _EDGES and kind == "loop" and self._mark is None:
             self._edge_spans.append(span)
             if self.timeline.edges is not None:
                 span.__class__ = EdgeSpan
@@ -282,15 +295,25 @@ class LoopProbe:
     # -- the loop's events ------------------------------------------------------------
 
     def _fetch_begins(self) -> None:
+        if self.timeline.stack and not self.main.is_in_batch:
+            if self._is_in_callback():
+                self._is_foreign_fetch = True
+                return
+            self.timeline.unwind()
         if self._is_between:
             self._begin_epoch()
-        if self.timeline.stack and not self.main.is_in_batch:
-            self.timeline.unwind()
         self.main.fetch_begins()
         if self.fetch_watch is not None:
             self.fetch_watch.begins()
 
+    def _is_in_callback(self) -> bool:
+        """Whether a callback runs a training of its own, as finders of learning rates and batch sizes do."""
+        return any(span.kind == "callback" for span in (*self.timeline.stack, self.timeline.current))
+
     def _fetch_ends(self) -> None:
+        if self._is_foreign_fetch:
+            self._is_foreign_fetch = False
+            return
         if self.fetch_watch is not None:
             self.fetch_watch.ends()
         self.main.fetch_ends()
@@ -314,15 +337,16 @@ class LoopProbe:
             self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
 
     def epoch_ends(self) -> None:
-        """The stage's epoch is over: what follows is between epochs."""
+        """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""
+        if self._is_between:
+            return
         self.main.epoch_ends()
         self.timeline.set_base("epoch_boundary")
         self._is_between = True
 
     def run_ends(self) -> None:
         """The run is over, perhaps in the middle of a step, which then counts as none."""
-        if not self._is_between:
-            self.epoch_ends()
+        self.epoch_ends()
 
     def _validation_fetch_ends(self) -> None:
         self.validation.fetch_ends()
@@ -350,6 +374,7 @@ class LoopProbe:
         timeline.charge()
         if not self.startup_ns and self.main.n_steps == 0:
             self.startup_ns = {name: timeline.phase_ns[i] for name, i in PHASE_INDEX.items() if timeline.phase_ns[i]}
+            self._done_before = (self.trainer.current_epoch, self.trainer.global_step)
         self.main.epoch_begins(self.trainer.current_epoch)
         timeline.set_base("other")
 
@@ -407,9 +432,9 @@ class LoopProbe:
         trainer, elapsed_s = self.trainer, self.wall_ns() / 1e9
         lengths = []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            lengths.append(trainer.max_epochs * trainer.num_training_batches)
+            lengths.append((trainer.max_epochs - self._done_before[0]) * trainer.num_training_batches)
         if trainer.max_steps is not None and trainer.max_steps >= 0:
-            lengths.append(trainer.max_steps * trainer.accumulate_grad_batches)
+            lengths.append((trainer.max_steps - self._done_before[1]) * trainer.accumulate_grad_batches)
         total = min(lengths, default=math.inf)
         if self.stage != "fit" or not math.isfinite(total):
             return elapsed_s
@@ -418,6 +443,23 @@ class LoopProbe:
     def wall_ns(self) -> int:
         """Nanoseconds since the start of the run."""
         return self.timeline.charge() - self.timeline.start_ns
+
+
+class _EpochSpan:
+    """The action that is the batches of one epoch: when it ends, time belongs to the epoch's boundary, whose turn it is
+    among the callbacks not regarded."""
+
+    def __init__(self, loop: LoopProbe) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            self._loop.epoch_ends()
+        except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
+            self._loop.timeline.fail(error)
 
 
 class _Validation:

@@ -65,7 +65,8 @@ class Span:
             current.ns += passed
             timeline.phase_ns[current.phase] += passed
             timeline.last_ns = now
-            timeline.current = timeline.stack.pop()
+            # Empty after ``unwind``: this span was given up before it ended.
+            timeline.current = timeline.stack.pop() if timeline.stack else timeline.base
         except Exception as error:  # noqa: BLE001 - as above
             timeline.fail(error)
 

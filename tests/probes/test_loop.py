@@ -71,6 +71,7 @@ class Bench:
             strategy=Strategy(),
             optimizers=[],
             current_epoch=0,
+            global_step=0,
             sanity_checking=False,
             max_epochs=2,
             max_steps=-1,

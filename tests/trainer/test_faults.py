@@ -166,6 +166,9 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "step_logging": ("session", at(recorder, "read_step_logging")),
     "memory": ("memory", at(recorder, "MemoryProbe")),
     "memory at a step": ("memory", at(recorder.MemoryProbe, "_look")),
+    "memory as a step begins": ("memory", at(recorder.MemoryProbe, "batch_begins")),
+    "memory as a step ends": ("memory", at(recorder.MemoryProbe, "batch_ends")),
+    "window at a step": ("windows", at(recorder.WindowProbe, "step")),
     "before_backward": ("gradients", at(model.ZeroGradWatch, "before_backward")),
     "after_backward": ("gradients", at(model.ZeroGradWatch, "after_backward")),
     "before_zero_grad": ("gradients", at(model.ZeroGradWatch, "before_zero_grad")),
@@ -198,7 +201,7 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
     without = expected(make_trainer)
     caplog.clear()
     probe, plant = FAULTS[fault]
-    doctor = PerfDoctor(schedule=None)
+    doctor = PerfDoctor(schedule=(2, 1, 2) if probe == "windows" else None)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         if fault == "stop":
             patch.setattr(recorder.Recorder, "_suspicious_loader", lambda self: object())
