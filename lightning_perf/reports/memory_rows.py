@@ -78,7 +78,8 @@ def phase_facts(session: Session) -> list[str]:
         if facts and device.peak_phase:
             facts.append(f"the peak rises in {device.peak_phase}")
         return facts
-    return []
+    phases = memory.host.phases if memory.host is not None else ()
+    return [f"after {p.phase} {size(p.rss_bytes)} resident" for p in phases]
 
 
 def growth_facts(session: Session) -> list[str]:

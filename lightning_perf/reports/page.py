@@ -127,6 +127,9 @@ class Page:
         phases = memory_rows.phase_facts(session)
         if phases:
             yield self.facts(phases)
+        growth = memory_rows.growth_facts(session)
+        if growth:
+            yield self.facts(growth)
         fits = memory_rows.headroom_fact(session.memory.headroom)
         if fits:
             yield self.quiet(fits)
