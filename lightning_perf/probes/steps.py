@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,7 +60,7 @@ class StageProbe:
         self.timeline = timeline
         self.row = timeline.phase_ns if row is None else row
         self.first_step_ns: tuple[int, ...] | None = None
-        """The phases of the run's very first step; None before it is over."""
+        """The phases of the run's very first step; None before it is over and where a profiler window held it."""
         self.device_clock = device_clock
         self.n_steps = 0
         self.epoch = 0
@@ -73,6 +74,8 @@ class StageProbe:
         self.is_in_batch = False
         self._is_first_of_epoch = True
         self._is_profiled = self._is_row_profiled = self._was_profiled = False
+        self._was_row_profiled = False  # the row before the one under way
+        self._has_begun_first_step = False
         self._samples = -1
         self._size_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
@@ -82,7 +85,10 @@ class StageProbe:
         self._epoch_samples: int | None = 0
         self._epoch_step_ns = LogHistograms(1)
         self._epoch_first_fetch_ns: int | None = None
+        self._epoch_boundary_ns = 0
         self._summed_rows = 0
+        self._n_epochs = 0
+        self._last_counted_epoch: int | None = None
 
     # -- the loop's events, in the order in which they come ------------------------------------------------------------
 
@@ -103,7 +109,9 @@ class StageProbe:
     def fetch_ends(self) -> None:
         """The batch has come, or the loader is exhausted."""
         if self.device_clock is not None:
-            self.device_clock.after_fetch(not self._is_first_of_epoch)
+            # The device's step reaches from the last fetch to this one: work of the last row, waiting of this one.
+            is_left_out = self._is_row_profiled or self._was_row_profiled
+            self.device_clock.after_fetch(not (self._is_first_of_epoch or is_left_out))
 
     def batch_begins(self, batch: Any) -> None:
         """The step itself begins; a row too where no fetch preceded it."""
@@ -186,8 +194,16 @@ class StageProbe:
         """The device's side of the steps resolved so far; None without a device clock or before any was resolved."""
         if self.device_clock is None:
             return None
-        self._device.add(self.device_clock)
-        return self._device.record(self.device_clock.backend)
+        resolved = self.device_clock.resolved
+        device = self._device
+        if self._tally is None:  # the warm-up may turn out longer: what is resolved so far is kept as it is
+            _, n_warmup = self._started(self._matrix())
+            device = _DeviceTally()
+            device.add(resolved[n_warmup:])
+        else:
+            device.add(resolved)
+            resolved.clear()
+        return device.record(self.device_clock.backend)
 
     def recent_median_ns(self) -> float | None:
         """Median of the last few steps, of all steps right after a folding; None before the first."""
@@ -210,19 +226,28 @@ class StageProbe:
         current = self._epoch_record()
         return (*self.epochs, current) if current else tuple(self.epochs)
 
+    def n_epochs(self) -> int:
+        """Epochs with a step so far, the one under way included; ``epochs_so_far`` keeps the last of them only."""
+        self._take_row()
+        self._sum_epoch()
+        return self._n_epochs + (self._epoch_steps > 0 and self.epoch != self._last_counted_epoch)
+
     def fold(self) -> None:
         """Adds the rows kept so far to the tally."""
         self._sum_epoch()
         rows = self._matrix()
         if self._tally is None:
             self._tally, self._n_warmup_steps = self._started(rows)
+            if self.device_clock is not None:
+                del self.device_clock.resolved[: self._n_warmup_steps]
         else:
             self._tally.add(rows)
         self._rows = array("q")
         self._fold_at = ROWS_BEFORE_FOLDING * ROW_WIDTH
         self._summed_rows = 0
         if self.device_clock is not None:
-            self._device.add(self.device_clock)
+            self._device.add(self.device_clock.resolved)
+            self.device_clock.resolved.clear()
 
     # -- inside ------------------------------------------------------------
 
@@ -231,14 +256,17 @@ class StageProbe:
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
         self._rows.extend(phase_ns)
+        self._was_row_profiled = self._is_row_profiled
+        if self._row_has_step and not self._has_begun_first_step:
+            self._has_begun_first_step = True
+            if not self._is_row_profiled:
+                self.first_step_ns = tuple(phase_ns[:N_PHASES])
         if self._is_row_profiled:
             self._rows.extend((PROFILED_STEP if self._row_has_step else PROFILED_TIME, self._samples, self.epoch))
             self._is_first_of_epoch = self._is_first_of_epoch and not self._row_has_step
             self._is_row_profiled = self._is_profiled
             self._row_has_step = False
         elif self._row_has_step:
-            if self.first_step_ns is None:
-                self.first_step_ns = tuple(phase_ns[:N_PHASES])
             self._rows.extend((FIRST_STEP if self._is_first_of_epoch else USUAL_STEP, self._samples, self.epoch))
             self._is_first_of_epoch = self._row_has_step = False
         else:
@@ -271,7 +299,12 @@ class StageProbe:
         is_step = are_steps(rows[:, KIND])
         self._epoch_rows_ns += rows[:, :N_PHASES].sum(axis=0)
         self._epoch_steps += int(is_step.sum())
-        self._epoch_step_ns.add(rows[is_step][:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
+        usual = rows[rows[:, KIND] == USUAL_STEP]
+        self._epoch_step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
+        if is_step.any():
+            self._epoch_boundary_ns = 0
+        after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
+        self._epoch_boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
         samples = rows[is_step, SAMPLES]
         if self._epoch_samples is not None:
             self._epoch_samples = None if (samples < 0).any() else self._epoch_samples + int(samples.sum())
@@ -301,6 +334,10 @@ class StageProbe:
         self._sum_epoch()
         record = self._epoch_record()
         if record is not None and (record.n_steps or self.epochs or self.n_steps):
+            if record.n_steps:
+                record = msgspec.structs.replace(record, boundary_s=self._epoch_boundary_ns / 1e9)
+                self._n_epochs += record.index != self._last_counted_epoch
+                self._last_counted_epoch = record.index
             self.epochs.append(record)
             del self.epochs[:-_MAX_EPOCHS]
             self._epoch_rows_ns[:] = 0
@@ -308,6 +345,7 @@ class StageProbe:
             self._epoch_samples = 0
             self._epoch_step_ns = LogHistograms(1)
             self._epoch_first_fetch_ns = None
+            self._epoch_boundary_ns = 0
 
     def _batch_size(self, batch: Any) -> int:
         if batch is None:
@@ -376,7 +414,7 @@ def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
 
 
 class _DeviceTally:
-    """Adds up what the device clock resolved."""
+    """Adds up what the device clock resolved: pairs of (step, starved) nanoseconds."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -385,11 +423,10 @@ class _DeviceTally:
         self._squares = 0.0
         self._histogram = LogHistograms(1)
 
-    def add(self, clock: DeviceClock) -> None:
-        if not clock.resolved:
+    def add(self, resolved: list[tuple[int, int]]) -> None:
+        if not resolved:
             return
-        pairs = np.array(clock.resolved, dtype=np.int64)
-        clock.resolved.clear()
+        pairs = np.array(resolved, dtype=np.int64)
         steps = np.maximum(pairs[:, 0], 0)
         self.n += len(pairs)
         self.step_ns += float(steps.sum())

@@ -149,8 +149,66 @@ def test_record_holds_starved_and_busy_time() -> None:
     times = probe.device_times()
     assert times is not None
     assert times.backend == "fake"
-    assert times.n == 11
-    assert times.starved_s == pytest.approx(11 * 0.07, rel=1e-6)
-    assert times.starved_s + times.busy_s == pytest.approx(11 * 0.11, rel=1e-6)
+    assert times.n == 10  # the first holds the work of the first step
+    assert times.starved_s == pytest.approx(10 * 0.07, rel=1e-6)
+    assert times.starved_s + times.busy_s == pytest.approx(10 * 0.11, rel=1e-6)
     assert times.starved_share == pytest.approx(7 / 11)
     assert times.step_s.p50 == pytest.approx(0.11, rel=0.02)
+
+
+class Device:
+    """A stage's probe on a device that runs by itself."""
+
+    def __init__(self) -> None:
+        self.host = FakeClock()
+        self.device = FakeDevice(self.host)
+        self.clock = DeviceClock(self.device.event, "fake")
+        timeline = Timeline(self.host, lambda error: None)
+        self.probe = StageProbe(timeline, self.clock)
+        self.probe.epoch_begins(0)
+        timeline.set_base("other")
+
+    def steps(self, n: int, seconds: float, left_out: bool = False) -> None:
+        for _ in range(n):
+            self.probe.fetch_begins()
+            self.probe.fetch_ends()
+            self.probe.batch_begins(None)
+            if left_out:
+                self.probe.leave_out()
+            self.device.launch(seconds)
+            self.host.advance(seconds)
+            self.probe.batch_ends()
+
+    def longest_s(self) -> float:
+        times = self.probe.device_times()
+        assert times is not None
+        assert times.step_s is not None
+        return times.step_s.mean + times.step_s.std
+
+
+@pytest.mark.parametrize("n", [40, 600])  # before and after the first folding
+def test_device_steps_count_only_once_the_warm_up_is_over(n: int) -> None:
+    run = Device()
+    run.steps(4, 5.0)
+    run.steps(n, 0.01)
+    assert run.probe.stage_times() is not None
+    assert run.longest_s() == pytest.approx(0.01, rel=0.01)
+
+
+def test_device_steps_are_left_out_when_they_are_profiled() -> None:
+    run = Device()
+    run.steps(20, 0.01)
+    run.probe.profiling(True)
+    run.steps(20, 1.0)
+    run.probe.profiling(False)
+    run.steps(20, 0.01)
+    assert run.longest_s() == pytest.approx(0.01, rel=0.01)
+
+
+def test_device_steps_are_left_out_when_their_row_is() -> None:
+    run = Device()
+    for _ in range(5):
+        run.steps(10, 0.01)
+        run.steps(1, 1.0, left_out=True)
+    run.steps(10, 0.01)
+    assert run.longest_s() == pytest.approx(0.01, rel=0.01)

@@ -280,3 +280,72 @@ def test_batch_size_is_read_anew_when_batches_change_their_kind() -> None:
     for batch in (BATCH, [BATCH, BATCH], {"x": BATCH}, BATCH, [BATCH]):
         loop.step(batch=batch)
     assert loop.probe.epochs_so_far()[0].samples == 20
+
+
+def test_epochs_are_all_counted_when_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "_MAX_EPOCHS", 3)
+    loop = Loop()
+    for epoch in range(7):
+        loop.epoch(epoch)
+        loop.step()
+        assert loop.probe.n_epochs() == epoch + 1
+        loop.end_epoch()
+    assert len(loop.probe.epochs_so_far()) == 4
+    assert loop.probe.n_epochs() == 7
+
+
+def test_epoch_without_a_step_is_not_counted() -> None:
+    loop = Loop()
+    assert loop.probe.n_epochs() == 0
+    loop.epoch(0)
+    loop.fetch(0.1)
+    loop.end_epoch()
+    loop.epoch(1)
+    loop.step()
+    assert loop.probe.n_epochs() == 1
+
+
+def test_median_step_of_an_epoch_leaves_out_its_first_and_profiled_ones() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    loop.step(fetch_s=9.0)
+    loop.probe.profiling(True)
+    for _ in range(5):
+        loop.step(forward_s=5.0)
+    loop.probe.profiling(False)
+    loop.step(forward_s=5.0)  # in the row in which the window closed
+    for _ in range(4):
+        loop.step()
+    (epoch,) = loop.probe.epochs_so_far()
+    assert epoch.n_steps == 11
+    assert epoch.step_p50_s == pytest.approx(0.45, rel=0.02)
+
+
+def test_boundary_of_an_epoch_reaches_to_the_next_one_without_our_own_reporting() -> None:
+    loop = Loop()
+    for epoch, boundary_s in enumerate((0.5, 0.25, 0.75)):
+        loop.epoch(epoch, boundary_s)
+        for _ in range(3):
+            loop.step()
+        if epoch == 1:
+            loop.probe.fold()
+        loop.end_epoch()
+        if epoch == 1:
+            loop.probe.reporting(True)
+            loop.clock.advance(30)
+            loop.probe.reporting(False)
+            loop.probe.fold()
+    steps = [epoch for epoch in loop.probe.epochs_so_far() if epoch.n_steps]
+    assert [epoch.boundary_s for epoch in steps] == [pytest.approx(0.25), pytest.approx(0.75), None]
+
+
+def test_first_step_is_unknown_when_a_profiler_window_held_it() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    loop.probe.profiling(True)
+    loop.step(forward_s=9.0)
+    loop.probe.profiling(False)
+    for _ in range(5):
+        loop.step()
+    loop.times()
+    assert loop.probe.first_step_ns is None
