@@ -16,6 +16,8 @@ import msgspec
 
 from lightning_perf import __version__
 from lightning_perf.records import (
+    PHASES,
+    STEP_PHASES,
     Epoch,
     Machine,
     Memory,
@@ -290,7 +292,7 @@ class Recorder:
         epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
         wall_s = self._wall_s()  # after all that is within it
         return Session(
-            run=self._run(status, error, wall_s),
+            run=self._run(status, error, wall_s, steady),
             machine=self.machine,
             settings=self._settings(),
             epochs=epochs,
@@ -344,7 +346,7 @@ class Recorder:
             gc_s=self.pauses.total_ns / 1e9,
         )
 
-    def _run(self, status: Status, error: BaseException | None, wall_s: float) -> Run:
+    def _run(self, status: Status, error: BaseException | None, wall_s: float, steady: StageTimes | None) -> Run:
         loop, trainer = self.loop, self.trainer
         first_end = loop.first_step_end_ns
         return Run(
@@ -354,28 +356,15 @@ class Recorder:
             started_at=self._started_at,
             wall_s=wall_s,
             n_steps=loop.main.n_steps,
-            n_epochs=len({epoch.index for epoch in loop.main.epochs_so_far() if epoch.n_steps})
-            if self.stage == "fit"
-            else 0,
+            n_epochs=loop.main.n_epochs() if self.stage == "fit" else 0,
             n_optimizer_steps=trainer.global_step - self._first_global_step if self.stage == "fit" else None,
             time_to_first_step_s=None if first_end is None else (first_end - loop.timeline.start_ns) / 1e9,
-            startup=self._startup(),
+            startup=startup_parts(loop.startup_ns, loop.sanity_ns, loop.main.first_step_ns, steady),
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             error=None if error is None else type(error).__name__,
             lightning_perf=__version__,
         )
-
-    def _startup(self) -> dict[str, float]:
-        loop = self.loop
-        parts = {name: ns / 1e9 for name, ns in loop.startup_ns.items()}
-        parts["other"] = parts.pop("startup", 0.0) - loop.sanity_ns / 1e9 + parts.pop("other", 0.0)
-        parts["sanity_validation"] = loop.sanity_ns / 1e9
-        if loop.main.first_step_ns is not None:
-            wait_ns, *rest = loop.main.first_step_ns
-            parts["first_fetch"] = wait_ns / 1e9
-            parts["first_step"] = sum(rest) / 1e9
-        return {name: value for name, value in parts.items() if value > 0}
 
     def _settings(self) -> Settings:
         """The settings, with what only the steps could show."""
@@ -436,6 +425,35 @@ class Recorder:
             budget_us=BUDGET_US,
             backed_off=tuple(self.loop.backed_off),
         )
+
+
+def startup_parts(
+    startup_ns: dict[str, int], sanity_ns: int, first_step_ns: tuple[int, ...] | None, steady: StageTimes | None
+) -> dict[str, float]:
+    """Where the time to the end of the first step went: ``Run.startup``.
+
+    Args:
+        startup_ns: Nanoseconds before the first fetch, by phase.
+        sanity_ns: Of these, the sanity validation's.
+        first_step_ns: The first step's phases in the order of ``PHASES``; None where they are not known.
+        steady: What is usual; None while that is not known, and the first step then counts whole.
+
+    Returns:
+        Seconds by part, without the parts that took no time.
+    """
+    parts = {name: ns / 1e9 for name, ns in startup_ns.items()}
+    parts["other"] = parts.pop("startup", 0.0) - sanity_ns / 1e9 + parts.pop("other", 0.0)
+    parts["sanity_validation"] = sanity_ns / 1e9
+    if first_step_ns is not None:
+        phases_s = {name: ns / 1e9 for name, ns in zip(PHASES, first_step_ns, strict=True)}
+        wait_s = phases_s["data_wait"]
+        rest_s = sum(phases_s[name] for name in STEP_PHASES) - wait_s
+        fetch = None if steady is None else steady.phases.get("data_wait")
+        usual_wait_s = (fetch.p50_s or 0.0) if fetch is not None else 0.0
+        usual_s = 0.0 if steady is None else steady.step_s.p50
+        parts["loader_start"] = wait_s - usual_wait_s
+        parts["first_step"] = rest_s - max(0.0, usual_s - usual_wait_s)
+    return {name: value for name, value in parts.items() if value > 0}
 
 
 def _local_world_size(trainer: Any) -> int:

@@ -43,8 +43,10 @@ class Run(Record, frozen=True, kw_only=True):
         n_steps: Batches.
         n_optimizer_steps: ``trainer.global_step`` at the end minus at the start.
         time_to_first_step_s: From ``setup`` to the end of the first step; None when there was none.
-        startup: What happened before the first fetch, seconds by part: ``sanity_validation``, ``loader_start`` (the
-            first fetch beyond a usual one), ``first_step`` (beyond a usual one), ``callbacks`` …, ``other``.
+        startup: Where the time to the end of the first step went, seconds by part: before the first fetch
+            ``sanity_validation``, the phases (``callbacks`` …) and ``other``; then ``loader_start`` (the first fetch
+            beyond a median one) and ``first_step`` (its rest beyond a median step's), both whole while no median is
+            known, and absent where a profiler window held the first step. Parts that took no time are absent.
         error: Type of the exception that ended the run; None without one.
     """
 

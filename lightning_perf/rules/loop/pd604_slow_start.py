@@ -46,7 +46,6 @@ _ADVICE = {
     "loader_start": "make the dataset's first batch cheaper to reach: lighter constructors, fewer workers",
     "first_step": "expect it once where the model is compiled or kernels are tuned; keep the compiler's cache",
     "callbacks": "move work out of the callbacks' setup and start hooks",
-    "setup": "move work out of the callbacks' setup and start hooks",
 }
 
 
