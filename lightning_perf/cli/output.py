@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 from lightning_perf.errors import ConfigError
+from lightning_perf.records.files import write_whole
 from lightning_perf.reports.wording import fit_encoding
 
 
@@ -33,19 +31,7 @@ def write_file(target: Path, text: str, is_forced: bool) -> None:
     if target.exists() and not is_forced:
         raise ConfigError(f"--out {target} exists already; add --force to replace it, or choose another file")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text if text.endswith("\n") else text + "\n")
-            # mkstemp makes it private; a report is as readable as any file that the user writes.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        whole = text if text.endswith("\n") else text + "\n"
+        write_whole(target, whole.encode())
     except OSError as error:
         raise ConfigError(f"cannot write --out {target}: {error.strerror or error}; choose another file") from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +12,7 @@ import msgspec
 from lightning_perf.errors import SessionError
 
 from .base import Record
+from .files import write_whole
 from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .machine import Machine
 from .memory import Memory
@@ -194,23 +193,8 @@ class Session(Record, frozen=True, kw_only=True):
         if target.is_dir() or target.suffix != ".json":
             target = target / SESSION_FILE
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             self._set_aside(target)
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-            # Not mkstemp: its file is for the owner alone, and the umask cannot be read without changing it for all
-            # threads.
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
-            descriptor = os.open(temporary, flags, 0o666)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, target)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            write_whole(target, content)
         except OSError as error:
             raise SessionError(f"cannot write the session to {target}: {error}; choose another out_dir") from error
         return target

@@ -24,8 +24,9 @@ PHASES: tuple[str, ...] = (
 ``forward``, ``backward``, ``optimizer`` (step, clipping, unscaling, zero_grad, LR schedulers): the host's time in them.
 ``callbacks``: other callbacks' hooks and the module's own hooks. ``logging``: metric collection and loggers.
 ``validation``: the whole validation loop inside fit. ``checkpoint``: saving, also where the end of validation asks for
-it. ``epoch_boundary``: between the last step of an epoch and the first of the next, without what belongs to a phase above, plus what the epoch's first fetch took
-beyond a usual one. ``startup``: from ``setup`` to the first fetch. ``other``: the loop's own remainder.
+it. ``epoch_boundary``: between the last step of an epoch and the first of the next, without what belongs to a phase
+above, plus what the epoch's first fetch took beyond a usual one. ``startup``: from ``setup`` to the first fetch.
+``other``: the loop's own remainder.
 """
 
 STEP_PHASES: tuple[str, ...] = (

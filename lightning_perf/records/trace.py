@@ -213,8 +213,8 @@ class Kernels(Record, frozen=True, kw_only=True):
     Attributes:
         tensor_core_fraction: Time of kernels that use matrix units (by their names) ÷ time of all kernels.
         matrix_s: Seconds in matmul, convolution and attention kernels: those that could use matrix units.
-        matrix_tensor_core_fraction: Of that part of ``matrix_s`` whose names tell, the fraction on matrix units; None when
-            there is none.
+        matrix_tensor_core_fraction: Of that part of ``matrix_s`` whose names tell, the fraction on matrix units; None
+            when there is none.
         matrix_precisions: Seconds of ``matrix_s`` by precision as kernel names tell it (``fp32``, ``tf32``, ``fp16``,
             ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
         kinds: By kind.

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from reports.sessions import SESSIONS, starved
 
-from lightning_perf.cli import output
 from lightning_perf.cli.app import main
+from lightning_perf.records import files
 from lightning_perf.reports.console import run_report, to_text
 from lightning_perf.reports.markdown import to_markdown
 from lightning_perf.rules.engine import all_rules
@@ -116,7 +116,7 @@ def test_report_keeps_the_old_file_when_writing_breaks_off(
 
     out = tmp_path / "mine.txt"
     out.write_text("mine")
-    monkeypatch.setattr(output.os, "replace", breaking)
+    monkeypatch.setattr(files.os, "replace", breaking)
     assert call(monkeypatch, "report", saved, "--out", out, "--force") == 2
     assert "No space left on device" in capsys.readouterr().err
     assert out.read_text() == "mine"
