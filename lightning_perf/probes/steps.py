@@ -166,6 +166,7 @@ class StageProbe:
     def reporting(self, is_on: bool) -> None:
         """The doctor begins or ends its own reporting between epochs, which is no part of the training's time."""
         if is_on:
+            self._take_row()  # what other callbacks did before is the training's
             self._was_profiled = self._is_profiled
             self._is_profiled = self._is_row_profiled = True
         else:

@@ -193,9 +193,15 @@ _MAIN_FIGURES = ("steady", "validation", "memory", "windows")
 """Parts of the session whose absence a reader should know of at once; the rest is told on request."""
 
 
+_DEVICE_FIGURES = ("steady.device", "memory.devices")
+"""What nobody misses on a run without an accelerator."""
+
+
 def missing_fact(session: Session) -> str:
     """What of the main figures could not be measured, in one line: the first with their reasons; empty normally."""
+    unexpected = () if session.machine.devices else _DEVICE_FIGURES
     rows = [(what, why) for what, why in missing_rows(session) if what.partition(".")[0] in _MAIN_FIGURES]
+    rows = [(what, why) for what, why in rows if what not in unexpected]
     told = [f"{what}: {why}" for what, why in rows[:MISSING_TOLD]]
     rest = len(rows) - len(told)
     return "; ".join(told) + (f"; and {rest} more" if rest else "")

@@ -214,11 +214,15 @@ def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
 
 
 def _rank(finding: Finding) -> tuple[int, bool, float, int, str]:
-    """Sort key: worst first, what is about the measurement last, then expected gain over effort."""
+    """Sort key: worst first, what is about the measurement last, then expected gain over effort.
+
+    A finding that may gain nothing and takes hours to follow up ranks one step lower: what is sure comes before it.
+    """
     gain = (finding.gain.low + finding.gain.high) / 2 - 1.0 if finding.gain else 0.0
     effort = _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
+    is_uncertain = finding.gain is not None and finding.gain.low <= 1.0 and effort >= _EFFORT_WEIGHT["hours"]
     return (
-        SEVERITIES.index(finding.severity),
+        SEVERITIES.index(finding.severity) + is_uncertain,
         finding.category == QUALITY,
         -gain / effort,
         _CONFIDENCES.index(finding.confidence),

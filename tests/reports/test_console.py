@@ -119,9 +119,9 @@ def test_run_report_orders_findings_by_verdict_then_severity() -> None:
 
 
 def test_run_report_tells_main_figures_missing_and_all_when_asked() -> None:
-    missing = {"settings.a": "no such flag", "steady.device": "no clock", "memory.gpu": "no driver", "windows": "off"}
+    missing = {"settings.a": "no such flag", "steady.phases": "no clock", "memory.gpu": "no driver", "windows": "off"}
     session = msgspec.structs.replace(starved(), missing=missing)
-    assert "missing   memory.gpu: no driver; steady.device: no clock; and 1 more\n" in to_text(run_report(session), 100)
+    assert "missing   memory.gpu: no driver; steady.phases: no clock; and 1 more\n" in to_text(run_report(session), 100)
     text = to_text(run_report(session, show_all=True), 100)
     assert "more" not in text
     assert re.search(r"^settings\.a +no such flag$", text, re.M)
