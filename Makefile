@@ -29,7 +29,8 @@ imports: $(STAMP)
 
 # One torch thread a worker: two workers on two cores must not fight over them.
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not alone' -n 2 --dist worksteal -q
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py

@@ -27,6 +27,7 @@ def test_codes_expected_are_codes_of_rules():
     assert {fault.code for fault in FAULTS.values()} - {None} <= {rule.code for rule in all_rules()}
 
 
+@pytest.mark.alone
 @pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 @pytest.mark.parametrize("fault", [name for name in FAULT_NAMES if name != "none"])
 def test_demo_names_the_fault_first_when_it_is_planted(fault, tmp_path):
@@ -39,6 +40,7 @@ def test_demo_names_the_fault_first_when_it_is_planted(fault, tmp_path):
     assert session.steady.phases["other"].share < 0.03
 
 
+@pytest.mark.alone
 @pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 def test_demo_ends_healthy_when_no_fault_is_planted(tmp_path):
     done = run_demo("--fault", "none", "--out", str(tmp_path))

@@ -91,6 +91,7 @@ def finding_of(session: Any, code: str) -> Any:
     return next((f for f in session.findings if f.code == code), None)
 
 
+@pytest.mark.alone
 @pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 @pytest.mark.parametrize(
     ("keeps", "name"),
