@@ -14,6 +14,7 @@ from .finding import (
     Severity,
     Verdict,
 )
+from .loader_probe import HotFunction, HotLine, LoaderProbe, Repeated, WorkerPoint
 from .machine import Device, Machine
 from .memory import (
     AllocationSite,
@@ -100,17 +101,19 @@ from .trace import (
     TraceStep,
     WhatIf,
 )
+from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
     "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite",
-    "Allocator", "Block", "Breakdown", "CallTime", "CodeSite", "Communication", "Confidence", "Convolutions", "Copies",
-    "CopySite", "Cost", "DatasetDisk", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution",
-    "Effort", "Energy", "Epoch", "Evidence", "Fetch", "Finding", "Gain", "GpuTelemetry", "Growth", "Headroom",
-    "HostMemory", "HostPhaseMemory", "HostTelemetry", "Idle", "KernelTime", "Kernels", "KindTime", "LiveTensor",
-    "LoaderSettings", "LoaderWait", "Machine", "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings",
+    "Allocator", "Arm", "ArmRun", "ArmVerdict", "Block", "Breakdown", "CallTime", "CodeSite", "Communication",
+    "Confidence", "Convolutions", "Copies", "CopySite", "Cost", "DatasetDisk", "Device", "DeviceActivity",
+    "DeviceMemory", "DeviceTimes", "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch", "Finding", "Gain",
+    "GpuTelemetry", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry", "HotFunction", "HotLine",
+    "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe", "LoaderSettings",
+    "LoaderWait", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings",
     "ModuleMemory", "NamedTime", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead",
     "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "Ranks", "Record",
-    "RuleOutcome", "Run", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread", "StageTimes", "Startup",
-    "Suspect", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TorchSettings", "TraceRecord", "TraceStep",
-    "TrainerSettings", "Verdict", "WhatIf", "Window", "load",
+    "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread",
+    "StageTimes", "Startup", "Suspect", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TorchSettings",
+    "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "Verdict", "WhatIf", "Window", "WorkerPoint", "load",
 ]  # fmt: skip

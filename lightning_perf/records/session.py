@@ -14,12 +14,14 @@ from lightning_perf.errors import SessionError
 from .base import Record
 from .files import write_whole
 from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
+from .loader_probe import LoaderProbe
 from .machine import Machine
 from .memory import Memory
 from .settings import Settings
 from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
 from .trace import TraceRecord
+from .trial import Trial
 
 SCHEMA_VERSION = 1
 SESSION_FILE = "perf_session.json"
@@ -140,6 +142,8 @@ class Session(Record, frozen=True, kw_only=True):
         probes_off: Probes that failed.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
+        loader_probe: The training loader taken apart; None where it was not probed.
+        trials: Treatments measured on this training.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -155,11 +159,12 @@ class Session(Record, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     outcomes: tuple[RuleOutcome, ...] = ()
     verdict: Verdict = Verdict(category="unknown", code=None, text="nothing measured yet")
-    trials: tuple[dict[str, Any], ...] = ()
+    trials: tuple[Trial, ...] = ()
     overhead: Overhead | None = None
     probes_off: tuple[ProbeFailure, ...] = ()
     missing: dict[str, str] = {}
     telemetry: Telemetry | None = None
+    loader_probe: LoaderProbe | None = None
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""

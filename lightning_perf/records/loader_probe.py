@@ -1,0 +1,153 @@
+"""The input pipeline taken apart: what a sample costs, which function costs it, what more workers bring."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Record
+
+
+class Repeated(Record, frozen=True, kw_only=True):
+    """A duration measured several times, in seconds."""
+
+    n: int
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    max_s: float
+
+
+class HotFunction(Record, frozen=True, kw_only=True):
+    """A function in which making samples spends its time.
+
+    Attributes:
+        name: Qualified name as far as it is known, e.g. ``"Images.augment"``.
+        file: Source file; empty for one built in or in C.
+        line: Its first line; 0 where there is none.
+        share: Share of ``__getitem__``'s time (of collate's where ``where`` says so) spent in it and what it calls.
+        own_share: The same without what it calls.
+        n_calls: Calls a sample (a batch for collate); None where a sampling profiler found it.
+        where: ``"getitem"`` or ``"collate"``.
+        kind: ``"python"``, or ``"native"`` where the time is spent in C code called from it.
+        basis: How it was found: ``"cProfile"`` or ``"pyinstrument"``.
+        is_users: Whether it is the user's code rather than the standard library's or an installed package's.
+    """
+
+    name: str
+    file: str
+    line: int
+    share: float
+    own_share: float
+    n_calls: float | None = None
+    where: Literal["getitem", "collate"] = "getitem"
+    kind: Literal["python", "native"] = "python"
+    basis: str = "cProfile"
+    is_users: bool = True
+
+
+class HotLine(Record, frozen=True, kw_only=True):
+    """A line of the costliest function: its text and its share of that function's time."""
+
+    file: str
+    line: int
+    text: str
+    share: float
+
+
+class WorkerPoint(Record, frozen=True, kw_only=True):
+    """What the loader delivered with so many workers and nobody waiting between two batches.
+
+    Attributes:
+        num_workers: Worker processes; 0: batches made in the asking process.
+        prefetch_factor: Batches each worker made ahead; None without workers.
+        batch_s: Seconds from one batch to the next once the workers ran.
+        low_s: Lower end of a 95 % interval of ``batch_s``.
+        high_s: Upper end.
+        first_batch_s: Until the first batch came, the start of the workers included.
+        n_batches: Batches measured.
+        take_s: Seconds of the asking process's CPU to take one batch; None where it was not measured.
+    """
+
+    num_workers: int
+    prefetch_factor: int | None
+    batch_s: float
+    low_s: float
+    high_s: float
+    first_batch_s: float
+    n_batches: int
+    take_s: float | None = None
+
+
+class LoaderProbe(Record, frozen=True, kw_only=True):
+    """One loader, measured in a child process on copies.
+
+    Attributes:
+        status: ``measured``; ``partial`` (time ran out, or the data failed on the way); ``refused`` (it cannot be
+            copied); ``failed`` (the data raised, hung, or its process died before anything was known).
+        reason: Why it is not ``measured``; empty otherwise.
+        stage: ``"train"``, ``"val"`` …
+        index: Position among the loaders of the stage.
+        method: ``"fork"`` or ``"spawn"``: how the child came by the dataset.
+        wall_s: What probing took.
+        is_beside_training: Whether the training went on meanwhile and shared the cores.
+        usable_cores: Cores that the probe could use.
+        batch_size: Samples a batch; None when not known.
+        num_workers: Workers that the loader has now.
+        getitem: Time of one ``dataset[i]`` in one process without workers (per sample of a batch where the
+            dataset makes whole batches); None when not measured, as all that follow.
+        getitem_cpu_fraction: CPU time of making samples ÷ wall time: near 1 it computes, near 0 it waits.
+        dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
+        indexes_tensors: Whether samples are rows of tensors that lie in memory, fetched one at a time.
+        collate: Time of one collate.
+        transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
+        pin: Time to pin a batch; None without a device that needs it.
+        batch_bytes: Bytes of the tensors and arrays of a batch.
+        n_tensors: Tensors in a batch.
+        n_objects: Other Python objects in a batch (numbers, strings, containers).
+        bytes_by_dtype: Bytes of a batch by dtype, e.g. ``{"float64": 1048576}``.
+        narrow_bytes: Bytes of float fields whose every value of every batch looked at fits an 8-bit integer scale
+            (0…255, or 0…1 in steps of 1/255): what was probably made from bytes.
+        first_batch_s: First batch with the loader as it is; the start of its workers included.
+        read_bytes: Bytes read from storage a sample; None where the kernel does not tell.
+        rss_growth_bytes: Growth of a process's own memory a sample, once warm.
+        functions: The costliest functions, worst first.
+        lines: Lines of the costliest one, where ``line_profiler`` is installed.
+        curve: Throughput against the number of workers, fewest first.
+        prefetch: The same with other prefetch factors, where samples are bursty.
+        compute_s: Seconds a step takes on one cached batch, nothing to load; None when not measured.
+        compute_basis: How ``compute_s`` was measured, or why it was not.
+        missing: Why a field is None.
+    """
+
+    status: Literal["measured", "partial", "refused", "failed"]
+    reason: str = ""
+    stage: str = "train"
+    index: int = 0
+    method: str = "fork"
+    wall_s: float = 0.0
+    is_beside_training: bool = False
+    usable_cores: float | None = None
+    batch_size: int | None = None
+    num_workers: int | None = None
+    getitem: Repeated | None = None
+    getitem_cpu_fraction: float | None = None
+    dataset_is_batched: bool | None = None
+    indexes_tensors: bool | None = None
+    collate: Repeated | None = None
+    transport: Repeated | None = None
+    pin: Repeated | None = None
+    batch_bytes: int | None = None
+    n_tensors: int | None = None
+    n_objects: int | None = None
+    bytes_by_dtype: dict[str, int] = {}
+    narrow_bytes: int | None = None
+    first_batch_s: float | None = None
+    read_bytes: float | None = None
+    rss_growth_bytes: float | None = None
+    functions: tuple[HotFunction, ...] = ()
+    lines: tuple[HotLine, ...] = ()
+    curve: tuple[WorkerPoint, ...] = ()
+    prefetch: tuple[WorkerPoint, ...] = ()
+    compute_s: float | None = None
+    compute_basis: str = "not measured"
+    missing: dict[str, str] = {}

@@ -1,0 +1,168 @@
+"""A trial: treatments measured against the baseline on the user's own script."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .base import Record
+from .finding import Gain, Safety
+
+ArmVerdict = Literal["improved", "regressed", "no_change", "inconclusive", "failed"]
+LossVerdict = Literal["identical", "within_noise", "diverged", "not_judged", "unknown"]
+
+
+class Interval(Record, frozen=True, kw_only=True):
+    """An estimate with a 95 % interval; all three in the unit that the field holding it names."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ArmRun(Record, frozen=True, kw_only=True):
+    """One run of the user's script with an arm's treatments: all raw figures.
+
+    Attributes:
+        arm: The arm's id.
+        repeat: 0 for its first run.
+        position: Place in the order in which runs were made, 0 first.
+        status: ``ok``, ``failed`` or ``interrupted``.
+        reason: Why it failed: the error's last line, a time limit, memory, NaN; empty otherwise.
+        block_means_s: Mean seconds of an optimizer step, by block of ``block_steps`` in the steady state.
+        block_steps: Optimizer steps a block.
+        n_steps: Optimizer steps done.
+        steady_from: Optimizer step at which the steady state began; None when it was never reached.
+        samples_per_s: Over the steady state; None when batches have no known size.
+        batches_per_step: Batches an optimizer step (accumulation).
+        peak_device_bytes: Peak of device memory; None on a CPU.
+        peak_host_bytes: Peak resident memory of the training process; None when it was not read.
+        losses: The loss of every ``loss_every`` th batch, from the first on.
+        loss_every: Batches between two of ``losses``.
+        wall_s: The process from start to end.
+        log: File with what the process printed, relative to the trial's folder.
+    """
+
+    arm: str
+    repeat: int
+    position: int
+    status: Literal["ok", "failed", "interrupted"]
+    reason: str = ""
+    block_means_s: tuple[float, ...] = ()
+    block_steps: int = 0
+    n_steps: int = 0
+    steady_from: int | None = None
+    samples_per_s: float | None = None
+    batches_per_step: int = 1
+    peak_device_bytes: int | None = None
+    peak_host_bytes: int | None = None
+    losses: tuple[float, ...] = ()
+    loss_every: int = 1
+    wall_s: float = 0.0
+    log: str | None = None
+
+
+class Arm(Record, frozen=True, kw_only=True):
+    """What became of one combination of treatments.
+
+    Attributes:
+        id: ``"baseline"``, ``"baseline-again"`` (the other half of the A/A pair), or the treatments joined by ``+``.
+        treatments: Treatments as given, e.g. ``("loader-workers=4", "precision-bf16")``; empty for the baseline.
+        safety: The least safe of them.
+        verdict: ``improved``, ``regressed``, ``no_change``, ``inconclusive`` or ``failed``, against the baseline.
+        reason: One sentence: why it failed, why it is inconclusive and how many more repeats would settle it; empty
+            where the figures say it all.
+        speedup: Baseline step ÷ this arm's, by samples where batches differ; None for the baseline and when failed.
+        p_value: Of the exact permutation test; None when not computed.
+        step_s: Seconds an optimizer step; None when failed.
+        predicted: What the rule that prescribed it expected; None where none did.
+        peak_bytes: Median peak memory of its runs: the device's, or the host's on a CPU.
+        loss: Whether its losses agree with the baseline's.
+        repeats_needed: More repeats that would probably settle an inconclusive verdict; None otherwise.
+    """
+
+    id: str
+    treatments: tuple[str, ...] = ()
+    safety: Safety = "exact"
+    verdict: ArmVerdict = "inconclusive"
+    reason: str = ""
+    speedup: Interval | None = None
+    p_value: float | None = None
+    step_s: Interval | None = None
+    predicted: Gain | None = None
+    peak_bytes: int | None = None
+    loss: LossVerdict = "unknown"
+    repeats_needed: int | None = None
+
+
+class Rung(Record, frozen=True, kw_only=True):
+    """One rung of the ladder: what a treatment adds to those kept before it.
+
+    Attributes:
+        added: The treatment tried on this rung; empty for the baseline.
+        arm: Id of the arm that was measured.
+        is_kept: Whether it was ``improved`` on top of the rungs before it.
+        verdict: Against the rung below it.
+        step_gain: Speed-up over the rung below it; None when failed.
+        speedup: Speed-up over the baseline; None when failed.
+        predicted: What the rule expected of the treatment alone; None where none did.
+        peak_bytes: As for the arm.
+        loss: As for the arm.
+        reason: Why it was left out; empty when kept.
+    """
+
+    added: str
+    arm: str
+    is_kept: bool
+    verdict: ArmVerdict
+    step_gain: Interval | None = None
+    speedup: Interval | None = None
+    predicted: Gain | None = None
+    peak_bytes: int | None = None
+    loss: LossVerdict = "unknown"
+    reason: str = ""
+
+
+class Trial(Record, frozen=True, kw_only=True):
+    """One trial of a command.
+
+    Attributes:
+        id: Unique.
+        command: As the user gave it.
+        status: ``running`` until the end; ``interrupted`` by Ctrl-C; what was measured until then is judged as well.
+        started_at: ISO 8601, UTC.
+        wall_s: All arms together.
+        steps: Optimizer steps a run.
+        repeats: Runs an arm.
+        seed: Given to every run.
+        noise_band: Relative change that counts as none: from the A/A pair, at least 0.01.
+        aa: Ratio of the two halves of the A/A pair; None when there was none.
+        arms: Each combination measured.
+        ladder: Cumulative, the baseline first.
+        runs: Every run, in the order made.
+        best: Id of the arm that the ladder ends with.
+        trainer_flags: ``Trainer`` arguments of that arm.
+        loader_args: ``DataLoader`` arguments of that arm.
+        code: What to paste, as Python.
+        yaml: The same as a LightningCLI configuration; empty where none of it can be written so.
+        not_tried: Treatment → why it was not tried.
+    """
+
+    id: str
+    command: tuple[str, ...]
+    status: Literal["running", "finished", "interrupted", "failed"]
+    started_at: str
+    wall_s: float = 0.0
+    steps: int = 0
+    repeats: int = 0
+    seed: int | None = None
+    noise_band: float = 0.01
+    aa: Interval | None = None
+    arms: tuple[Arm, ...] = ()
+    ladder: tuple[Rung, ...] = ()
+    runs: tuple[ArmRun, ...] = ()
+    best: str = "baseline"
+    trainer_flags: dict[str, Any] = {}
+    loader_args: dict[str, Any] = {}
+    code: str = ""
+    yaml: str = ""
+    not_tried: dict[str, str] = {}
