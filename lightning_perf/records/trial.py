@@ -34,6 +34,9 @@ class ArmRun(Record, frozen=True, kw_only=True):
         steady_from: Optimizer step at which the steady state began; None when it was never reached.
         samples_per_s: Over the steady state; None when batches have no known size.
         batches_per_step: Batches an optimizer step (accumulation).
+        samples_per_step: Samples an optimizer step, of all ranks together; None when batches have no known size.
+        stage: Runs of one stage were interleaved and may be compared: 0 for the baseline and single treatments, then
+            one more for each rung tried.
         peak_device_bytes: Peak of device memory; None on a CPU.
         peak_host_bytes: Peak resident memory of the training process; None when it was not read.
         losses: The loss of every ``loss_every`` th batch, from the first on.
@@ -53,6 +56,8 @@ class ArmRun(Record, frozen=True, kw_only=True):
     steady_from: int | None = None
     samples_per_s: float | None = None
     batches_per_step: int = 1
+    samples_per_step: float | None = None
+    stage: int = 0
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
     losses: tuple[float, ...] = ()
