@@ -1,0 +1,99 @@
+"""Lets lightning-perf into a Python process it did not write: this folder stands first on PYTHONPATH.
+
+Every Python that such a process starts runs this file, also those that never train: it imports nothing but what Python
+has loaded by then, not even ``typing``. It hands on to the ``sitecustomize`` that it shadows, takes its folder out of
+``sys.path`` again (the environment keeps it, for child processes), and waits for Lightning's Trainer to be imported.
+Nothing in here may raise.
+"""
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
+import os
+import sys
+
+_TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_JOB = "LIGHTNING_PERF_JOB"  # names the job file; see lightning_perf/trials/job.py
+_ONLY_MEASURE = "LIGHTNING_PERF_ONLY_MEASURE"  # set where the user's training must not run as it is
+
+
+def _is_here(folder):
+    return bool(folder) and os.path.abspath(folder) == _HERE
+
+
+def _gave_up(error):
+    """The user's training goes on without us; where it was to be measured only, nothing goes on."""
+    line = " ".join(str(error).split())[:300]
+    print(f"lightning-perf: not added to this process: {type(error).__name__}: {line}", file=sys.stderr, flush=True)
+    if os.environ.get(_ONLY_MEASURE):
+        _note("refused")
+        os._exit(70)
+
+
+def _note(event):
+    """One line of what happened in this process, beside the job file: it tells why no training was seen."""
+    try:
+        with open(os.path.join(os.path.dirname(os.environ[_JOB]), "events"), "a", encoding="utf-8") as file:
+            file.write(f"{event} {os.getpid()}\n")
+    except OSError:
+        pass
+
+
+class _Loader:
+    """Loads a module as its own loader does, then lets lightning-perf wrap what it defines."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["loader"], name)
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        _note("lightning")
+        try:
+            from lightning_perf.trials.inside import enter
+
+            enter(module)
+        except Exception as error:  # noqa: BLE001 - reported; the user's training goes on
+            _gave_up(error)
+
+
+class _Finder:
+    """Answers for the modules that define Trainer, with what the other finders say."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name not in _TRAINERS:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is _Finder else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+def _hand_on():
+    """Runs the ``sitecustomize`` that this one shadows; what it raises is Python's to report, as ever."""
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    from importlib.util import module_from_spec
+
+    module = sys.modules["sitecustomize"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+sys.path[:] = [folder for folder in sys.path if not _is_here(folder)]
+if os.environ.get(_JOB):
+    _note("python")
+    sys.meta_path.insert(0, _Finder)
+_hand_on()
