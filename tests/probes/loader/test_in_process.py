@@ -189,7 +189,7 @@ def test_in_process_cost_works_on_a_copy_when_workers_are_spawned() -> None:
     [
         (Raising(), "making a batch raised ValueError: no such file"),
         (Exiting(), "SystemExit"),
-        (Killed(), "ended without a word"),
+        (Killed(), "its process was killed by SIGKILL"),
     ],
 )
 def test_in_process_cost_says_why_when_the_dataset_fails(dataset: Dataset, reason: str) -> None:

@@ -1,0 +1,251 @@
+"""A forked child process that measures for its parent and cannot harm it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+Say = Callable[[bytes], None]
+"""What the child calls with all that it knows so far; the last call is the one that counts."""
+
+_CHILD_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM")
+    if hasattr(signal, name)
+)
+"""Those for which a launcher or the user may have set handlers that are not meant for the child."""
+
+_PARENTS_STREAMS: list[Any] = []
+"""In the child: streams of the parent's. Letting go of one would write out a second time what it still buffers."""
+
+_HEADER = struct.Struct("<Q")
+
+
+class Ended(NamedTuple):
+    """How a child ended.
+
+    Attributes:
+        said: Its last word; empty when it said nothing.
+        trouble: Why it did not come to its own end; empty when it did.
+    """
+
+    said: bytes
+    trouble: str
+
+
+class Child:
+    """One forked child at a time, that runs a function and leaves nothing behind.
+
+    It is forked rather than started afresh because what it measures is then at hand without being pickled, and by
+    ``os.fork`` because a daemonic process (as some launchers make) may not have children of ``multiprocessing``.
+
+    What a fork risks is what a loader's own workers risk. A lock that another thread held at that moment
+    stays locked in the child: it then hangs and is killed. A CUDA context cannot be used in it: what does so raises.
+
+    Use: ``start`` once, ``poll`` now and then, ``close`` at the end.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """Nothing runs until ``start``.
+
+        Args:
+            limit_s: Seconds after which the child is killed, and all that it started with it.
+        """
+        self._limit_s = limit_s
+        self._pid: int | None = None
+        self._notes: int | None = None
+        self._deadline_s = 0.0
+        self._ended: Ended | None = Ended(b"", "not started")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process is there that was not seen to end."""
+        return self._pid is not None
+
+    def start(self, work: Callable[[Say], None]) -> None:
+        """Forks.
+
+        Args:
+            work: What the child runs; should it raise, that is its last word only if it said so itself.
+
+        Raises:
+            OSError: No process, no memory or no descriptor to be had.
+        """
+        if self._pid is not None:
+            raise RuntimeError("start() was called while a measurement runs; call close() before starting another")
+        notes = _open_notes()
+        # A Ctrl-C in the child before it ignores them would unwind the user's stack there.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _CHILD_SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                # Python warns of a fork beside threads; the class says why the risk is taken.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                _run_child(notes, work, self._limit_s)
+            # Known before signals are let in again: a Ctrl-C that waited must find what close() is to end.
+            self._pid, self._notes, self._ended = pid, notes, None
+            self._deadline_s = time.monotonic() + self._limit_s
+        except OSError:
+            os.close(notes)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        with contextlib.suppress(OSError):  # the child does the same: whichever comes first
+            os.setpgid(pid, pid)
+
+    def poll(self) -> Ended | None:
+        """How it ended; None while it runs. Never blocks."""
+        if self._ended is not None:
+            self._reap()  # one that was killed may have taken its time to go
+            return self._ended
+        is_late = time.monotonic() > self._deadline_s
+        # Reaped first, read second: all that the child said is in the notes by then.
+        how = self._reap(kill=is_late)
+        if how is not None or is_late:
+            trouble = f"it took longer than {self._limit_s:g} s" if is_late else how or ""
+            self._ended = Ended(self._last_word(), trouble)
+            self._close_notes()
+        return self._ended
+
+    def close(self) -> None:
+        """Ends a child that still runs; leaves no process and no descriptor behind. May be called twice."""
+        if self._ended is None:
+            self._ended = Ended(self._last_word(), "ended before it was done")
+        self._close_notes()
+        # A killed process is gone within milliseconds unless the kernel itself is stuck in its behalf (a dead
+        # network disk): training is not to hang for that.
+        for _ in range(200):
+            if self._reap(kill=True) is not None:
+                return
+            time.sleep(0.01)
+
+    def _reap(self, kill: bool = False) -> str | None:
+        """What ended the child, empty for its own end; None while it lives. ``kill`` ends it and all it started."""
+        if self._pid is None:
+            return ""
+        if kill:
+            self._kill()
+        how = ""
+        try:
+            # Seen but not yet reaped, it keeps its id: what it started can still be addressed by it.
+            ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return None
+            if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
+                how = f"its process was killed by {_signal_name(ended.si_status)}"
+            elif ended.si_status != 0:
+                how = f"its process ended with exit code {ended.si_status}"
+            self._kill()
+            os.waitpid(self._pid, 0)
+        except ChildProcessError:  # someone else's SIGCHLD handler has reaped it
+            pass
+        self._pid = None
+        return how
+
+    def _kill(self) -> None:
+        assert self._pid is not None
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self._pid, signal.SIGKILL)
+
+    def _last_word(self) -> bytes:
+        assert self._notes is not None
+        place, word = 0, b""
+        while len(header := os.pread(self._notes, _HEADER.size, place)) == _HEADER.size:
+            (size,) = _HEADER.unpack(header)
+            content = os.pread(self._notes, size, place + _HEADER.size)
+            if len(content) < size:  # it was killed while it spoke
+                break
+            word = content
+            place += _HEADER.size + size
+        return word
+
+    def _close_notes(self) -> None:
+        if self._notes is not None:
+            os.close(self._notes)
+            self._notes = None
+
+
+def one_line(error: BaseException) -> str:
+    """The error's type and message; safe where its own ``__str__`` raises."""
+    return "".join(traceback.format_exception_only(type(error), error)).strip().replace("\n", " ")
+
+
+def _open_notes() -> int:
+    """A file without a name: it is gone with its last descriptor, and writing to it never blocks."""
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            return os.memfd_create("lightning-perf")
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoReturn:
+    """Works, and ends without running anything that is the parent's to run."""
+    code = 1
+    try:
+        _leave_parent_alone(limit_s)
+        work(lambda content: _write_all(notes, _HEADER.pack(len(content)) + content))
+        code = 0
+    except BaseException:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; the exit code tells
+        pass
+    finally:
+        os._exit(code)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _leave_parent_alone(limit_s: float) -> None:
+    """Cuts the child off from the parent's group, signals, streams, logs and garbage, and limits its life."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for each in _CHILD_SIGNALS:
+        signal.signal(each, signal.SIG_IGN if each == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS)
+    # Should the parent die or never ask again: the kernel ends the child a little after the parent would.
+    signal.setitimer(signal.ITIMER_REAL, limit_s + 1.0)
+    # Collecting would run finalizers of the parent's objects: flush its files, close its connections.
+    gc.disable()
+    gc.freeze()
+    faulthandler.disable()
+    logging.disable(logging.CRITICAL)
+    # Should memory run out, the kernel is to end this process and not the training.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+        score.write("1000")
+    _PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - they live as long as the child
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    # As torch's own workers do; a pool of threads does not survive a fork.
+    torch.set_num_threads(1)

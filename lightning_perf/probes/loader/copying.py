@@ -1,0 +1,151 @@
+"""What of a loader can be measured on copies in a forked child, and what keeps such a child apart from its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterable
+from multiprocessing import process
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data._utils import signal_handling
+
+from .child import one_line
+
+
+def refuses_copy(loader: Any) -> str | None:
+    """Why a loader cannot be probed on copies; None when it can. Iterates and changes nothing."""
+    if not sys.platform.startswith("linux"):
+        return f"a process cannot be forked safely on {sys.platform}"
+    if type(loader) is not DataLoader:
+        return f"{type(loader).__qualname__} is not a plain torch DataLoader: it may fetch elsewhere"
+    if not isinstance(loader.dataset, IterableDataset) and hasattr(type(loader.dataset), "__len__"):
+        try:
+            n_samples = len(loader.dataset)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
+            return f"the dataset has no usable length: {one_line(error)}"
+        if n_samples <= 0:
+            return "the dataset is empty"
+    if _holds_device_tensors(loader.dataset):
+        return "the dataset holds tensors on a device, which a forked process cannot use"
+    return None
+
+
+def refuses_batches(loader: Any) -> str | None:
+    """Why whole batches of random samples cannot be made for a loader in a child; None when they can."""
+    if not sys.platform.startswith("linux"):
+        return f"a process cannot be forked safely on {sys.platform}"
+    if type(loader) is not DataLoader:
+        return f"{type(loader).__qualname__} is not a plain torch DataLoader"
+    if loader.num_workers == 0:
+        return "the loader has no workers: its own fetches are that cost"
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        return "the dataset is an IterableDataset: samples cannot be taken by index"
+    if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
+        return "batch_size is None: the user's own (batch) sampler decides what a batch is"
+    try:
+        n_samples = len(dataset)  # type: ignore[arg-type]
+    except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
+        return f"the dataset has no usable length: {one_line(error)}"
+    if n_samples <= 0:
+        return "the dataset is empty"
+    if _holds_device_tensors(dataset):
+        return "the dataset holds tensors on a device, which a forked process cannot use"
+    return None
+
+
+def _holds_device_tensors(dataset: Any, depth: int = 3) -> bool:
+    """A shallow look: attributes, the first items of containers in them, and wrapped datasets."""
+    attributes = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
+    for value in attributes:
+        if any(isinstance(item, torch.Tensor) and item.device.type != "cpu" for item in _first_items(value)):
+            return True
+        is_wrapped_dataset = callable(getattr(type(value), "__getitem__", None)) and hasattr(value, "__dict__")
+        if depth and is_wrapped_dataset and _holds_device_tensors(value, depth - 1):
+            return True
+    return False
+
+
+def _first_items(value: Any, n_items: int = 16) -> Iterable[Any]:
+    if type(value) in (list, tuple):
+        return value[:n_items]  # type: ignore[no-any-return]
+    if type(value) is dict:
+        return [item for item, _ in zip(value.values(), range(n_items), strict=False)]
+    return (value,)
+
+
+def copies_dataset(loader: DataLoader[Any]) -> bool:
+    """Whether the loader's workers get a pickled copy of the dataset instead of being forked with it."""
+    # allow_none: asking plainly would fix the default for good, and a later set_start_method would raise.
+    context = loader.multiprocessing_context or multiprocessing
+    method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return bool(method != "fork")
+
+
+# -- in the child -----------------------------------------------------------------------------------------------------
+
+
+def separate_descriptors(keep: Iterable[int] = ()) -> None:
+    """Gives the child open files of its own, at the positions where they stood, and takes its sockets away.
+
+    After a fork both processes share one position in each open file, so that a dataset read here would move where
+    the parent reads next; and what is written to a shared connection arrives as if the parent had sent it.
+
+    Args:
+        keep: Descriptors to leave alone.
+    """
+    kept = {0, 1, 2, *keep}
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor in kept or descriptor == nowhere:
+            continue
+        with contextlib.suppress(OSError):
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISSOCK(mode):
+                os.dup2(nowhere, descriptor)
+            elif stat.S_ISREG(mode):
+                _open_again(descriptor, nowhere)
+    os.close(nowhere)
+
+
+def _open_again(descriptor: int, nowhere: int) -> None:
+    info = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split()
+    position, flags = int(info[info.index("pos:") + 1]), int(info[info.index("flags:") + 1], 8)
+    flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+    try:
+        fresh = os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:  # not ours to open any more: better no file than one that the parent shares
+        os.dup2(nowhere, descriptor)
+        return
+    os.lseek(fresh, position, os.SEEK_SET)
+    os.dup2(fresh, descriptor)
+    os.close(fresh)
+
+
+def forget_parents_processes(scratch: Path) -> None:
+    """Lets the child start workers of its own, whatever the parent is and has.
+
+    Args:
+        scratch: A folder for what multiprocessing puts into files; the parent removes it.
+    """
+    me = process.current_process()
+    config: dict[str, Any] = me._config  # type: ignore[attr-defined]
+    config["daemon"] = False  # a daemon may not have children
+    config["tempdir"] = str(scratch)
+    config["semprefix"] = f"/{scratch.name}"
+    process._children.clear()  # type: ignore[attr-defined]
+    # The parent's handler is gone: the child's own loaders are to set theirs.
+    signal_handling._SIGCHLD_handler_set = False
+    sys.setprofile(None)
+    sys.settrace(None)
+    threading.setprofile(None)
+    threading.settrace(None)
