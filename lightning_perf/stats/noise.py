@@ -8,11 +8,14 @@ MIN_BAND = 0.01
 """Below 1 % a machine that does other things too differs from itself."""
 
 MAX_BAND = 0.05
-"""More is a change that matters: where the pair differs by more, arms are inconclusive, not the same."""
+"""More is a change that matters to its user: where the halves may differ by more, an arm is inconclusive, never the
+same."""
 
 
 def noise_band(aa: Interval | None) -> float:
-    """The relative change that counts as none: how far the pair's interval reaches, from 1 % to 5 %.
+    """The relative change that counts as none: as far as the interval of the A/A pair reaches, from 1 % to 5 %.
+
+    The pair's true ratio is 1, so its interval shows what this machine cannot tell apart with so many runs.
 
     Args:
         aa: Ratio of the two halves; None where it was not measured, which gives 1 %.

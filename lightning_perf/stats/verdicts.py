@@ -1,26 +1,113 @@
-"""What an interval says against the noise band."""
+"""What two groups of runs say of each other, against the noise band."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from lightning_perf.records import Interval
 
+from .estimates import MIN_RUNS, Runs, levels, ratio_interval, welch_reach
+from .permutation import LEVEL, can_reach, permutation_p
+
 Call = Literal["improved", "regressed", "no_change", "inconclusive"]
 
+MAX_MORE = 30
+"""More repeats than anyone would wait for."""
 
-def call(speedup: Interval | None, band: float) -> Call:
-    """``improved`` or ``regressed`` wholly beyond the band, ``no_change`` wholly inside, else ``inconclusive``.
+
+class Comparison(NamedTuple):
+    """One arm against another.
+
+    Attributes:
+        call: What the interval says against the band.
+        speedup: Base step ÷ new step; None with too few runs.
+        p_value: Of the exact permutation test; None with too many runs to enumerate, or none.
+        repeats_needed: More repeats that would probably settle it; None when settled, or when no number would.
+        reason: Why it is inconclusive; empty otherwise.
+    """
+
+    call: Call
+    speedup: Interval | None
+    p_value: float | None
+    repeats_needed: int | None
+    reason: str
+
+
+def compare(
+    base: Runs,
+    new: Runs,
+    band: float,
+    base_at: Sequence[float] | None = None,
+    new_at: Sequence[float] | None = None,
+) -> Comparison:
+    """Compares two arms.
 
     Args:
-        speedup: Old ÷ new step; None where too little was measured.
+        base: Block means of the runs of one arm.
+        new: Of the other.
         band: Relative change that counts as none, > 0.
+        base_at: Places of the runs in the order in which all were made; None to leave the machine's drift in.
+        new_at: The same for ``new``.
     """
+    speedup = ratio_interval(base, new, base_at, new_at)
     if speedup is None:
-        return "inconclusive"
+        more = max(1, MIN_RUNS - min(len(base), len(new)))
+        return Comparison("inconclusive", None, None, more, f"an interval needs {MIN_RUNS} runs of each arm")
+    a, b = levels(base).tolist(), levels(new).tolist()
+    p_value = permutation_p(a, b)
+    verdict = call(speedup, band)
+    if verdict in ("improved", "regressed") and can_reach(len(a), len(b)) and p_value is not None and p_value > LEVEL:
+        return Comparison(
+            "inconclusive", speedup, p_value, 1,
+            f"the interval is beyond the noise, but single runs overlap (p {p_value:.2f})",
+        )  # fmt: skip
+    if verdict != "inconclusive":
+        return Comparison(verdict, speedup, p_value, None, "")
+    needed = repeats_needed(base, new, band)
+    return Comparison(verdict, speedup, p_value, needed, _why(speedup, band, needed))
+
+
+def call(speedup: Interval, band: float) -> Call:
+    """``improved`` or ``regressed`` wholly beyond the band, ``no_change`` wholly inside, else ``inconclusive``.
+
+    The band is as wide on either side in ratios: 1/(1 + band) … 1 + band.
+    """
     low, high = 1 / (1 + band), 1 + band
     if speedup.low > high:
         return "improved"
     if speedup.high < low:
         return "regressed"
     return "no_change" if low <= speedup.low and speedup.high <= high else "inconclusive"
+
+
+def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
+    """More repeats until the interval would leave the band or lie in it, should estimate and spread stay as they are.
+
+    Args:
+        base: Block means by run; it grows as it did so far (twice as fast where it is an A/A pair).
+        new: Of the other arm.
+        band: Relative change that counts as none.
+
+    Returns:
+        At least 1; None where ``MAX_MORE`` would not do: the estimate lies at the edge of the band.
+    """
+    a, b = levels(base), levels(new)
+    if len(a) < MIN_RUNS or len(b) < MIN_RUNS:
+        return max(1, MIN_RUNS - min(len(a), len(b)))
+    centre, edge = abs(float(a.mean() - b.mean())), math.log1p(band)
+    variance_a, variance_b = float(a.var(ddof=1)), float(b.var(ddof=1))
+    growth = max(1, round(len(a) / len(b)))
+    for more in range(1, MAX_MORE + 1):
+        reach = welch_reach(variance_a, len(a) + growth * more, variance_b, len(b) + more)
+        if reach < abs(centre - edge):
+            return more
+    return None
+
+
+def _why(speedup: Interval, band: float, needed: int | None) -> str:
+    if needed is not None:
+        return f"about {needed} more {'repeat' if needed == 1 else 'repeats'} would probably settle it"
+    edge = f"the edge of the noise (±{100 * band:.1f} %)"
+    return f"{speedup.value:.2f}× lies too near {edge} for more repeats to settle it"

@@ -1,13 +1,29 @@
 """The batch size beyond which throughput stops growing, within memory: the largest is not the fastest.
 
-Pure decisions on figures: with several ranks, rank 0 decides and broadcasts, on the smallest memory of any rank.
+Pure decisions on figures that all ranks must share: with several ranks, rank 0 decides on the throughput of all and
+the highest peak and smallest capacity of any, and broadcasts the answer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lightning_perf.records.base import Record
+from lightning_perf.stats.headroom import fit_samples
+
+TOLERANCE = 0.05
+"""Of the best throughput, what a smaller batch may give away: larger batches cost memory and, at the same learning
+rate, steps."""
+
+GROWTH = 0.05
+"""What doubling the batch must gain for the next doubling to be worth a measurement."""
+
+MARGIN = 0.1
+"""Of the capacity, left free: peaks vary with shapes, and a full allocator retries and fragments."""
+
+SMALL_STEP = 1.26
+"""Two sizes closer than a third of a doubling are not worth telling apart."""
 
 
 class BatchPoint(Record, frozen=True, kw_only=True):
@@ -41,10 +57,89 @@ class BatchChoice(Record, frozen=True, kw_only=True):
 
 
 def knee(points: Sequence[BatchPoint]) -> BatchChoice | None:
-    """The smallest batch size that is about as fast as the fastest; None when none ran."""
-    raise NotImplementedError
+    """The smallest batch size that is about as fast as the fastest; None when none ran.
+
+    Args:
+        points: In any order; of several at one size the median counts.
+    """
+    rates = _rates(points)
+    if not rates:
+        return None
+    best = max(rates.values())
+    size = min(size for size, rate in rates.items() if rate >= (1 - TOLERANCE) * best)
+    return BatchChoice(batch_size=size, samples_per_s=rates[size], reason=_reason(points, rates, size, best))
 
 
 def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -> int | None:
-    """The batch size to measure next; None when the knee is known well enough."""
-    raise NotImplementedError
+    """The batch size to measure next; None when the knee is known well enough.
+
+    Doubles while that gains ``GROWTH`` and should fit; then looks once between the best size and its neighbours.
+
+    Args:
+        points: Measured so far, in any order; at least one that ran.
+        capacity_bytes: Smallest of any rank; None where it is not known (a size that fails then shows the limit).
+    """
+    rates = _rates(points)
+    if not rates:
+        return None
+    limit = _limit(points, capacity_bytes)
+    largest = max(rates)
+    before = max((size for size in rates if size < largest), default=None)
+    is_growing = before is None or rates[largest] >= (1 + GROWTH * math.log2(largest / before)) * rates[before]
+    if is_growing:
+        doubled = 2 * largest if 2 * largest <= limit else _rounded(limit, largest)
+        return doubled if doubled >= SMALL_STEP * largest else None
+    best = max(rates, key=lambda size: rates[size])
+    between = [_middle(best, other) for other in _neighbours(best, rates)]
+    return next((size for size in between if size is not None and size <= limit), None)
+
+
+def _rates(points: Sequence[BatchPoint]) -> dict[int, float]:
+    by_size: dict[int, list[float]] = {}
+    for point in points:
+        if point.samples_per_s is not None:
+            by_size.setdefault(point.batch_size, []).append(point.samples_per_s)
+    return {size: sorted(rates)[len(rates) // 2] for size, rates in sorted(by_size.items())}
+
+
+def _limit(points: Sequence[BatchPoint], capacity_bytes: int | None) -> float:
+    """Samples that should fit: below the smallest size that failed, and by the line through the peaks."""
+    failed = [point.batch_size for point in points if point.samples_per_s is None]
+    limit = min(failed) / SMALL_STEP if failed else math.inf
+    known = [(p.batch_size, p.peak_bytes) for p in points if p.peak_bytes is not None and p.samples_per_s is not None]
+    line = fit_samples(known) if capacity_bytes is not None else None
+    if capacity_bytes is not None and line is not None:
+        limit = min(limit, (capacity_bytes * (1 - MARGIN) - line[0]) / line[1])
+    return limit
+
+
+def _rounded(limit: float, largest: int) -> int:
+    """The largest size within the limit that keeps what ``largest`` is a multiple of, up to 8: kernels like that."""
+    step = math.gcd(largest, 8)
+    return math.floor(limit / step) * step
+
+
+def _neighbours(best: int, rates: dict[int, float]) -> list[int]:
+    below = max((size for size in rates if size < best), default=None)
+    above = min((size for size in rates if size > best), default=None)
+    return [size for size in (above, below) if size is not None]
+
+
+def _middle(a: int, b: int) -> int | None:
+    """A size between two, on their common step; None where they are too close to tell apart."""
+    low, high = min(a, b), max(a, b)
+    step = math.gcd(math.gcd(low, high), 8)
+    middle = round(math.sqrt(low * high) / step) * step
+    return middle if middle >= SMALL_STEP * low and high >= SMALL_STEP * middle else None
+
+
+def _reason(points: Sequence[BatchPoint], rates: dict[int, float], size: int, best: float) -> str:
+    fastest = max(rates, key=lambda s: rates[s])
+    failed = sorted(point.batch_size for point in points if point.samples_per_s is None)
+    limit = ""
+    if failed:
+        why = next(point.reason for point in points if point.batch_size == failed[0])
+        limit = f"; {failed[0]:,} does not run ({why or 'failed'})"
+    if size == fastest:
+        return f"the fastest of {len(rates)} sizes{limit}"
+    return f"{rates[size] / best:.0%} of the throughput at {fastest:,}, with {size / fastest:.0%} of its samples{limit}"

@@ -1,11 +1,24 @@
-"""What the runs of a trial say of each arm."""
+"""What the runs of a trial say of each arm: its speed against the baseline, its losses, its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
-from lightning_perf.records import Arm, ArmRun, Gain, Interval, Safety
+from lightning_perf.records import Arm, ArmRun, ArmVerdict, Gain, Interval, LossVerdict, Safety
+from lightning_perf.stats.estimates import ratio_interval, step_interval
+from lightning_perf.stats.noise import noise_band
+from lightning_perf.stats.verdicts import Comparison, compare
+
+from .losses import loss_parity, not_finite
+
+BASELINE = "baseline"
+AGAIN = "baseline-again"
+
+_SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
+_SAME_SIZE = 1e-3  # samples a step that differ by less are the same batches, but for a short last one
+_RESIZING = "batch-size"
 
 
 class Judgement(NamedTuple):
@@ -21,13 +34,169 @@ class Judgement(NamedTuple):
     noise_band: float
     aa: Interval | None
 
+    def arm(self, id_: str) -> Arm | None:
+        """The arm with this id; None where it never ran."""
+        return next((arm for arm in self.arms if arm.id == id_), None)
+
 
 def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Mapping[str, Safety] = {}) -> Judgement:
-    """Judges every arm against the baseline runs of the same stages.
+    """Judges every arm against the baseline runs of the same rounds.
 
     Args:
-        runs: In the order made.
+        runs: In the order made; interrupted ones are left out.
         predicted: By treatment as given, e.g. ``"loader-workers=4"``; used for arms of that treatment alone.
         safety: By treatment as given; ``exact`` where it is not told. An arm is as unsafe as its least safe treatment.
     """
-    raise NotImplementedError
+    done = [run for run in runs if run.status != "interrupted"]
+    aa = _measured_aa(done)
+    band = noise_band(aa)
+    ids = list(dict.fromkeys(run.arm for run in done))
+    arms = tuple(_arm(id_, done, band, aa, predicted, safety) for id_ in ids)
+    return Judgement(arms, band, aa)
+
+
+def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: float) -> Comparison:
+    """One arm against others, by runs of the same rounds.
+
+    Args:
+        runs: In the order made.
+        base: Ids of arms that count as one: the baseline and its other half, or the rung below.
+        new: Id of the arm.
+        band: Relative change that counts as none.
+    """
+    done = [run for run in runs if run.status != "interrupted"]
+    ours, theirs = _same_rounds(done, base, new)
+    usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
+    units = _units(usable_base, usable_new, new)
+    if units is None:
+        return Comparison(
+            "inconclusive", None, None, None,
+            "the batch size changes and batches have no known size, so their steps cannot be compared",
+        )  # fmt: skip
+    in_base, in_new = units
+    return compare(
+        [[mean / in_base for mean in run.block_means_s] for run in usable_base],
+        [[mean / in_new for mean in run.block_means_s] for run in usable_new],
+        band,
+        [run.position for run in usable_base],
+        [run.position for run in usable_new],
+    )
+
+
+def treatments_of(arm: str) -> tuple[str, ...]:
+    """The treatments of an arm, read from its id; none for the two baselines."""
+    return () if arm in (BASELINE, AGAIN) else tuple(arm.split("+"))
+
+
+def _arm(
+    id_: str,
+    done: list[ArmRun],
+    band: float,
+    aa: Interval | None,
+    predicted: Mapping[str, Gain],
+    safety: Mapping[str, Safety],
+) -> Arm:
+    own = [run for run in done if run.arm == id_]
+    treatments = treatments_of(id_)
+    least_safe = _SAFETIES[max((_SAFETIES.index(safety.get(t, "exact")) for t in treatments), default=0)]
+    verdict, reason, comparison = _verdict(id_, own, done, band, aa)
+    is_failed = verdict == "failed"
+    loss: LossVerdict = "unknown"
+    if treatments and not is_failed:
+        baseline = [run for run in done if run.arm in (BASELINE, AGAIN) and run.status == "ok"]
+        loss = loss_parity([run for run in own if run.status == "ok"], baseline, least_safe)
+    return Arm(
+        id=id_,
+        treatments=treatments,
+        safety=least_safe,
+        verdict=verdict,
+        reason=reason,
+        speedup=comparison.speedup if comparison and not is_failed else None,
+        p_value=comparison.p_value if comparison and not is_failed else None,
+        step_s=None if is_failed else step_interval([run.block_means_s for run in own if run.block_means_s]),
+        predicted=predicted.get(id_),
+        peak_bytes=_peak(own),
+        loss=loss,
+        repeats_needed=comparison.repeats_needed if comparison and verdict == "inconclusive" else None,
+    )
+
+
+def _verdict(
+    id_: str, own: list[ArmRun], done: list[ArmRun], band: float, aa: Interval | None
+) -> tuple[ArmVerdict, str, Comparison | None]:
+    failure = _failure(id_, own, done)
+    if failure:
+        return "failed", failure, None
+    if id_ == BASELINE:
+        return "no_change", "", None
+    base = (BASELINE,) if id_ == AGAIN else (BASELINE, AGAIN)
+    if not any(run.arm in base and run.status == "ok" for run in done):
+        return "inconclusive", "the baseline failed, so there is nothing to compare with", None
+    unsteady = [run for run in own if run.status == "ok" and not run.block_means_s]
+    if unsteady:
+        return "inconclusive", unsteady[0].reason or f"no steady state in {unsteady[0].n_steps} steps", None
+    comparison = compare_arms(done, base, id_, band)
+    if id_ == AGAIN and comparison.call in ("improved", "regressed"):
+        return comparison.call, "the same training differs from itself: the machine is too noisy", comparison
+    return comparison.call, comparison.reason, comparison
+
+
+def _failure(id_: str, own: list[ArmRun], done: list[ArmRun]) -> str:
+    failed = [run for run in own if run.status == "failed"]
+    if failed and (id_ not in (BASELINE, AGAIN) or len(failed) == len(own)):
+        return failed[0].reason or "it failed without a message"
+    if id_ in (BASELINE, AGAIN) or any(not_finite(run) for run in done if run.arm == BASELINE):
+        return ""
+    return next(filter(None, map(not_finite, own)), "")
+
+
+def _measured_aa(done: list[ArmRun]) -> Interval | None:
+    ours, theirs = _same_rounds(done, (BASELINE,), AGAIN)
+    usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
+    return ratio_interval(
+        [run.block_means_s for run in usable_base],
+        [run.block_means_s for run in usable_new],
+        [run.position for run in usable_base],
+        [run.position for run in usable_new],
+    )
+
+
+def _same_rounds(done: list[ArmRun], base: Sequence[str], new: str) -> tuple[list[ArmRun], list[ArmRun]]:
+    """Usable runs of ``new`` and of ``base`` from rounds in which both took part: machines drift between rounds."""
+    rounds = rounds_of(done)
+    in_base = {rounds[i] for i, run in enumerate(done) if run.arm in base}
+    in_new = {rounds[i] for i, run in enumerate(done) if run.arm == new}
+    both = [run for i, run in enumerate(done) if rounds[i] in in_base & in_new and run.status == "ok"]
+    return [run for run in both if run.arm == new], [run for run in both if run.arm in base]
+
+
+def rounds_of(done: Sequence[ArmRun]) -> list[tuple[int, int]]:
+    """Stage and round of each run: how many runs the arm had before in that stage."""
+    seen: dict[tuple[str, int], int] = {}
+    rounds = []
+    for run in done:
+        key = (run.arm, run.stage)
+        rounds.append((run.stage, seen.get(key, 0)))
+        seen[key] = seen.get(key, 0) + 1
+    return rounds
+
+
+def _units(base: list[ArmRun], new: list[ArmRun], arm: str) -> tuple[float, float] | None:
+    """What a step's time is divided by in either arm: samples or batches where steps differ in them, else 1."""
+    samples = [run.samples_per_step for run in (*base, *new)]
+    if base and new and all(samples):
+        in_base, in_new = (median(run.samples_per_step or 0 for run in group) for group in (base, new))
+        return (1.0, 1.0) if abs(in_new / in_base - 1) < _SAME_SIZE else (in_base, in_new)
+    if any(t.partition("=")[0] == _RESIZING for t in treatments_of(arm)):
+        return None
+    if base and new:
+        return median(run.batches_per_step for run in base), median(run.batches_per_step for run in new)
+    return 1.0, 1.0
+
+
+def _peak(own: list[ArmRun]) -> int | None:
+    for peaks in ([run.peak_device_bytes for run in own], [run.peak_host_bytes for run in own]):
+        known = [peak for peak in peaks if peak is not None]
+        if known:
+            return int(median(known))
+    return None

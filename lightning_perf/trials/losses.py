@@ -1,0 +1,112 @@
+"""Whether an arm trains as the baseline does, told from its losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_perf.records import ArmRun, LossVerdict, Safety
+
+MIN_LOSSES = 8
+"""Fewer have no course to compare."""
+
+WINDOWS = 16
+"""A course is smoothed over a sixteenth of its length, at least ``MIN_WINDOW`` losses: enough windows to see where it
+departs, enough losses in each to average the batches out."""
+
+MIN_WINDOW = 4
+
+ROUNDING: dict[Safety, float] = {"exact": 2.0**-23, "numerics": 2.0**-8, "semantics": 2.0**-8}
+"""Spacing of numbers at 1: of float32, and of bfloat16, the coarsest of the formats that treatments compute in."""
+
+ROUNDINGS = 8
+"""Spacings by which a loss may differ: a loss is the end of a chain of roundings, which add up like a random walk over
+some dozens of layers (the square root of 64)."""
+
+BATCH_ERRORS = 3.0
+"""Standard errors of a window's mean by which courses may differ where data came in another order: 3 of a normal
+distribution hold 99.7 %."""
+
+AA_FACTOR = 2.0
+"""The largest of a few A/A differences falls short of what they could have been."""
+
+MAX_OUTSIDE = 0.1
+"""Part of the windows that may lie outside the envelope: one in sixteen by bad luck is no other training."""
+
+
+def not_finite(run: ArmRun) -> str:
+    """Where the losses of a run stop being numbers, in words; empty where they do not."""
+    for i, loss in enumerate(run.losses):
+        if not math.isfinite(loss):
+            return f"the loss became {loss:.0f} at batch {i * run.loss_every:,}".replace("+", "")
+    return ""
+
+
+def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safety) -> LossVerdict:
+    """Compares the losses of an arm with those of the baseline.
+
+    The seed is the same, so an ``exact`` arm should repeat the baseline's losses digit by digit where the baseline
+    repeats its own. Where it does not (another order of data, sums in another order), and for ``numerics``, the
+    smoothed course must stay in an envelope around the baseline's: what baseline runs differ by among themselves, the
+    expected rounding, and the sampling error of a window of batches.
+
+    Args:
+        runs: The arm's, that ended well.
+        baseline: Both halves of the A/A pair, that ended well.
+        safety: Of the arm.
+
+    Returns:
+        ``identical``, ``within_noise`` or ``diverged``; ``not_judged`` for ``semantics``, which train differently by
+        intent; ``unknown`` without enough losses to compare.
+    """
+    if safety == "semantics":
+        return "not_judged"
+    courses, references = _aligned(runs, baseline)
+    if len(courses) == 0 or len(references) == 0 or courses.shape[1] < MIN_LOSSES:
+        return "unknown"
+    if not np.isfinite(references).all():
+        return "unknown"
+    if all((course == references).all(axis=1).any() for course in courses):
+        return "identical"
+    if not np.isfinite(courses).all():
+        return "diverged"
+    window = max(MIN_WINDOW, courses.shape[1] // WINDOWS)
+    reference = np.median(references, axis=0)
+    smooth = _smooth(reference, window)
+    allowed = (
+        AA_FACTOR * np.abs(_smooth(references, window) - smooth).max(axis=0)
+        + ROUNDINGS * ROUNDING[safety] * np.maximum(np.abs(smooth), abs(float(smooth[0])))
+        + BATCH_ERRORS * _batch_spread(references) * math.sqrt(2 / window)
+    )
+    outside = (np.abs(_smooth(courses, window) - smooth) > allowed).mean(axis=1)
+    return "diverged" if float(np.median(outside)) > MAX_OUTSIDE else "within_noise"
+
+
+def _aligned(runs: Sequence[ArmRun], baseline: Sequence[ArmRun]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Losses at the batches that all runs tell, each of shape (runs, losses)."""
+    both = [run for run in (*runs, *baseline) if run.losses]
+    if not both:
+        return np.empty((0, 0)), np.empty((0, 0))
+    every = math.lcm(*(run.loss_every for run in both))
+    n = min(len(run.losses[:: every // run.loss_every]) for run in both)
+
+    def stacked(group: Sequence[ArmRun]) -> NDArray[np.float64]:
+        rows = [run.losses[:: every // run.loss_every][:n] for run in group if run.losses]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), n)
+
+    return stacked(runs), stacked(baseline)
+
+
+def _smooth(courses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Means of successive windows; what does not fill one at the end is left out. Shape (…, windows)."""
+    n = courses.shape[-1] // window
+    windows = courses[..., : n * window].reshape(*courses.shape[:-1], n, window)
+    return np.asarray(windows.mean(axis=-1), dtype=np.float64)
+
+
+def _batch_spread(courses: NDArray[np.float64]) -> float:
+    """Standard deviation of neighbouring losses about their trend: of their differences, which hardly feel it."""
+    return float(np.diff(courses, axis=-1).std()) / math.sqrt(2)
