@@ -6,7 +6,10 @@ a seam puts in place is taken out by the function it returns, and only if it sti
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import cache
@@ -463,3 +466,82 @@ def live_console(trainer: Any) -> Any | None:
     """The rich console of a live RichProgressBar, which makes room for what is printed through it; None without one."""
     progress = getattr(getattr(trainer, "progress_bar_callback", None), "progress", None)
     return getattr(progress, "console", None)
+
+
+# -- a training that is there to be measured only ------------------------------------------------------------
+
+
+def stop_fit(trainer: Any) -> None:
+    """Ends ``fit`` now, from within a hook, as Lightning's own tuner does: teardown hooks run, nothing else does.
+
+    ``should_stop`` alone would validate once more, save checkpoints and ask callbacks for metrics that do not exist
+    yet. It is what is left where the processes that train were spawned by this one, which would take the tuner's way
+    out for a crash.
+
+    Raises:
+        Exception: Lightning's own, which ``fit`` catches.
+    """
+    trainer.should_stop = True
+    launcher = getattr(getattr(trainer, "strategy", None), "launcher", None)
+    if type(launcher).__name__ in ("_MultiProcessingLauncher", "_XLALauncher"):
+        return
+    module = sys.modules.get(f"{_package_of(trainer)}.utilities.exceptions")
+    leave = getattr(module, "_TunerExitException", None)
+    if leave is not None:
+        raise leave
+
+
+def is_leaving(error: BaseException) -> bool:
+    """Whether an exception is the one that ``stop_fit`` raises."""
+    return type(error).__name__ == "_TunerExitException"
+
+
+def redirected_logger(logger: Any, folder: str, package: str) -> Any:
+    """A logger that leaves the user's files and services alone.
+
+    Those that write TensorBoard or CSV files go on writing them, below ``folder``: they cost what they cost. Others may
+    send or store what they get anywhere, so a logger that swallows all of it takes their place.
+
+    Args:
+        logger: The user's.
+        folder: Where files may go.
+        package: ``lightning.pytorch`` or ``pytorch_lightning``.
+    """
+    if _base_class(type(logger), ("TensorBoardLogger", "CSVLogger")) is not None:
+        own = vars(logger)
+        places = [name for name in ("_root_dir", "_save_dir") if name in own]
+        if places and all(str(own[name]) != folder for name in places):
+            for name in places:
+                setattr(logger, name, folder)
+            if "_experiment" in own:  # made for the user's folder, if at all
+                logger._experiment = None
+        if places:
+            return logger
+    dummy = getattr(importlib.import_module(f"{package}.loggers.logger"), "DummyLogger", None)
+    return logger if isinstance(logger, dummy) else dummy()  # type: ignore[arg-type, misc]
+
+
+def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[..., Any]) -> Undo | None:
+    """Puts functions in the place of ``strategy.save_checkpoint`` and ``strategy.remove_checkpoint``.
+
+    Args:
+        trainer: The Trainer.
+        save: Called with Lightning's own method and its arguments.
+        remove: Likewise.
+    """
+    strategy = getattr(trainer, "strategy", None)
+    if strategy is None or "save_checkpoint" in vars(strategy):
+        return None
+    strategy.save_checkpoint = functools.partial(save, strategy.save_checkpoint)
+    strategy.remove_checkpoint = functools.partial(remove, strategy.remove_checkpoint)
+
+    def undo() -> None:
+        for name in ("save_checkpoint", "remove_checkpoint"):
+            vars(strategy).pop(name, None)
+
+    return undo
+
+
+def _package_of(trainer: Any) -> str:
+    base = _base_class(type(trainer), ("Trainer",))
+    return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"

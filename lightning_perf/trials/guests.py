@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_perf import seams
@@ -35,3 +36,23 @@ def add_doctor(trainer: Any, namespace: str, arguments: dict[str, Any]) -> Any:
     doctor = importlib.import_module(home).PerfDoctor(**arguments)
     add_callback(trainer, doctor)
     return doctor
+
+
+def callback_class(name: str, namespace: str) -> Any:
+    """A callback of ours, derived from the ``Callback`` of a namespace."""
+    module = "callbacks_pytorch_lightning" if namespace == "pytorch_lightning" else "callbacks"
+    return getattr(importlib.import_module(f"lightning_perf.trials.{module}"), name)
+
+
+def make_applier(doses: Sequence[str]) -> Any | None:
+    """What applies treatments; None where there are none."""
+    if not doses:
+        return None
+    from lightning_perf import treatments
+
+    return treatments.Applier([treatments.parse(dose) for dose in doses])
+
+
+def add_treater(trainer: Any, namespace: str, applier: Any, fail: Callable[[BaseException], None]) -> None:
+    """Adds what applies treatments, in front of all: whatever looks at the settings sees them treated."""
+    add_callback(trainer, callback_class("Treater", namespace)(applier, fail), is_first=True)

@@ -75,7 +75,7 @@ class Result(Record, frozen=True, kw_only=True):
         epochs: Epochs ended.
         n_batches: Batches trained.
         world_size: Processes that trained.
-        trainer: ``lightning.pytorch`` or ``pytorch_lightning``.
+        missing: Why figures are missing: ``block_means_s``.
         data: What the modes ``data`` and ``ceiling`` have to say.
     """
 
@@ -96,7 +96,8 @@ class Result(Record, frozen=True, kw_only=True):
     train_s: float = 0.0
     epochs: int = 0
     world_size: int = 1
-    trainer: str = ""
+    samples_per_step: float | None = None
+    missing: dict[str, str] = {}
     data: dict[str, Any] = {}
 
     def write(self, folder: str | Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning_perf.trials.guests import add_doctor
-from lightning_perf.trials.job import Job
+from lightning_perf.trials.guests import add_doctor, add_treater, make_applier
+from lightning_perf.trials.inside import describe
+from lightning_perf.trials.job import Job, warn
 
 
 class RunMode:
@@ -14,13 +15,20 @@ class RunMode:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.applier = make_applier(job.doses)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        return arguments
+        return self.applier.change_trainer_arguments(arguments) if self.applier is not None else arguments
 
     def built(self, trainer: Any, namespace: str) -> None:
         if self.job.with_doctor:
             add_doctor(trainer, namespace, self.job.doctor)
+        if self.applier is not None:
+            add_treater(trainer, namespace, self.applier, self.cannot_treat)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         return fit()
+
+    def cannot_treat(self, error: BaseException) -> None:
+        """The training goes on without it."""
+        warn(f"a treatment was not applied: {describe(error)}")

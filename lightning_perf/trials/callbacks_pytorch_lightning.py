@@ -1,0 +1,16 @@
+"""The callbacks of measured trainings for ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+from pytorch_lightning import Callback
+
+from .meter import MeterHooks
+from .treater import TreaterHooks
+
+
+class Meter(MeterHooks, Callback):
+    __doc__ = MeterHooks.__doc__
+
+
+class Treater(TreaterHooks, Callback):
+    __doc__ = TreaterHooks.__doc__

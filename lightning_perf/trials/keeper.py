@@ -1,0 +1,152 @@
+"""Keeps one command: starts it, watches its time and memory, and leaves no process of it behind.
+
+Run as a process of its own (``python -I keeper.py SPEC``) between lightning-perf and the command. Its standard input is
+a pipe whose other end lightning-perf holds: when that end closes, also because lightning-perf was killed, everything
+started here is killed. It leads a session of its own, so that Ctrl-C in the terminal reaches lightning-perf alone.
+Standard library only, and nothing heavy: it starts once for every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+_POLL_S = 0.1
+_MEMORY_EVERY_S = 0.2
+_STRAGGLERS_S = 15.0  # other ranks and workers end a little after the first process
+_TERM_S = 1.0
+_KILL_S = 30.0  # a process stuck in the kernel cannot be killed; nobody waits for it forever
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def main(spec_path: str) -> None:
+    """Runs the command of a spec and writes how it ended beside it."""
+    with open(spec_path, encoding="utf-8") as file:
+        spec = json.load(file)
+    if hasattr(signal, "SIGTTOU"):
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what its parents leave behind becomes ours, not init's
+    ended: dict[str, Any] = {"code": None, "reason": "", "peak_bytes": 0, "wall_s": 0.0}
+    started = time.monotonic()
+    try:
+        command = subprocess.Popen(spec["command"], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        ended["reason"] = f"cannot be started: {error.strerror or error}"
+        ended["is_missing"] = isinstance(error, FileNotFoundError)
+    else:
+        _watch(command, spec, ended, started)
+    ended["wall_s"] = time.monotonic() - started
+    temporary = spec["ended"] + ".tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(ended, file)
+    os.replace(temporary, spec["ended"])
+
+
+def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[str, Any], started: float) -> None:
+    memory_limit = spec["memory_limit_bytes"]
+    time_limit = spec["time_limit_s"]
+    looked = 0.0
+    while True:
+        readable, _, _ = select.select([0], [], [], _POLL_S)
+        if readable and not os.read(0, 1):
+            ended["reason"] = "interrupted"
+            break
+        if command.poll() is not None:
+            break
+        now = time.monotonic()
+        if time_limit is not None and now - started > time_limit:
+            ended["reason"] = f"it ran past its time limit of {time_limit:g} s"
+            break
+        if now - looked >= _MEMORY_EVERY_S:
+            looked = now
+            used = _memory_bytes()
+            ended["peak_bytes"] = max(ended["peak_bytes"], used)
+            if memory_limit is not None and used > memory_limit:
+                ended["reason"] = (
+                    f"it used {used / 2**30:.2f} GiB of memory; its limit is {memory_limit / 2**30:.2f} GiB"
+                )
+                break
+    if not ended["reason"]:
+        _wait_for_stragglers()
+    _kill_all(signal.SIGKILL if ended["reason"] == "interrupted" else signal.SIGTERM)
+    ended["code"] = command.wait()
+
+
+def _wait_for_stragglers() -> None:
+    until = time.monotonic() + _STRAGGLERS_S
+    while _descendants() and time.monotonic() < until:
+        readable, _, _ = select.select([0], [], [], _POLL_S)
+        if readable and not os.read(0, 1):
+            return
+
+
+def _kill_all(first: int) -> None:
+    """Ends everything that descends from this process, whatever groups and sessions it has opened."""
+    begun = time.monotonic()
+    until = begun + (_TERM_S if first != signal.SIGKILL else 0.0)
+    number = first
+    while time.monotonic() - begun < _KILL_S:
+        alive = _descendants()
+        if not alive:
+            return
+        if time.monotonic() >= until:
+            number = signal.SIGKILL
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(0.05)
+
+
+def _descendants() -> list[int]:
+    """Living processes that descend from this one."""
+    if not os.path.isdir("/proc/self"):
+        import psutil
+
+        return [child.pid for child in psutil.Process().children(recursive=True)]
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if fields[0] not in (b"Z", b"X"):
+                parents[int(name)] = int(fields[1])
+    ours = {os.getpid()}
+    found: list[int] = []
+    is_growing = True
+    while is_growing:
+        new = [pid for pid, parent in parents.items() if parent in ours and pid not in ours]
+        ours.update(new)
+        found += new
+        is_growing = bool(new)
+    return found
+
+
+def _memory_bytes() -> int:
+    """Resident memory of all processes together; pages that they share count once, as far as one can tell quickly."""
+    own = shared = 0
+    for pid in _descendants():
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                fields = file.read().split()
+        except OSError:
+            continue
+        own += int(fields[1]) - int(fields[2])
+        shared = max(shared, int(fields[2]))
+    return (own + shared) * _PAGE_BYTES
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

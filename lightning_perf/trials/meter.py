@@ -1,0 +1,298 @@
+"""Times a training by optimizer steps, in the user's process, and ends it after enough of them."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_perf import seams
+from lightning_perf.probes.steps import size_reader
+from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
+from lightning_perf.trials.job import Job, Result
+
+MAX_LOSSES = 1000
+_LOOK_EVERY_S = 1.0  # without a number of steps: how often to ask whether it is enough
+_LOOK_EVERY_STEPS = 20  # the same with several ranks, which must ask together
+_READ_LOSSES_EVERY = 20  # batches
+_MIN_EPOCHS = 3  # whole ones, for figures of whole epochs
+
+
+class MeterHooks:
+    """Counts optimizer steps and times them, the others not like them aside: see ``Result``.
+
+    Time is read once a batch; a device is synchronised only where a block of ``block_steps`` ends. Of what the steps
+    cost, nothing is left out but the steps that hold more than a step: the first of an epoch, and those in which a
+    validation ran or a checkpoint was written. The wall time counts them too.
+
+    Args:
+        job: What to do.
+        finish: Called on rank 0 with the result.
+    """
+
+    def __init__(self, job: Job, finish: Callable[[Result], None]) -> None:
+        super().__init__()
+        self.job = job
+        self.finish = finish
+        self.outputs: Any = None
+        self.is_done = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.n_steps = self.n_batches = self.n_epochs = 0
+        self.step_ns = array("q")  # of usual steps
+        self.step_at = array("q")  # their numbers
+        self._losses: list[float] = []
+        self._loss_every = 1
+        self._unread: list[Any] = []
+        self._backward_losses: list[Any] = []
+        self._bad_loss = ""
+        self._epoch_edges: list[tuple[int, int]] = []
+        self._started_ns = self._last_ns = self._looked_ns = self._ended_ns = 0
+        self._is_odd = True
+        self._is_first_of_epoch = True
+        self._known_steps = 0
+        self._next_look = 1
+        self._group_from = 0
+        self._samples = self._timed_samples = 0
+        self._size_of: Callable[[Any], int] | None = None
+        self._batch_type: Any = None
+        self._is_size_known = True
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any batch was trained."""
+        return self.n_batches > 0
+
+    # -- hooks ------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """All callbacks are there, also those that the module brought."""
+        if self.outputs is not None:
+            self.outputs.redirect(trainer)
+            self.outputs.guard_checkpoints(trainer)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Training begins; what was before is startup."""
+        self._forget()
+        self._device = trainer.strategy.root_device
+        self._is_async = self._device.type not in ("cpu", "meta")
+        self._known_steps = trainer.global_step
+        self._is_automatic = bool(pl_module.automatic_optimization)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._started_ns = self._last_ns = self._looked_ns = time.perf_counter_ns()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """The first step of an epoch is not like the others."""
+        self._is_odd = self._is_first_of_epoch = True
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Neither is one with a validation in it."""
+        self._is_odd = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Counts."""
+        self.n_epochs += 1
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """With manual optimization, the only place where losses are seen."""
+        if not self._is_automatic:
+            self._backward_losses.append(loss.detach())
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A batch is over; so may be a step, a block, or the run."""
+        self.n_batches += 1
+        self._count_samples(batch)
+        self._keep_loss(outputs)
+        steps = trainer.global_step
+        if self._is_automatic and steps == self._known_steps:
+            return  # gradients are being accumulated
+        self._known_steps = steps
+        self.n_steps += 1
+        self._time_step()
+        if (self._bad_loss and trainer.world_size == 1) or self._is_enough(trainer):
+            self._end(trainer)
+            seams.stop_fit(trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The last hook of a run that went well."""
+        if self.has_trained:
+            self._end(trainer)
+
+    # -- inside ------------------------------------------------------------
+
+    def _count_samples(self, batch: Any) -> None:
+        if not self._is_size_known:
+            return
+        try:
+            if self._size_of is None or type(batch) is not self._batch_type:
+                self._batch_type = type(batch)
+                self._size_of = size_reader(batch)
+            size = self._size_of(batch)
+        except Exception:  # noqa: BLE001 - a batch without a size: the result says None
+            size = -1
+        if size < 0:
+            self._is_size_known = False
+        self._samples += size
+
+    def _keep_loss(self, outputs: Any) -> None:
+        if (self.n_batches - 1) % self._loss_every == 0:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            if not isinstance(loss, torch.Tensor) and self._backward_losses:
+                loss = torch.stack([one.float().mean() for one in self._backward_losses]).sum()
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self._unread.append(loss.detach().reshape(()).float())
+        self._backward_losses.clear()
+        if len(self._unread) >= _READ_LOSSES_EVERY and not self._is_async:
+            self._read_losses()
+
+    def _read_losses(self) -> None:
+        if not self._unread:
+            return
+        read = [float(value) for value in torch.stack(self._unread).tolist()]
+        self._unread.clear()
+        for value in read:
+            if not math.isfinite(value) and not self._bad_loss:
+                at = len(self._losses) * self._loss_every
+                self._bad_loss = f"the loss became {'nan' if math.isnan(value) else 'inf'} at batch {at}"
+            self._losses.append(value)
+        if len(self._losses) >= 2 * MAX_LOSSES:
+            self._losses = self._losses[::2]
+            self._loss_every *= 2
+
+    def _time_step(self) -> None:
+        if self._is_async:
+            self._time_group()
+            return
+        now = time.perf_counter_ns()
+        self._book(now, 1)
+        self._last_ns = now
+
+    def _time_group(self) -> None:
+        """With a device of its own pace: steps are timed together, between two synchronisations."""
+        block = self.job.block_steps or BLOCK_STEPS
+        has_saved = self.outputs is not None and self.outputs.is_saving_seen
+        is_first = self._is_odd or has_saved  # a group begun before is given up: it holds more than steps
+        if not is_first and self.n_steps - self._group_from < block:
+            return
+        _synchronise(self._device)
+        now = time.perf_counter_ns()
+        self._book(now, 1 if is_first else self.n_steps - self._group_from)
+        self._read_losses()
+        self._group_from = self.n_steps
+        self._last_ns = time.perf_counter_ns()
+
+    def _book(self, now: int, n: int) -> None:
+        """Writes ``n`` steps down that ended now; odd ones do not count as steps."""
+        if self.outputs is not None and self.outputs.is_saving_seen:
+            self.outputs.is_saving_seen = False
+            self._is_odd = True
+        if self._is_first_of_epoch:
+            self._epoch_edges.append((now, self.n_steps))
+            self._is_first_of_epoch = False
+        if not self._is_odd:
+            mean = (now - self._last_ns) // n
+            self.step_ns.extend([mean] * n)
+            self.step_at.extend(range(self.n_steps - n, self.n_steps))
+        self._is_odd = False
+
+    def _is_enough(self, trainer: Any) -> bool:
+        if self.job.steps is not None:
+            return self.n_steps >= self.job.steps
+        now = time.perf_counter_ns()
+        if trainer.world_size > 1:  # rank 0 says for all, and when to ask again: ranks have clocks of their own
+            if self.n_steps < self._next_look:
+                return False
+            step_s = (now - self._started_ns) / 1e9 / self.n_steps
+            later = self.n_steps + max(1, min(_LOOK_EVERY_STEPS, round(_LOOK_EVERY_S / max(step_s, 1e-9))))
+            is_enough, self._next_look = trainer.strategy.broadcast((self._has_seen_enough(now), later))
+            return bool(is_enough)
+        if now - self._looked_ns < _LOOK_EVERY_S * 1e9:
+            return False
+        self._looked_ns = now
+        return self._has_seen_enough(now)
+
+    def _has_seen_enough(self, now: int) -> bool:
+        spent_s = (now - self._started_ns) / 1e9
+        if spent_s >= self.job.max_s:
+            return True
+        blocks = steady_blocks([ns / 1e9 for ns in self.step_ns])
+        if len(blocks.means_s) < self.job.min_blocks:
+            return False
+        return self.n_epochs >= _MIN_EPOCHS or spent_s >= self.job.max_s / 2
+
+    def _end(self, trainer: Any) -> None:
+        if self.is_done:
+            return
+        self.is_done = True
+        self._ended_ns = time.perf_counter_ns()
+        self._read_losses()
+        if trainer.is_global_zero:
+            self.finish(self.result(trainer))
+
+    def result(self, trainer: Any) -> Result:
+        """What was measured up to now."""
+        blocks = steady_blocks([ns / 1e9 for ns in self.step_ns])
+        steady_from = self.step_at[blocks.steady_from] if blocks.steady_from is not None else None
+        world_size = int(trainer.world_size)
+        per_step = per_s = None
+        if self._is_size_known and self.n_steps:
+            per_step = self._samples * world_size / self.n_steps
+            if blocks.means_s:
+                per_s = per_step / (sum(blocks.means_s) / len(blocks.means_s))
+        is_cuda = self._device.type == "cuda"
+        reason = self._bad_loss
+        return Result(
+            status="failed" if reason else "ok",
+            reason=reason,
+            missing={} if blocks.means_s else {"block_means_s": blocks.reason},
+            block_means_s=blocks.means_s,
+            wall_block_means_s=self._wall_blocks(),
+            block_steps=blocks.block_steps,
+            n_steps=self.n_steps,
+            n_batches=self.n_batches,
+            steady_from=steady_from,
+            samples_per_s=per_s,
+            samples_per_step=per_step,
+            batches_per_step=max(1, round(self.n_batches / max(1, self.n_steps))),
+            peak_device_bytes=int(torch.cuda.max_memory_allocated(self._device)) if is_cuda else None,
+            peak_host_bytes=_peak_host_bytes(),
+            losses=tuple(value for value in self._losses if math.isfinite(value)),
+            loss_every=self._loss_every,
+            train_s=(self._ended_ns - self._started_ns) / 1e9,
+            epochs=self.n_epochs,
+            world_size=world_size,
+        )
+
+    def _wall_blocks(self) -> tuple[float, ...]:
+        """Mean seconds a step over whole epochs, by block; the first epoch is warm-up."""
+        edges = self._epoch_edges[1:]
+        if len(edges) <= _MIN_EPOCHS:
+            return ()
+        means: list[float] = []
+        start_ns, start_steps = edges[0]
+        for at_ns, steps in edges[1:]:
+            seconds, n = (at_ns - start_ns) / 1e9, steps - start_steps
+            if n >= BLOCK_STEPS or seconds >= BLOCK_S:
+                means.append(seconds / n)
+                start_ns, start_steps = at_ns, steps
+        return tuple(means)
+
+
+def _synchronise(device: torch.device) -> None:
+    if hasattr(torch, "accelerator"):  # torch 2.6 and later
+        torch.accelerator.synchronize(device)
+    else:
+        torch.cuda.synchronize(device)
+
+
+def _peak_host_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # kilobytes on Linux

@@ -1,0 +1,222 @@
+"""Runs the user's command for a job, in processes that end with it, and says how it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from lightning_perf.errors import TrialError
+from lightning_perf.records.base import Record
+from lightning_perf.records.files import write_whole
+from lightning_perf.trials.job import Job, Result, environment_for, read_events, read_result
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+REMOTE_OFF = {
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "COMET_START_ONLINE": "0",
+}
+"""For scripts that use a service of their own accord, beside Lightning's loggers: nothing of a trial goes there."""
+
+_TAIL_LINES = 12
+_TAIL_BYTES = 64 * 1024
+
+
+class Ended(Record, frozen=True, kw_only=True):
+    """How a command ended.
+
+    Attributes:
+        code: Its exit code, negative for a signal; None where it never started.
+        reason: Why it was ended or not started; empty where it ended by itself.
+        wall_s: From its start until none of its processes was left.
+        peak_bytes: Highest resident memory of all its processes together, sampled.
+        result: What it measured; None where it wrote nothing.
+        events: The stages that its processes reached.
+        log: What it printed.
+        is_missing: Whether there is no such command.
+    """
+
+    code: int | None
+    reason: str
+    wall_s: float
+    peak_bytes: int
+    result: Result | None
+    events: frozenset[str]
+    log: str
+    is_missing: bool = False
+
+    @property
+    def failure(self) -> str:
+        """Why there is no figure, in one line; empty where there is one."""
+        if self.reason:
+            return self.reason
+        if self.result is not None:
+            return self.result.reason
+        if self.code:
+            return f"{describe_code(self.code)}: {last_line(self.log)}"
+        return f"it ended without training{where_it_ended(self.events)}"
+
+
+def run_kept(
+    command: Sequence[str],
+    job: Job,
+    time_limit_s: float | None = None,
+    memory_limit_bytes: int | None = None,
+    environment: dict[str, str] | None = None,
+) -> Ended:
+    """Runs a command with a job; whatever happens, none of its processes is left when this returns.
+
+    Args:
+        command: The user's.
+        job: What is to be done inside; its folder gets ``log.txt`` and the other files.
+        time_limit_s: After which it is killed; None for none.
+        memory_limit_bytes: Resident memory of all its processes together above which it is killed; None for none.
+        environment: Variables on top of this process's own.
+
+    Raises:
+        KeyboardInterrupt: After everything was killed.
+    """
+    folder = Path(job.folder)
+    job_file = job.write()
+    variables = environment_for(job, job_file, {**os.environ, **REMOTE_OFF, **(environment or {})})
+    variables.setdefault("WANDB_DIR", str(folder))
+    spec = {
+        "command": list(command),
+        "time_limit_s": time_limit_s,
+        "memory_limit_bytes": memory_limit_bytes,
+        "ended": str(folder.resolve() / "ended.json"),
+    }
+    write_whole(folder / "spec.json", json.dumps(spec).encode())
+    with (folder / "log.txt").open("wb") as log:
+        keeper = _start_keeper(folder / "spec.json", variables, log)
+        try:
+            keeper.wait()
+        finally:
+            _end_keeper(keeper)
+    try:
+        ended = json.loads((folder / "ended.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise TrialError(
+            f"the process that watches the command ended badly ({error}); see {folder / 'log.txt'}"
+        ) from error
+    return Ended(
+        **ended, result=read_result(folder), events=frozenset(read_events(folder)), log=read_tail(folder / "log.txt")
+    )
+
+
+def _start_keeper(spec: Path, variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", str(_KEEPER), str(spec.resolve())],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,
+    )
+
+
+def _end_keeper(keeper: subprocess.Popen[bytes]) -> None:
+    """Closing the pipe makes it kill what it keeps. It never takes long, so a second Ctrl-C has to wait."""
+    assert keeper.stdin is not None
+    keeper.stdin.close()
+    while True:
+        try:
+            keeper.wait()
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+# -- what is said of a command that gave no figure ------------------------------------------------------------
+
+
+def read_tail(log: Path) -> str:
+    """The last lines of a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line.rstrip().rpartition("\r")[2] for line in text.splitlines()]
+    return "\n".join([line for line in lines if line.strip()][-_TAIL_LINES:])
+
+
+def last_line(log: str) -> str:
+    """The last line that a log has; Python puts the error there."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def describe_code(code: int) -> str:
+    """An exit code in words."""
+    return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+
+
+def where_it_ended(events: frozenset[str] | set[str]) -> str:
+    """How far the command came, for the end of a sentence."""
+    if "fit" in events:
+        return ": Trainer.fit was called and trained no batch"
+    if "trainer" in events:
+        return ": it built a Trainer, but never called its fit"
+    if "refused" in events:
+        return ": its Python cannot import lightning_perf, which must be installed where the training runs"
+    if "lightning" in events:
+        return ": it imported Lightning, but never built a Trainer"
+    if "python" in events:
+        return ": it started Python, but never imported Lightning's Trainer"
+    return (
+        ": it never started a Python that lightning-perf reached (python -I, -E and -S ignore PYTHONPATH; "
+        "containers and remote launchers do not pass it on)"
+    )
+
+
+def ignores_environment(command: Sequence[str]) -> str | None:
+    """The flag that keeps Python from reading PYTHONPATH, where the command has one."""
+    if not command or not Path(command[0]).name.startswith("python"):
+        return None
+    for argument in command[1:]:
+        if not argument.startswith("-") or argument in ("-m", "-c", "-"):
+            return None
+        if not argument.startswith("--") and set(argument[1:]) & set("IES") and not argument.startswith(("-W", "-X")):
+            return argument
+    return None
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Says what can be said before it is run.
+
+    Raises:
+        TrialError: There is no command, or Python is told to ignore its environment.
+    """
+    if not command:
+        raise TrialError("there is no command; write it after --, e.g. lightning-perf trial -- python train.py")
+    flag = ignores_environment(command)
+    if flag is not None:
+        raise TrialError(
+            f"{' '.join(command[:2])} tells Python to ignore PYTHONPATH or site (flag {flag}), which is how "
+            "lightning-perf gets into the training; leave the flag out"
+        )
+
+
+def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> str:
+    """One message about a command that gave nothing to measure: what was seen, and its last lines."""
+    shown = " ".join(command)
+    if ended.is_missing:
+        return f"{command[0]}: command not found; give the command as you would type it, after --"
+    told = ended.failure
+    if "input" in told and "EOF" in told:
+        told += " (it asks for input, and has none here: pass what it needs as arguments)"
+    tail = f"\nThe last lines of its output:\n{_indented(ended.log)}" if ended.log else "\nIt printed nothing."
+    return f"{what} gave nothing to measure ({shown}): {told}{tail}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines())

@@ -1,0 +1,72 @@
+"""Mode ``trial``: some steps of the user's training, treated and measured; then the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_perf.hooks import DoctorHooks
+from lightning_perf.trials.guests import add_callback, add_doctor, add_treater, callback_class, make_applier
+from lightning_perf.trials.inside import describe, end_process, fail, seed_all
+from lightning_perf.trials.job import Job, Result
+from lightning_perf.trials.outputs import Outputs
+
+DOCTOR_FOLDER = "outputs/doctor"
+"""Where the session of a diagnosed run goes, in the job's folder."""
+
+
+class TrialMode:
+    """Measures the first ``fit`` that trains; whatever the script does before runs as it is."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.applier = make_applier(job.doses)
+        self.outputs: Outputs | None = None
+        self.meters: list[Any] = []
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        self.outputs = Outputs(Path(self.job.folder) / "outputs", namespace)
+        changed = self.outputs.change_arguments(arguments)
+        return self.applier.change_trainer_arguments(changed) if self.applier is not None else changed
+
+    def built(self, trainer: Any, namespace: str) -> None:
+        meter = callback_class("Meter", namespace)(self.job, self.finish)
+        meter.outputs = self.outputs
+        add_callback(trainer, meter, is_first=True)
+        if self.applier is not None:
+            add_treater(trainer, namespace, self.applier, self.cannot_treat)
+        if self.job.with_doctor:
+            doctor = add_doctor(trainer, namespace, self.job.doctor)
+            doctor.out_dir = Path(self.job.folder) / DOCTOR_FOLDER
+            doctor.reports = ("json",)
+        else:
+            trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, DoctorHooks)]
+        self.meters.append(meter)
+
+    def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
+        if self.outputs is not None:
+            self.outputs.redirect(trainer)
+        if self.job.seed is not None:
+            seed_all(self.job.seed)
+        try:
+            returned = fit()
+        except BaseException as error:  # noqa: BLE001 - a script may catch it and train on
+            fail(self.job, describe(error), error)
+        if (Path(self.job.folder) / "result.json").exists() or any(meter.has_trained for meter in self.meters):
+            end_process(0)
+        return returned
+
+    def finish(self, result: Result) -> None:
+        """Writes the result down."""
+        self.change_result(result).write(self.job.folder)
+
+    def change_result(self, result: Result) -> Result:
+        """For modes that have more to say."""
+        return msgspec.structs.replace(result)
+
+    def cannot_treat(self, error: BaseException) -> None:
+        """Ends the process: a training without the treatment would be measured as if it had it."""
+        fail(self.job, f"the treatment cannot be applied: {describe(error)}", error)
