@@ -48,8 +48,7 @@ def make_applier(doses: Sequence[str]) -> Any | None:
     """What applies treatments; None where there are none."""
     if not doses:
         return None
-    from lightning_perf import treatments
-
+    treatments: Any = importlib.import_module("lightning_perf.treatments")
     return treatments.Applier([treatments.parse(dose) for dose in doses])
 
 
