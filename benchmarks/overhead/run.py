@@ -13,6 +13,9 @@ differences over all rounds, with its 95 % interval from order statistics. Besid
 time of the whole process, which other programs on the machine disturb less. A round has as many steps as PerfDoctor
 keeps rows before it folds them, so nearly each round pays for one folding.
 
+Two processes of the same arm differ by several microseconds a step for as long as they live, by where their memory
+happens to lie. So all arms are started afresh for every few rounds (``--starts``).
+
 TraceML is measured in an environment of its own, made on first use from PyPI with this repository's constraints (so
 with the same torch), alone as a callback and under its launcher with its default settings. Its aggregator is another
 process and its background threads work on while other arms have their turn: neither is counted, in its favour.
@@ -65,6 +68,9 @@ BASES = {
     "TraceML launcher": "bare, TraceML's environment",
 }
 """What each arm is compared with."""
+
+Taken = dict[str, list[Turn]]
+"""Arm → what a step took in each round."""
 
 DOCTORS = ("PerfDoctor(schedule=None, reports=())", "PerfDoctor()")
 """These are compared with the bare loop too."""
@@ -157,9 +163,20 @@ def running(arms: Sequence[str], venv: Path, core: int | None) -> Iterator[list[
                 runner.end()
 
 
-def measure(runners: Sequence[Runner], n_rounds: int) -> dict[str, list[Turn]]:
+def measure_afresh(arms: Sequence[str], n_starts: int, n_rounds: int, venv: Path, core: int | None) -> Taken:
+    """One figure an arm and round, the rounds spread evenly over several starts of all arms."""
+    taken: Taken = {arm: [] for arm in arms}
+    for start in range(n_starts):
+        n_here = n_rounds // n_starts + (start < n_rounds % n_starts)
+        with running(arms, venv, core) as runners:
+            for arm, turns in measure(runners, n_here).items():
+                taken[arm] += turns
+    return taken
+
+
+def measure(runners: Sequence[Runner], n_rounds: int) -> Taken:
     """One figure an arm and round."""
-    taken: dict[str, list[Turn]] = {runner.arm: [] for runner in runners}
+    taken: Taken = {runner.arm: [] for runner in runners}
     for number in range(n_rounds):
         turns: dict[str, list[Turn]] = {runner.arm: [] for runner in runners}
         for _ in range(TURNS_A_ROUND // 2):
@@ -172,7 +189,7 @@ def measure(runners: Sequence[Runner], n_rounds: int) -> dict[str, list[Turn]]:
     return taken
 
 
-def comparisons(taken: dict[str, list[Turn]]) -> list[Comparison]:
+def comparisons(taken: Taken) -> list[Comparison]:
     """Each arm with what it is compared with, as far as both were measured; PerfDoctor with the bare loop too."""
     wanted = [(arm, BASES[arm]) for arm in taken if BASES.get(arm) in taken]
     wanted += [(arm, "bare") for arm in DOCTORS if arm in taken and "bare" in taken]
@@ -200,6 +217,7 @@ def parsed_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=20, help="rounds of 1024 steps an arm (default: 20)")
+    parser.add_argument("--starts", type=int, default=5, help="times that all arms are started (default: 5)")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), metavar="ARM", help="only these: " + ", ".join(ARMS))
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="TraceML's environment (default: %(default)s)")
     parser.add_argument("--no-traceml", action="store_true", help="leave TraceML out")
@@ -222,13 +240,13 @@ def main() -> None:
     arms = arguments.arms or list(ARMS)
     if arguments.no_traceml or (any(map(is_traceml, arms)) and not traceml_venv(arguments.venv)):
         arms = [arm for arm in arms if not is_traceml(arm)]
-    with running(arms, arguments.venv, arguments.core) as runners:
-        taken = measure(runners, arguments.rounds)
+    n_starts = max(1, min(arguments.starts, arguments.rounds))
+    taken = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
     found = comparisons(taken)
     print(as_text(taken, found))
     if arguments.write:
         simulation, costs = simulated.run(1_000_000), parts.measure()
-        write_page(PAGE, taken, found, simulation, costs, arguments.venv)
+        write_page(PAGE, taken, found, simulation, costs, arguments.venv, n_starts)
         print(f"wrote {PAGE.relative_to(REPOSITORY)}")
 
 

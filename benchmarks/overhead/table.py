@@ -130,8 +130,8 @@ def _verdict(is_met: bool) -> str:
 _PAGE = """# What PerfDoctor costs a step
 
 Written by `python benchmarks/overhead/run.py --write`; do not edit. The method is described at the top of that script:
-all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 1024 steps an arm; figures are
-medians of the differences within a round, with their 95 % interval.
+all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 1024 steps an arm, in processes that
+were started afresh {n_starts} times; figures are medians of the differences within a round, with their 95 % interval.
 
 Machine: {machine}. {versions}.
 
@@ -172,6 +172,7 @@ def write_page(
     simulation: simulated.Simulation,
     costs: Sequence[parts.Part],
     venv: Path,
+    n_starts: int,
 ) -> None:
     """Writes the page of the docs."""
     steps = [
@@ -183,6 +184,7 @@ def write_page(
     page.write_text(
         _PAGE.format(
             n_rounds=len(next(iter(taken.values()))),
+            n_starts=n_starts,
             machine=_machine(),
             versions=_versions(venv),
             arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
