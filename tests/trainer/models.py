@@ -108,9 +108,9 @@ class Tiny(LightningModule):
         return SleepyBackward.apply(loss, self.sleeps)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.sleeps("forward")
         loss = self.loss(batch)
         self.log("loss", loss, batch_size=BATCH_SIZE)
+        self.sleeps("forward")  # last: after a sleep caches are cold, which would make the rest longer than without
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -141,13 +141,13 @@ class Manual(Tiny):
         self.is_raw = is_raw
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.sleeps("forward")
         optimizers = self.optimizers(use_pl_optimizer=not self.is_raw)
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
             loss = self.loss(batch)
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
+        self.sleeps("forward")
 
     def configure_optimizers(self) -> Any:
         return [super(Manual, self).configure_optimizers() for _ in range(self.n_optimizers)]

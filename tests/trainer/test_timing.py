@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ from .models import FetchesItself, Manual, Sleeps, Tiny, loader, unsized_loader
 
 N_STEPS = 12
 SLEEP_S = 0.012
-LEAK_S = SLEEP_S / 3  # more than a phase of the tiny model varies on a machine that does other work
+EXACT_S = max(0.02 * SLEEP_S, 0.0003)  # how exactly a sleep is found
+LONG_SLEEP_S = 0.1  # where more is done beside it, with caches that a sleep leaves cold
+LEAK_S = SLEEP_S / 3  # what a sleep may add to other phases: after it caches are cold
+MAX_RUNS = 6  # other work on the machine only ever adds time: the least of several runs is what the loop itself takes
 
 
 class SleepyCallback(Callback):
@@ -146,7 +150,6 @@ PHASE_OF = {
     "logger": "logging",
 }
 NAMED_AS = {"callback": "SleepyCallback", "logger": "SleepyLogger", "module_hook": "Sleepy"}
-_baselines: dict[str, Measured] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -184,28 +187,52 @@ def trained(make_trainer: Make, variant: str, sleeps: Sleeps, *callbacks: Any, *
     return Measured(kept, sleeps), doctor.session
 
 
-def baseline(make_trainer: Make, variant: str) -> Measured:
-    """The same without a sleep: what the work itself takes."""
-    if variant not in _baselines:
-        _baselines[variant] = trained(make_trainer, variant, Sleeps())[0]
-    return _baselines[variant]
+class Least:
+    """The least that each phase was seen to take in a step, over all runs so far."""
+
+    def __init__(self) -> None:
+        self.by_phase: dict[str, float] = {}
+
+    def add(self, phase: str, seconds: float) -> None:
+        self.by_phase[phase] = min(self.by_phase.get(phase, seconds), seconds)
 
 
-def assert_found(measured: Measured, work: Measured, phase: str) -> None:
-    """Asserts that a phase holds each sleep whole, and no other phase any of it.
+_work: dict[str, Least] = {}
+"""What the steps of a variant take without a sleep."""
 
-    Phases are exclusive and rows have no gaps, so that a phase which is never shorter than the sleep holds it. That
-    nothing is counted twice shows in the step that the machine disturbed least, beside the work alone.
+
+def add_work(make_trainer: Make, variant: str) -> Least:
+    """Measures a variant without a sleep once more."""
+    least = _work.setdefault(variant, Least())
+    measured, _ = trained(make_trainer, variant, Sleeps())
+    for phase in PHASE_INDEX:
+        least.add(phase, measured.phase_s(phase).min())
+    return least
+
+
+def assert_found(make_trainer: Make, variant: str, place: str, phase: str) -> tuple[Measured, Any]:
+    """Asserts that a phase holds each sleep whole, and hardly more than it does without, and no other phase any of it.
+
+    Phases are exclusive and rows have no gaps, so that a phase which is never shorter than the sleep holds it: that is
+    asserted of every step. How much longer it is shows in the step that the machine disturbed least.
     """
-    slept = measured.slept_s > 0
-    assert slept.sum() >= 2
-    beside_s = (measured.phase_s(phase) - measured.slept_s)[slept]
-    assert beside_s.min() >= 0
-    assert beside_s.min() <= work.phase_s(phase).min() + LEAK_S
-    for other in PHASE_INDEX:
-        if other != phase:
-            least_s = measured.phase_s(other)[slept].min()
-            assert least_s <= work.phase_s(other).min() + LEAK_S, f"{other} holds {least_s:.4f} s of each step"
+    beside = Least()
+    for _ in range(MAX_RUNS):
+        work = _work.get(variant) or add_work(make_trainer, variant)
+        measured, session = trained(make_trainer, variant, Sleeps(**{place: SLEEP_S}))
+        slept = measured.slept_s > 0
+        assert slept.sum() >= 2
+        assert (measured.phase_s(phase) - measured.slept_s)[slept].min() >= 0
+        for each in PHASE_INDEX:
+            taken_s = measured.phase_s(each) - (measured.slept_s if each == phase else 0.0)
+            beside.add(each, taken_s[slept].min())
+        excess = {each: beside.by_phase[each] - work.by_phase[each] for each in PHASE_INDEX}
+        wrong = {each: s for each, s in excess.items() if s > (EXACT_S if each == phase else LEAK_S)}
+        if not wrong:
+            break
+        add_work(make_trainer, variant)
+    assert wrong == {}
+    return measured, session
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -215,51 +242,59 @@ def test_sleep_is_found_in_its_phase_and_nowhere_else(make_trainer: Make, varian
         pytest.skip("a step that fetches itself is handed no batch that Lightning would transfer")
     if variant.startswith("manual") and place == "logger":
         pytest.skip("this model logs nothing")
-    work = baseline(make_trainer, variant)
-    sleeps = Sleeps(**{place: SLEEP_S})
-    measured, session = trained(make_trainer, variant, sleeps)
-    assert_found(measured, work, PHASE_OF[place])
+    measured, session = assert_found(make_trainer, variant, place, PHASE_OF[place])
     if place in NAMED_AS:
         first = next(t for t in session.steady.named if t.kind == place)
         assert first.name.startswith(NAMED_AS[place])
         assert first.total_s >= measured.slept_s.sum()
 
 
+def assert_found_between_steps(make: Callable[[Sleeps], tuple[Measured, Any]], sleeps: Sleeps, phase: str) -> Any:
+    """The same for what is not done in every step; the session of the last run with the sleep."""
+    least = {True: np.inf, False: np.inf}
+    for _ in range(MAX_RUNS):
+        work, _ = make(Sleeps())
+        measured, session = make(sleeps)
+        slept = measured.slept_s > 0
+        assert slept.sum() >= 3
+        beside_s = (measured.phase_s(phase) - measured.slept_s)[slept]
+        assert beside_s.min() >= 0
+        least[True] = min(least[True], beside_s.min())
+        done_s = np.sort(work.phase_s(phase))[-slept.sum() :]  # where it is done, not just asked about
+        least[False] = min(least[False], done_s.min())
+        if least[True] - least[False] <= 0.02 * measured.slept_s[slept].min():
+            break
+    assert least[True] - least[False] <= 0.02 * measured.slept_s[slept].min()
+    for other in {"validation", "checkpoint", "callbacks", "logging", "backward"} - {phase}:
+        assert measured.phase_s(other)[slept].min() < LONG_SLEEP_S / 3
+    return session
+
+
 def test_sleep_is_found_in_validation_when_it_runs_mid_epoch(make_trainer: Make) -> None:
-    sleeps = Sleeps(validation=SLEEP_S)
-    measured, session = trained(make_trainer, "mid_epoch_validation", sleeps)
-    slept = measured.slept_s > 0
-    beside_s = (measured.phase_s("validation") - measured.slept_s)[slept]
-    assert beside_s.min() >= 0
-    assert beside_s.min() < 2 * SLEEP_S  # the work of a round beside the sleeps of its two batches
-    assert measured.phase_s("forward")[slept].min() < SLEEP_S
+    def make(sleeps: Sleeps) -> tuple[Measured, Any]:
+        return trained(make_trainer, "mid_epoch_validation", sleeps)
+
+    session = assert_found_between_steps(make, Sleeps(validation=LONG_SLEEP_S), "validation")
     validation = session.validation
-    assert validation.phases["forward"].p50_s >= SLEEP_S
+    assert validation.phases["forward"].p50_s >= LONG_SLEEP_S
     assert max(validation.phases, key=lambda name: validation.phases[name].total_s) == "forward"
 
 
 @pytest.mark.parametrize("when", ["train_steps", "validation_end"])
 def test_sleep_is_found_in_checkpoint_when_the_disk_is_slow(make_trainer: Make, when: str, tmp_path: Any) -> None:
-    slept_s = 3 * SLEEP_S
-    sleeps = Sleeps(checkpoint=slept_s)
-    save = ModelCheckpoint(
-        dirpath=tmp_path,
-        save_top_k=-1,
-        every_n_train_steps=3 if when == "train_steps" else None,
-        every_n_epochs=1 if when == "validation_end" else None,
-        filename="{step}",
-    )
-    variant = "plain" if when == "train_steps" else "mid_epoch_validation"
-    measured, session = trained(
-        make_trainer, variant, sleeps, save, enable_checkpointing=True, plugins=[SleepyCheckpointIO(sleeps)]
-    )
-    slept = measured.slept_s > 0
-    assert slept.sum() >= 3
-    beside_s = (measured.phase_s("checkpoint") - measured.slept_s)[slept]
-    assert beside_s.min() >= 0
-    assert beside_s.min() < slept_s  # torch.save of a tiny model
-    for other in ("validation", "callbacks", "forward", "logging"):
-        assert measured.phase_s(other)[slept].min() < slept_s
+    def make(sleeps: Sleeps) -> tuple[Measured, Any]:
+        save = ModelCheckpoint(
+            dirpath=tmp_path,
+            save_top_k=-1,
+            every_n_train_steps=3 if when == "train_steps" else None,
+            every_n_epochs=1 if when == "validation_end" else None,
+            filename="{step}",
+        )
+        variant = "plain" if when == "train_steps" else "mid_epoch_validation"
+        disk = SleepyCheckpointIO(sleeps)
+        return trained(make_trainer, variant, sleeps, save, enable_checkpointing=True, plugins=[disk])
+
+    session = assert_found_between_steps(make, Sleeps(checkpoint=LONG_SLEEP_S), "checkpoint")
     assert any(t.phase == "checkpoint" for t in session.steady.named)
 
 
