@@ -84,6 +84,20 @@ def ratio_interval(
     return _interval(float(a.mean() - b.mean()), reach)
 
 
+def drift(groups: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
+    """The slope that groups of values share, by least squares with a level of its own for each group.
+
+    Args:
+        groups: Values and their places, each of shape (n,).
+
+    Returns:
+        In the values' unit for one place; 0 where no group has two places.
+    """
+    square = sum(float(((at - at.mean()) ** 2).sum()) for _, at in groups)
+    product = sum(float(((x - x.mean()) * (at - at.mean())).sum()) for x, at in groups)
+    return product / square if square else 0.0
+
+
 def welch_reach(variance_a: float, n_a: int, variance_b: float, n_b: int, kept: float = 1.0) -> float:
     """Half the width of Welch's 95 % interval of a difference of means; 0 where neither group varies.
 
@@ -106,12 +120,8 @@ def welch_reach(variance_a: float, n_a: int, variance_b: float, n_b: int, kept: 
 def _without_drift(
     a: NDArray[np.float64], b: NDArray[np.float64], a_at: NDArray[np.float64], b_at: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    slope = drift([(a, a_at), (b, b_at)])
     middle = float(np.concatenate([a_at, b_at]).mean())
-    groups = ((a, a_at), (b, b_at))
-    square = sum(float(((at - at.mean()) ** 2).sum()) for _, at in groups)
-    if square == 0:
-        return a, b
-    slope = sum(float(((x - x.mean()) * (at - at.mean())).sum()) for x, at in groups) / square
     return a - slope * (a_at - middle), b - slope * (b_at - middle)
 
 

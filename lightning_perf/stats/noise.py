@@ -1,25 +1,43 @@
-"""The change that counts as none, from two halves of one arm."""
+"""The change that counts as none, from runs of one arm."""
 
 from __future__ import annotations
 
-from lightning_perf.records import Interval
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .estimates import MIN_RUNS, MIN_RUNS_FOR_DRIFT, Runs, drift, levels
 
 MIN_BAND = 0.01
 """Below 1 % a machine that does other things too differs from itself."""
 
 MAX_BAND = 0.05
-"""More is a change that matters to its user: where the halves may differ by more, an arm is inconclusive, never the
-same."""
+"""More is a change that matters to its user: where runs differ by more, an arm is inconclusive, never the same."""
+
+_REACH = 1.959964 * math.sqrt(2)  # standard deviations that a difference of two normal values exceeds 1 time in 20
 
 
-def noise_band(aa: Interval | None) -> float:
-    """The relative change that counts as none: as far as the interval of the A/A pair reaches, from 1 % to 5 %.
+def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
+    """The relative change that counts as none: what two runs of the same training differ by in 19 of 20 cases.
 
-    The pair's true ratio is 1, so its interval shows what this machine cannot tell apart with so many runs.
+    A property of the machine and the training, so it does not shrink with more runs, as an interval does: more
+    repeats settle at last whether an arm lies within it.
 
     Args:
-        aa: Ratio of the two halves; None where it was not measured, which gives 1 %.
+        runs: Block means of both halves of the A/A pair, by run.
+        at: Their places in the order in which all runs were made; with ``MIN_RUNS_FOR_DRIFT`` runs the machine's
+            drift is taken out.
+
+    Returns:
+        From ``MIN_BAND``, which is also the answer to fewer than ``MIN_RUNS`` runs, to ``MAX_BAND``.
     """
-    if aa is None:
+    logs = levels(runs)
+    n, n_fitted = len(logs), 1
+    if n < MIN_RUNS:
         return MIN_BAND
-    return min(MAX_BAND, max(MIN_BAND, aa.high - 1, 1 / aa.low - 1))
+    if at is not None and n >= MIN_RUNS_FOR_DRIFT:
+        places = np.asarray(at, dtype=np.float64)
+        logs, n_fitted = logs - drift([(logs, places)]) * (places - places.mean()), 2
+    deviation = math.sqrt(float(((logs - logs.mean()) ** 2).sum()) / (n - n_fitted))
+    return min(MAX_BAND, max(MIN_BAND, math.expm1(min(1.0, _REACH * deviation))))

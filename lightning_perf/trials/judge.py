@@ -48,10 +48,9 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
         safety: By treatment as given; ``exact`` where it is not told. An arm is as unsafe as its least safe treatment.
     """
     done = [run for run in runs if run.status != "interrupted"]
-    aa = _measured_aa(done)
-    band = noise_band(aa)
+    band, aa = _measured_pair(done)
     ids = list(dict.fromkeys(run.arm for run in done))
-    arms = tuple(_arm(id_, done, band, aa, predicted, safety) for id_ in ids)
+    arms = tuple(_arm(id_, done, band, predicted, safety) for id_ in ids)
     return Judgement(arms, band, aa)
 
 
@@ -92,14 +91,13 @@ def _arm(
     id_: str,
     done: list[ArmRun],
     band: float,
-    aa: Interval | None,
     predicted: Mapping[str, Gain],
     safety: Mapping[str, Safety],
 ) -> Arm:
     own = [run for run in done if run.arm == id_]
     treatments = treatments_of(id_)
     least_safe = _SAFETIES[max((_SAFETIES.index(safety.get(t, "exact")) for t in treatments), default=0)]
-    verdict, reason, comparison = _verdict(id_, own, done, band, aa)
+    verdict, reason, comparison = _verdict(id_, own, done, band)
     is_failed = verdict == "failed"
     loss: LossVerdict = "unknown"
     if treatments and not is_failed:
@@ -121,9 +119,7 @@ def _arm(
     )
 
 
-def _verdict(
-    id_: str, own: list[ArmRun], done: list[ArmRun], band: float, aa: Interval | None
-) -> tuple[ArmVerdict, str, Comparison | None]:
+def _verdict(id_: str, own: list[ArmRun], done: list[ArmRun], band: float) -> tuple[ArmVerdict, str, Comparison | None]:
     failure = _failure(id_, own, done)
     if failure:
         return "failed", failure, None
@@ -150,15 +146,13 @@ def _failure(id_: str, own: list[ArmRun], done: list[ArmRun]) -> str:
     return next(filter(None, map(not_finite, own)), "")
 
 
-def _measured_aa(done: list[ArmRun]) -> Interval | None:
+def _measured_pair(done: list[ArmRun]) -> tuple[float, Interval | None]:
+    """The noise band and the ratio of the two halves of the A/A pair."""
     ours, theirs = _same_rounds(done, (BASELINE,), AGAIN)
     usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
-    return ratio_interval(
-        [run.block_means_s for run in usable_base],
-        [run.block_means_s for run in usable_new],
-        [run.position for run in usable_base],
-        [run.position for run in usable_new],
-    )
+    base, base_at = [run.block_means_s for run in usable_base], [run.position for run in usable_base]
+    new, new_at = [run.block_means_s for run in usable_new], [run.position for run in usable_new]
+    return noise_band([*base, *new], [*base_at, *new_at]), ratio_interval(base, new, base_at, new_at)
 
 
 def _same_rounds(done: list[ArmRun], base: Sequence[str], new: str) -> tuple[list[ArmRun], list[ArmRun]]:

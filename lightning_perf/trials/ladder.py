@@ -20,7 +20,16 @@ from lightning_perf.stats.verdicts import Comparison
 from .judge import AGAIN, BASELINE, Judgement, compare_arms, judge, rounds_of, treatments_of
 
 __all__ = [
-    "AGAIN", "BASELINE", "Candidate", "Plan", "PlannedRun", "arm_id", "at_most_left", "best", "ladder", "next_runs",
+    "AGAIN",
+    "BASELINE",
+    "Candidate",
+    "Plan",
+    "PlannedRun",
+    "arm_id",
+    "best",
+    "ladder",
+    "next_runs",
+    "runs_left",
 ]  # fmt: skip
 
 MIN_ROUNDS = 2
@@ -56,13 +65,15 @@ class Plan(Record, frozen=True, kw_only=True):
 
     Attributes:
         candidates: Best first; None while the baseline has not been diagnosed, which asks for the baseline alone.
-        repeats: Runs an arm in a stage at most, at least 1.
+        repeats: Runs an arm in a stage, at least 1; fewer where the verdict is clear before.
+        extra: Repeats beyond those for an arm that is inconclusive where so many would probably settle it.
         allow: Safeties that the ladder may keep; others are measured alone only.
         has_ladder: Whether treatments are combined after they were measured alone.
     """
 
     candidates: tuple[Candidate, ...] | None = None
     repeats: int = 3
+    extra: int = 2
     allow: tuple[Safety, ...] = ("exact", "numerics")
     has_ladder: bool = True
 
@@ -117,14 +128,14 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
     )
 
 
-def at_most_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
-    """Runs that the trial will make at most; verdicts that are clear early make them fewer."""
+def runs_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
+    """Runs that the trial will make, about: verdicts that are clear early make them fewer, ``extra`` repeats more."""
     walk = _walk(plan, _finished(runs))
     if walk.round is None:
         return 0
     current = walk.round
-    more = (plan.repeats - current.number - 1) * len(current.members) if plan.candidates else 0
-    return len(current.left) + more + walk.rungs_ahead * 3 * plan.repeats
+    rounds_ahead = max(0, plan.repeats - current.number - 1) if plan.candidates else 0
+    return len(current.left) + rounds_ahead * len(current.members) + walk.rungs_ahead * 3 * plan.repeats
 
 
 def ladder(plan: Plan, runs: Sequence[ArmRun]) -> tuple[Rung, ...]:
@@ -178,9 +189,9 @@ def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
     if pair and all(run.status == "failed" for run in pair):
         return _Walk(rungs, None, 0)
     if plan.candidates is None:
-        return _Walk(rungs, _open_round(done, 0, [], [BASELINE, AGAIN], 1, lambda _, __: False), 0)
+        return _Walk(rungs, _open_round(done, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), _compared_alone), 0)
     arms = list(dict.fromkeys(candidate.treatment for candidate in plan.candidates))
-    open_round = _open_round(done, 0, [BASELINE, AGAIN], arms, plan.repeats, _is_settled_alone)
+    open_round = _open_round(done, 0, [BASELINE, AGAIN], arms, plan, _compared_alone)
     if open_round is not None:
         allowed = sum(candidate.safety in plan.allow for candidate in plan.candidates)
         return _Walk(rungs, open_round, max(0, allowed - 1) if plan.has_ladder else 0)
@@ -270,11 +281,11 @@ class _Climb:
         id_ = arm_id([*(c.treatment for c in self.kept), candidate.treatment])
         band = self._judgement.noise_band
 
-        def is_settled(first: Sequence[ArmRun], arm: str) -> bool:
-            return _is_clear(compare_arms(first, [below], arm, band).call, band)
+        def compared(first: Sequence[ArmRun], arm: str) -> tuple[Comparison, float]:
+            return compare_arms(first, [below], arm, band), band
 
         references = list(dict.fromkeys([BASELINE, below]))
-        open_round = _open_round(self._done, self._stage, references, [id_], self._plan.repeats, is_settled)
+        open_round = _open_round(self._done, self._stage, references, [id_], self._plan, compared)
         if open_round is not None:
             return open_round
         own = [run for run in self._done if run.stage == self._stage]
@@ -330,32 +341,48 @@ def _open_round(
     stage: int,
     references: list[str],
     arms: list[str],
-    repeats: int,
-    is_settled: Callable[[Sequence[ArmRun], str], bool],
+    plan: Plan,
+    compared: Callable[[Sequence[ArmRun], str], tuple[Comparison, float]],
 ) -> _Round | None:
-    """The first round of a stage that is not complete; None when all arms are settled or ran often enough."""
+    """The first round of a stage that is not complete; None when all arms are settled or ran often enough.
+
+    Args:
+        done: Finished runs.
+        stage: Which.
+        references: Arms of every round.
+        arms: Arms in question.
+        plan: Tells how many rounds.
+        compared: What the stage's runs so far say of an arm, and the noise band.
+    """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}
     active = list(arms)
-    for index in range(repeats):
-        members = [*references, *active][:: 1 if index % 2 == 0 else -1]
-        left = [arm for arm in members if (arm, stage, index) not in ran]
+    for number in range(plan.repeats + plan.extra):
+        members = [*references, *active][:: 1 if number % 2 == 0 else -1]
+        left = [arm for arm in members if (arm, stage, number) not in ran]
         if active and left:
-            return _Round(stage, index, members, left)
-        first = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= index]
+            return _Round(stage, number, members, left)
+        first = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= number]
         failed = {arm.id for arm in judge(first).arms if arm.verdict == "failed"}
-        active = [a for a in active if a not in failed and (index + 1 < MIN_ROUNDS or not is_settled(first, a))]
+        active = [a for a in active if a not in failed and _is_open(*compared(first, a), number + 1, plan)]
     return None
 
 
-def _is_settled_alone(first: Sequence[ArmRun], arm: str) -> bool:
-    judgement = judge(first)
-    judged = judgement.arm(arm)
-    return judged is not None and _is_clear(judged.verdict, judgement.noise_band)
+def _is_open(comparison: Comparison, band: float, n_rounds: int, plan: Plan) -> bool:
+    """Whether an arm runs once more after so many rounds."""
+    if n_rounds < min(MIN_ROUNDS, plan.repeats):
+        return True
+    if comparison.call in ("improved", "regressed"):
+        return False
+    if n_rounds < plan.repeats:
+        return comparison.call == "inconclusive" or band > NARROW_BAND
+    needed = comparison.repeats_needed
+    return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 
 
-def _is_clear(verdict: str, band: float) -> bool:
-    return verdict in ("improved", "regressed") or (verdict == "no_change" and band <= NARROW_BAND)
+def _compared_alone(first: Sequence[ArmRun], arm: str) -> tuple[Comparison, float]:
+    band = judge(first).noise_band
+    return compare_arms(first, [BASELINE, AGAIN], arm, band), band
 
 
 def _told(plan: Plan) -> tuple[dict[str, Gain], dict[str, Safety]]:
