@@ -223,7 +223,7 @@ def _judged(runs: Stage) -> Comparison:
 
 
 def stopped_early(
-    noise: Noise, speedup: float, n: int, repeats: int = 5, seed: int = 0
+    noise: Noise, speedup: float, n: int, repeats: int = 3, seed: int = 0
 ) -> tuple[dict[str, float], float]:
     """Whole trials by the real strategy, which stops an arm as soon as its verdict is clear.
 
@@ -231,11 +231,11 @@ def stopped_early(
         noise: Of the machine.
         speedup: True speed-up of each of two treatments, measured alone.
         n: Trials.
-        repeats: At most.
+        repeats: As planned; two more where they would probably settle an arm.
         seed: Of the chance.
 
     Returns:
-        Part of arms by verdict, and the mean of runs made, as part of those that a fixed number would have made.
+        Part of arms by verdict, and the mean of runs made, as part of those that ``repeats`` rounds make.
     """
     rng = np.random.default_rng(seed)
     plan = Plan(candidates=(Candidate(treatment="b"), Candidate(treatment="c")), repeats=repeats, has_ladder=False)

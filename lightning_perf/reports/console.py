@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from lightning_perf.records import Epoch, Finding, Session
+from lightning_perf.records import Epoch, Finding, Session, Trial
 
 from . import summary, wording
 from .page import Page
@@ -17,11 +17,13 @@ __all__ = [
     "EpochReport",
     "PreflightReport",
     "RunReport",
+    "TrialReport",
     "emit",
     "epoch_report",
     "preflight_report",
     "run_report",
     "to_text",
+    "trial_report",
 ]
 
 EPOCH_FINDINGS = 3
@@ -58,6 +60,11 @@ def preflight_report(findings: Sequence[Finding]) -> PreflightReport:
     return PreflightReport(findings)
 
 
+def trial_report(trial: Trial) -> TrialReport:
+    """The ladder of a trial, to be given to ``emit``; ends with what to paste."""
+    return TrialReport(trial)
+
+
 class RunReport:
     """Draws a whole session; adapts to the console's width and encoding."""
 
@@ -82,7 +89,19 @@ class RunReport:
             if i:
                 yield Text("")
             yield from page.finding(finding)
+        for trial in session.trials:
+            yield from page.trial(trial)
         yield from page.footer(session, self._show_all)
+
+
+class TrialReport:
+    """Draws one trial; adapts to the console's width and encoding."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from Page(options).trial(self._trial)
 
 
 class EpochReport:

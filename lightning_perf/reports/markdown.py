@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from lightning_perf.records import Finding, Session, StageTimes
+from lightning_perf.records import Finding, Session, StageTimes, Trial
 
-from . import memory_rows, summary, wording
+from . import memory_rows, summary, trial_rows, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -32,6 +32,8 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
         parts += ["### Findings", _findings_table(findings)]
         for finding in findings:
             parts += _finding(finding)
+    for trial in session.trials:
+        parts += _trial(trial)
     if session.validation is not None:
         parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
     parts += _memory(session)
@@ -77,6 +79,29 @@ def _memory(session: Session) -> Iterator[str]:
         yield "### Memory"
     if facts:
         yield "\n".join(f"- {escape(fact)}" for fact in facts)
+
+
+def _trial(trial: Trial) -> Iterator[str]:
+    yield f"### {escape(trial_rows.trial_title(trial))}"
+    yield f"**{escape(trial_rows.headline(trial))}**"
+    yield _facts(trial_rows.trial_facts(trial))
+    ladder, alone = trial_rows.ladder_rows(trial), trial_rows.alone_rows(trial)
+    if len(ladder) > 1:
+        yield _table(("rung", "speed-up", "on top", "predicted", "verdict"), "lrrrl", [_rung(row) for row in ladder])
+    if alone:
+        yield _table(("alone", "speed-up", "", "predicted", "verdict"), "lrrrl", [_rung(row) for row in alone])
+    out = trial_rows.left_out(trial)
+    if out:
+        yield _table(("left out", "why"), "ll", [list(map(escape, row)) for row in out])
+    for label, language, lines in trial_rows.pasted(trial):
+        yield f"{label[0].upper()}{label[1:]}:"
+        yield _fenced(lines, language)
+
+
+def _rung(row: trial_rows.LadderRow) -> list[str]:
+    speedup = f"{row.speedup} ({row.interval})" if row.interval else row.speedup
+    verdict = ", ".join(filter(None, [row.verdict, f"losses {row.losses}" if row.losses else "", row.peak]))
+    return [escape(cell) for cell in (row.name, speedup, row.step_gain, row.predicted, verdict)]
 
 
 def _findings_table(findings: Sequence[Finding]) -> str:
@@ -138,8 +163,8 @@ def _table(heads: Sequence[str], alignments: str, rows: Sequence[Sequence[str]])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
 
-def _fenced(lines: list[str]) -> str:
+def _fenced(lines: list[str], language: str = "python") -> str:
     # A fence longer than any inside, so that nothing in the code can close it.
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    return "\n".join([f"{fence}python", *lines, fence])
+    return "\n".join([f"{fence}{language}", *lines, fence])

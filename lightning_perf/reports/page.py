@@ -11,13 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes
+from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes, Trial
 
-from . import memory_rows, summary, wording
+from . import memory_rows, summary, trial_rows, wording
 from .summary import PhaseRow
 
 _NARROW = 70
 _WIDEST = 100
+_ROOM_FOR_VERDICTS = 92
 _BAR = {False: 30, True: 14}
 _SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
 _QUIET = "dim"
@@ -145,6 +146,44 @@ class Page:
         if modules:
             yield self.facts(modules)
 
+    def trial(self, trial: Trial) -> Iterator[RenderableType]:
+        """The ladder, what was left out of it, and what to paste."""
+        yield self.title(trial_rows.trial_title(trial))
+        yield self._indented(self.text(trial_rows.headline(trial), "bold"), 0)
+        yield self.facts(trial_rows.trial_facts(trial))
+        ladder = trial_rows.ladder_rows(trial)
+        if len(ladder) > 1:
+            yield Text("")
+            yield self._ladder("ladder", ladder)
+        alone = trial_rows.alone_rows(trial)
+        if alone:
+            yield Text("")
+            yield self._ladder("alone", alone)
+        out = trial_rows.left_out(trial)
+        if out:
+            yield Text("")
+            yield self.table([("left out", "why"), *out], _QUIET)
+        for label, _, lines in trial_rows.pasted(trial):
+            yield Text("")
+            yield self.quiet(f"{label}:")
+            yield from self._code(lines, indent=4)
+
+    def _ladder(self, name: str, rows: Sequence[trial_rows.LadderRow]) -> RenderableType:
+        heads = (name, *trial_rows.HEADS[1:])
+        # Columns that are empty all the way down are left out, and what there is no room for.
+        shown = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+        shown = [i for i in shown if heads[i] != "verdict" or name == "alone" or self._width >= _ROOM_FOR_VERDICTS]
+        if name == "alone" and self._width < _ROOM_FOR_VERDICTS:
+            shown = [i for i in shown if heads[i] not in ("peak", "losses")]
+        grid = self._grid(*("left" if heads[i] in (name, "losses", "verdict") else "right" for i in shown))
+        for i, column in zip(shown, grid.columns, strict=True):
+            column.no_wrap = i > 0
+        grid.add_row(*(self.text(heads[i], _QUIET) for i in shown))
+        for row in rows:
+            style = _QUIET if row.name.startswith("−") else ""
+            grid.add_row(*(self.text(row[i], style) for i in shown))
+        return Constrain(grid, self._width)
+
     def table(self, rows: Sequence[Sequence[str]], style: str = "", alignments: Sequence[str] = ()) -> RenderableType:
         grid = self._grid(*(alignments or ["left"] * len(rows[0])))
         for row in rows:
@@ -172,10 +211,10 @@ class Page:
             grid.add_row(*(self.text(cell, _QUIET) for cell in cells))
         return self._indented(grid)
 
-    def _code(self, lines: list[str]) -> Iterator[Text]:
+    def _code(self, lines: list[str], indent: int = _INDENT + 6) -> Iterator[Text]:
         # Not wrapped: a line broken by us could not be pasted.
         for line in lines:
-            code = self.text(" " * (_INDENT + 6) + line, "green")
+            code = self.text(" " * indent + line, "green")
             code.no_wrap, code.overflow = True, "ignore"
             yield code
 

@@ -376,6 +376,8 @@ def _is_open(comparison: Comparison, band: float, n_rounds: int, plan: Plan) -> 
         return False
     if n_rounds < plan.repeats:
         return comparison.call == "inconclusive" or band > NARROW_BAND
+    if plan.repeats < MIN_ROUNDS:
+        return False
     needed = comparison.repeats_needed
     return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 

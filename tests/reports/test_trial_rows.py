@@ -1,0 +1,119 @@
+"""The ladder as reports show it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tensorboard.plugin_util import markdown_to_safe_html
+
+from lightning_perf.records import ArmVerdict, Trial
+from lightning_perf.reports import trial_rows
+from lightning_perf.reports.console import run_report, to_text, trial_report
+from lightning_perf.reports.markdown import to_markdown
+from reports.golden import assert_golden
+from reports.sessions import starved
+from reports.trials import broken, climbed, fruitless
+
+TRIALS: dict[str, Callable[[], Trial]] = {"climbed": climbed, "fruitless": fruitless, "broken": broken}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", TRIALS)
+def test_trial_report_matches_its_golden_file(name: str, width: int) -> None:
+    assert_golden(f"trial_{name}_{width}.txt", to_text(trial_report(TRIALS[name]()), width))
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_trial_in_markdown_matches_its_golden_file(name: str) -> None:
+    text = to_markdown(msgspec.structs.replace(starved(), findings=(), trials=(TRIALS[name](),)))
+    assert_golden(f"trial_{name}.md", text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", TRIALS)
+def test_trial_report_stays_within_the_width(name: str, width: int) -> None:
+    pasted = {line.strip() for line in TRIALS[name]().code.splitlines()}
+    lines = to_text(trial_report(TRIALS[name]()), width).splitlines()
+    assert [line for line in lines if len(line) > width and line.strip() not in pasted] == []
+
+
+def test_trial_report_ends_with_what_to_paste_whole_and_as_given() -> None:
+    trial = climbed()
+    text = to_text(trial_report(trial), 60)
+    for line in (*trial.code.splitlines(), *trial.yaml.splitlines()):
+        assert f"    {line}\n" in text
+    assert text.rstrip().endswith("precision: bf16-mixed")
+
+
+def test_run_report_shows_the_trials_of_a_session() -> None:
+    session = msgspec.structs.replace(starved(), trials=(climbed(),))
+    text = to_text(run_report(session), 80)
+    assert "2.31× faster (2.28–2.34) with loader-workers=4, precision-bf16" in text
+    assert text.index("PD502 logging-every-step") < text.index("Trial of python train.py") < text.index("overhead")
+
+
+def test_every_rung_shows_speedup_interval_step_gain_prediction_memory_and_losses() -> None:
+    row = trial_rows.ladder_rows(climbed())[2]
+    assert row == (
+        "+ precision-bf16", "2.31×", "2.28–2.34", "1.26×", "up to 1.6×", "690 MiB", "in noise", "improved",
+    )  # fmt: skip
+
+
+def test_everything_tried_or_not_is_told_with_its_reason() -> None:
+    told = dict(trial_rows.left_out(climbed()))
+    assert told["channels-last"] == "failed: RuntimeError: out of memory: tried to allocate 3.2 GiB, 1.1 GiB free"
+    assert told["fused-optimizer"] == "not tried: the optimizer is fused already"
+    assert set(told) == {"log-every-n=50", "batch-size=256", "compile", "channels-last", "fused-optimizer"}
+
+
+def test_headline_says_that_nothing_gained_when_the_best_is_the_baseline() -> None:
+    assert trial_rows.headline(fruitless()) == "No treatment was shown to make this training faster"
+    assert trial_rows.pasted(fruitless()) == []
+
+
+def test_headline_says_why_when_the_baseline_failed() -> None:
+    assert "ModuleNotFoundError: No module named 'torchvision'" in trial_rows.headline(broken())
+
+
+def test_headline_says_that_nothing_was_measured_when_only_the_baseline_ran() -> None:
+    alone = msgspec.structs.replace(fruitless(), arms=fruitless().arms[:1])
+    assert trial_rows.headline(alone) == "No treatment was measured"
+
+
+def test_trial_report_has_no_control_characters_when_a_message_is_hostile() -> None:
+    text = to_text(trial_report(broken()), 80)
+    assert "[bold]x[/bold]" in text
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
+    shown = markdown_to_safe_html(to_markdown(msgspec.structs.replace(starved(), trials=(broken(),))))
+    assert "\x1b" not in shown
+
+
+def test_trial_in_markdown_has_tables_of_at_most_five_columns() -> None:
+    text = to_markdown(msgspec.structs.replace(starved(), trials=(climbed(),)))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        assert {len(re.findall(r"(?<!\\)\|", row)) - 1 for row in table.splitlines()} <= {2, 5}
+    assert "```yaml\ntrainer:\n  precision: bf16-mixed\n```" in text
+
+
+def test_trial_report_is_plain_ascii_when_the_output_is() -> None:
+    text = to_text(trial_report(climbed()), 80, "ascii")
+    text.encode("ascii")
+    assert "2.31x" in text
+    assert "- log-every-n=50" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1.0, "1.00×"), (9.994, "9.99×"), (12.34, "12.3×"), (123.4, "123×"), (float("nan"), "n/a")]
+)
+def test_ratio_has_three_digits(value: float, shown: str) -> None:
+    assert trial_rows.times(value) == shown
+
+
+@pytest.mark.parametrize("verdict", ["improved", "regressed", "no_change", "inconclusive", "failed"])
+def test_every_verdict_has_its_words(verdict: ArmVerdict) -> None:
+    arm = msgspec.structs.replace(climbed().arms[3], verdict=verdict)
+    trial = msgspec.structs.replace(fruitless(), arms=(arm,), ladder=())
+    assert trial_rows.alone_rows(trial)[0].verdict == verdict.replace("_", " ")
