@@ -80,8 +80,9 @@ degrees of freedom, estimated from two variances of two values each, err on the 
 ## The noise band
 
 A change may be real and still be none that matters. The *noise band* is what two runs of the same training differ
-by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%} and at most ±{MAX_BAND:.0%}. It belongs to the
-machine and the training; more repeats make intervals narrower, not the band, so they settle at last what lies in it.
+by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%} and at most ±{MAX_BAND:.0%}. It
+belongs to the machine and the training; more repeats make intervals narrower, not the band, so
+they settle at last what lies in it.
 
 | the interval of the speed-up | verdict |
 |:--|:--|
@@ -123,8 +124,8 @@ deviation); for 1.00× the part called `no_change`.
 {_powers(few)}
 
 Read: with runs that differ by about 1 %, three repeats find a gain of 10 % almost surely and one of 5 % now and
-then; a gain within the noise band is never claimed. What a
-decoy changes, nothing, takes about five repeats to be called so, or a quieter machine.
+then. A gain within the noise band is not worth a claim, and hardly ever gets one. That a treatment changes nothing
+takes about five repeats to show, or a quieter machine.
 
 ## Limits
 
