@@ -26,9 +26,13 @@ class HotFunction(Record, frozen=True, kw_only=True):
         line: Its first line; 0 where there is none.
         share: Share of ``__getitem__``'s time (of collate's where ``where`` says so) spent in it and what it calls.
         own_share: The same without what it calls.
+        blamed_share: Share of the time during which it was the innermost function of the user's, so that libraries and
+            C code count for the function that called them; where no function of the user's was running, the innermost
+            Python one. These shares add up to at most 1, and the functions are ordered by them.
         n_calls: Calls a sample (a batch for collate); None where a sampling profiler found it.
         where: ``"getitem"`` or ``"collate"``.
-        kind: ``"python"``, or ``"native"`` where the time is spent in C code called from it.
+        kind: ``"python"``, or ``"native"`` where most of ``blamed_share`` is spent in C code called from it, operators
+            on arrays and tensors included.
         basis: How it was found: ``"cProfile"`` or ``"pyinstrument"``.
         is_users: Whether it is the user's code rather than the standard library's or an installed package's.
     """
@@ -38,6 +42,7 @@ class HotFunction(Record, frozen=True, kw_only=True):
     line: int
     share: float
     own_share: float
+    blamed_share: float = 0.0
     n_calls: float | None = None
     where: Literal["getitem", "collate"] = "getitem"
     kind: Literal["python", "native"] = "python"
@@ -46,12 +51,18 @@ class HotFunction(Record, frozen=True, kw_only=True):
 
 
 class HotLine(Record, frozen=True, kw_only=True):
-    """A line of the costliest function: its text and its share of that function's time."""
+    """A line of the costliest function: its text and its share of that function's time.
+
+    Attributes:
+        share: Of the function's time, what the line calls included.
+        basis: How it was found: ``"line_profiler"``, or ``"pyinstrument"``.
+    """
 
     file: str
     line: int
     text: str
     share: float
+    basis: str = "line_profiler"
 
 
 class WorkerPoint(Record, frozen=True, kw_only=True):
@@ -110,9 +121,10 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         first_batch_s: First batch with the loader as it is; the start of its workers included.
         read_bytes: Bytes read from storage a sample; None where the kernel does not tell.
         rss_growth_bytes: Growth of a process's own memory a sample, once warm.
-        functions: The costliest functions, worst first.
-        lines: Lines of the costliest one, where ``line_profiler`` is installed.
-        curve: Throughput against the number of workers, fewest first.
+        functions: The costliest functions, worst first: those of ``__getitem__``, then those of collate.
+        lines: Lines of the first of them, where ``line_profiler`` or ``pyinstrument`` is installed.
+        curve: Throughput against the number of workers, fewest first: 0, 1, 2, 4 … usable cores and the number in use;
+            where samples wait rather than compute, beyond the cores. It ends where more workers bring no more.
         prefetch: The same with other prefetch factors, where samples are bursty.
         compute_s: Seconds a step takes on one cached batch, nothing to load; None when not measured.
         compute_basis: How ``compute_s`` was measured, or why it was not.

@@ -1,5 +1,6 @@
 """What a loader's batches cost: measured in child processes, on copies."""
 
 from .in_process import InProcessCost
+from .prober import LIMIT_S, LoaderProber
 
-__all__ = ["InProcessCost"]
+__all__ = ["LIMIT_S", "InProcessCost", "LoaderProber"]

@@ -19,9 +19,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-Say = Callable[[bytes], None]
-"""What the child calls with all that it knows so far; the last call is the one that counts."""
-
 _CHILD_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM")
@@ -33,6 +30,22 @@ _PARENTS_STREAMS: list[Any] = []
 """In the child: streams of the parent's. Letting go of one would write out a second time what it still buffers."""
 
 _HEADER = struct.Struct("<Q")
+
+
+class Say:
+    """What the child calls with all that it knows so far; the last call is the one that counts.
+
+    Attributes:
+        descriptor: Of the notes, which the child must not close.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __call__(self, content: bytes) -> None:
+        content = _HEADER.pack(len(content)) + content
+        while content:
+            content = content[os.write(self.descriptor, content) :]
 
 
 class Ended(NamedTuple):
@@ -210,17 +223,12 @@ def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoRet
     code = 1
     try:
         _leave_parent_alone(limit_s)
-        work(lambda content: _write_all(notes, _HEADER.pack(len(content)) + content))
+        work(Say(notes))
         code = 0
     except BaseException:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; the exit code tells
         pass
     finally:
         os._exit(code)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
 
 
 def _leave_parent_alone(limit_s: float) -> None:

@@ -1,0 +1,158 @@
+"""Takes a loader apart in a child process, on copies, within a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch.utils.data import DataLoader
+
+from lightning_perf.probes.machine import read_machine
+from lightning_perf.records.loader_probe import LoaderProbe
+
+from .child import Child, Ended
+from .copying import refuses_copy
+from .stages import Note, Plan, probe
+
+LIMIT_S = 20.0
+"""Default for when the child is killed; it plans to be done a little earlier."""
+MIN_LIMIT_S = 2.0
+"""Starting workers and profiling take this long before they say anything."""
+
+
+class LoaderProber:
+    """Measures what a ``LoaderProbe`` holds, for one loader, beside whatever this process does.
+
+    All of it happens in a forked child and its own workers: on copies of dataset, sampler, collate and generators, with
+    open files of its own. This process's random states, samplers, files and iterators stay as they are. Data that
+    raises, hangs, ends its process or takes too much memory ends the probe, with what was known until then.
+
+    Use: ``start`` once, ``poll`` now and then, ``close`` at the end.
+
+    Args:
+        limit_s: Seconds after which the child is killed.
+        is_beside_training: Whether a training goes on meanwhile: it shares the cores, and memory that it writes to
+            can no longer be told from the child's.
+        local_world_size: Ranks on this node, which share the cores.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S, is_beside_training: bool = False, local_world_size: int = 1) -> None:
+        self._limit_s = max(MIN_LIMIT_S, limit_s)
+        self._is_beside_training = is_beside_training
+        self._local_world_size = local_world_size
+        self._child = Child(self._limit_s)
+        self._scratch: Path | None = None
+        self._result: LoaderProbe | None = None
+        self._first = LoaderProbe(status="failed", reason="not started")
+        self._started_s = 0.0
+
+    def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
+        """Starts measuring.
+
+        Args:
+            loader: The loader; its iterators may be in use.
+            stage: ``"train"``, ``"val"`` …
+            index: Its position among the loaders of the stage.
+
+        Returns:
+            None when the child runs; else the record that says why this loader is not probed.
+        """
+        if self._child.is_alive:
+            raise RuntimeError("start() was called while a probe runs; call close() before starting another")
+        cores = read_machine().usable_cores / max(1, self._local_world_size)
+        self._first = LoaderProbe(
+            status="failed",
+            stage=stage,
+            index=index,
+            is_beside_training=self._is_beside_training,
+            usable_cores=cores,
+            num_workers=loader.num_workers if isinstance(loader, DataLoader) else None,
+            batch_size=loader.batch_size if isinstance(loader, DataLoader) else None,
+            missing={"pin": "pinning needs the device, which a forked process cannot use"},
+        )
+        self._result = None
+        reason = refuses_copy(loader)
+        if reason is None:
+            try:
+                # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.
+                self._scratch = Path(tempfile.mkdtemp(prefix="lperf"))
+                plan = Plan(self._limit_s, self._is_beside_training, cores, self._scratch)
+                self._child.start(partial(probe, loader, plan, self._first))
+            except OSError as error:
+                self._remove_scratch()
+                reason = f"no child process could be started: {error}"
+        if reason is not None:
+            self._result = msgspec.structs.replace(self._first, status="refused", reason=reason)
+            return self._result
+        self._started_s = time.monotonic()
+        return None
+
+    def poll(self) -> LoaderProbe | None:
+        """The record, or None while the child runs. Never blocks."""
+        ended = self._child.poll()
+        if self._result is None and ended is not None:
+            self._result = self._record(ended)
+            self._remove_scratch()
+        return self._result
+
+    def wait(self, patience_s: float | None = None) -> LoaderProbe | None:
+        """The record, waiting for it; None when patience ran out first.
+
+        Args:
+            patience_s: Seconds; None for as long as the child may live.
+        """
+        until_s = time.monotonic() + (self._limit_s + 5.0 if patience_s is None else patience_s)
+        while (result := self.poll()) is None and time.monotonic() < until_s:
+            time.sleep(0.02)
+        return result
+
+    def close(self) -> None:
+        """Ends a probe that still runs; leaves no process, descriptor, segment or file. May be called twice."""
+        self._child.close()
+        self.poll()
+        self._remove_scratch()
+
+    def _record(self, ended: Ended) -> LoaderProbe:
+        note: Note | None = None
+        with contextlib.suppress(msgspec.MsgspecError):
+            note = msgspec.json.decode(ended.said, type=Note)
+        wall_s = time.monotonic() - self._started_s
+        if note is None:
+            reason = ended.trouble or "its process ended without a word"
+            return msgspec.structs.replace(self._first, reason=reason, wall_s=wall_s)
+        _remove_segments(note.pids)
+        replace = msgspec.structs.replace
+        if note.refusal:
+            return replace(note.probe, status="refused", reason=note.refusal)
+        reason = note.trouble
+        if ended.trouble:
+            reason = f"{ended.trouble} while {note.stage}"
+        if not reason:
+            return replace(note.probe, status="measured", reason="")
+        is_something_known = note.probe.getitem is not None
+        return replace(note.probe, status="partial" if is_something_known else "failed", reason=reason, wall_s=wall_s)
+
+    def _remove_scratch(self) -> None:
+        if self._scratch is None:
+            return
+        # Semaphores of workers that are spawned have names, which only their maker would remove.
+        for each in Path("/dev/shm").glob(f"sem.{self._scratch.name}-*"):
+            with contextlib.suppress(OSError):
+                each.unlink()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch = None
+
+
+def _remove_segments(pids: Iterable[int]) -> None:
+    """Removes shared memory that a worker was killed over; torch names it by the id of the process that made it."""
+    for pid in pids:
+        for each in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                each.unlink()

@@ -1,0 +1,425 @@
+"""What the child does, stage by stage; after each it says all that is known."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import functools
+import gc
+import itertools
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import psutil
+from torch.utils.data import DataLoader
+
+from lightning_perf.records.loader_probe import LoaderProbe, Repeated
+from lightning_perf.stats.leak import fit_trend
+
+from .batch import BatchContents, indexes_tensors
+from .child import Say, one_line
+from .copying import forget_parents_processes, separate_descriptors
+from .curve import CurveMeasurement, candidates
+from .hot import Hot, find_hot
+from .numbers import repeated
+from .pipeline import Pipeline, Refused
+from .transport import time_transport
+
+PLANNED_SHARE = 0.85
+"""Of the limit: what the child plans to take; beyond the limit it is killed."""
+SAMPLES_SHARE, FUNCTIONS_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.22, 0.08, 0.12
+"""Of the planned time; the curve takes what is left."""
+MAX_SAMPLED_BATCHES, MAX_SAMPLES = 4096, 100_000
+MIN_SAMPLED_BATCHES = 3
+BURSTY = 1.3
+"""Mean ÷ median time of a sample above which a few slow ones decide; an exponential distribution has 1.44."""
+BURSTY_BATCH = 1.5
+"""p95 ÷ median time of a batch above which batches themselves come in bursts."""
+MEMORY_SHARE = 0.25
+"""Of the memory free at the start: what the child may grow by before it stops."""
+_MAX_READINGS = 40
+_DRAWING_S, _MAX_DRAWN = 0.3, 4096
+_TELLING_S = 0.5
+_MIN_BURST_S = 1e-3  # batches made faster vary by what the system does meanwhile
+
+
+class Plan(NamedTuple):
+    """What the child is told.
+
+    Attributes:
+        limit_s: Seconds until it is killed.
+        is_beside_training: Whether the parent goes on training meanwhile.
+        usable_cores: Cores of the probe.
+        scratch: A folder that the parent removes.
+    """
+
+    limit_s: float
+    is_beside_training: bool
+    usable_cores: float
+    scratch: Path
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What the child says: what it is at, which workers it had, and the record as far as it is known."""
+
+    stage: str
+    pids: list[int]
+    probe: LoaderProbe
+    refusal: str = ""
+    trouble: str = ""
+
+
+class _TooMuchMemory(Exception):
+    """Making samples takes more memory than may be taken."""
+
+
+def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> None:
+    """The child's work.
+
+    Args:
+        loader: The loader, as the child has it after the fork.
+        plan: Limits.
+        first: The record with what is known from outside.
+        say: Where the record goes.
+    """
+    begin_s = time.perf_counter()
+    separate_descriptors(keep=(say.descriptor,))
+    forget_parents_processes(plan.scratch)
+    gc.enable()  # of what the child itself makes; all of the parent's is frozen
+    _Stages(loader, plan, first, begin_s, say).run()
+
+
+class _Samples:
+    """What a pass over samples showed."""
+
+    def __init__(self) -> None:
+        self.sample_s: list[float] = []
+        self.batch_s: list[float] = []
+        self.collate_s: list[float] = []
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+        self.n_samples = 0
+        self.readings: list[tuple[float, float]] = []
+        self.contents = BatchContents()
+        self.batch_size: int | None = None
+        self.gotten: list[Any] = []
+        self.indexes: bool | None = None
+
+
+class _Stages:
+    def __init__(self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, say: Say) -> None:
+        self._loader = loader
+        self._plan = plan
+        self._probe = first
+        self._begin_s = begin_s
+        self._end_s = begin_s + PLANNED_SHARE * plan.limit_s
+        self._say = say
+        self._pids: list[int] = []
+        self._asked: Any = None
+        self._stage = "taking the loader apart"
+        self._missing: dict[str, str] = dict(first.missing)
+        self._memory_limit = _private_bytes(all_of_it=False) + MEMORY_SHARE * psutil.virtual_memory().available
+        _limit_memory(1.2 * MEMORY_SHARE)  # the limit above says more, but is looked at only now and then
+
+    def run(self) -> None:
+        try:
+            self._tell()
+            pipeline = Pipeline(self._loader)
+            self._learn(method="spawn" if pipeline.is_pickled else "fork", dataset_is_batched=pipeline.is_batched)
+            pipeline.check_sharding()
+            samples = self._time_samples(pipeline)
+            self._find_functions(pipeline, samples)
+            self._time_transport(pipeline, samples)
+            self._measure_curve(pipeline, samples)
+        except Refused as refusal:
+            self._tell(refusal=str(refusal))
+        except BaseException as error:  # noqa: BLE001 - the user's code, SystemExit too; it is reported
+            what = self._stage if self._asked is None else f"dataset[{repr(self._asked)[:60]}]"
+            self._tell(trouble=f"{what} raised {one_line(error)}"[:1000])
+        else:
+            self._stage = "done"
+            self._tell(trouble="" if self._probe.curve else self._missing.get("curve", ""))
+
+    def _share(self, share: float) -> float:
+        return share * PLANNED_SHARE * self._plan.limit_s
+
+    def _learn(self, **fields: Any) -> None:
+        self._probe = msgspec.structs.replace(self._probe, **fields)
+
+    def _tell(self, refusal: str = "", trouble: str = "") -> None:
+        self._learn(wall_s=time.perf_counter() - self._begin_s, missing=dict(self._missing))
+        self._say(msgspec.json.encode(Note(self._stage, self._pids, self._probe, refusal, trouble)))
+
+    def _enter(self, stage: str) -> None:
+        self._stage = stage
+        self._tell()
+
+    # -- samples ------------------------------------------------------------------------------------------------------
+
+    def _time_samples(self, pipeline: Pipeline) -> _Samples:
+        self._enter("making samples")
+        samples = _Samples()
+        read_before = _read_bytes()
+        end_s = time.perf_counter() + self._share(SAMPLES_SHARE)
+        late_s = end_s + self._share(SAMPLES_SHARE)
+        next_reading_s = next_telling_s = 0.0
+        try:
+            for unit in pipeline.units:
+                gotten = self._make_batch(pipeline, unit, samples, late_s)
+                now_s = time.perf_counter()
+                if now_s >= next_reading_s:
+                    samples.readings.append(
+                        (float(samples.n_samples), _private_bytes(not self._plan.is_beside_training))
+                    )
+                    next_reading_s = now_s + self._share(SAMPLES_SHARE) / _MAX_READINGS
+                    if samples.readings[-1][1] > self._memory_limit:
+                        raise _TooMuchMemory
+                if now_s >= next_telling_s:  # should the next sample hang or end the process
+                    self._keep_samples(pipeline, samples, read_before)
+                    self._tell()
+                    next_telling_s = time.perf_counter() + _TELLING_S
+                n = len(samples.batch_s)
+                is_enough = n >= MAX_SAMPLED_BATCHES or samples.n_samples >= MAX_SAMPLES
+                if is_enough or now_s > late_s or (n >= MIN_SAMPLED_BATCHES and now_s > end_s):
+                    samples.gotten = gotten
+                    break
+        except _TooMuchMemory:
+            n_mib = (samples.readings[-1][1] - samples.readings[0][1]) / 2**20
+            raise MemoryError(f"{samples.n_samples} samples took {n_mib:.0f} MiB that they do not give back") from None
+        finally:
+            self._keep_samples(pipeline, samples, read_before)
+        return samples
+
+    def _make_batch(self, pipeline: Pipeline, unit: Any, samples: _Samples, late_s: float) -> list[Any]:
+        gotten: list[Any] = []
+        calls = pipeline.calls(unit)
+        cpu_begin_s, begin_s = time.process_time(), time.perf_counter()
+        last_s = begin_s
+        for call in calls:
+            self._asked = call
+            gotten.append(pipeline.fetch(call))
+            self._asked = None
+            now_s = time.perf_counter()
+            n = pipeline.samples_in(call, gotten[-1])
+            samples.sample_s += [(now_s - last_s) / n] * n
+            samples.n_samples += n
+            last_s = time.perf_counter()
+            if now_s > late_s:
+                break
+        end_s = time.perf_counter()
+        samples.cpu_s += time.process_time() - cpu_begin_s
+        samples.wall_s += end_s - begin_s
+        if samples.indexes is None:
+            samples.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, gotten[0])
+        if len(gotten) < len(calls):  # slow samples: those there are stand for the others
+            gotten = (gotten * len(calls))[: len(calls)]
+        begin_s = time.perf_counter()
+        batch = pipeline.batch_of(gotten)
+        collated_s = time.perf_counter()
+        samples.collate_s.append(collated_s - begin_s)
+        samples.batch_s.append(sum(samples.sample_s[-len(calls) :]) if not pipeline.is_batched else end_s - begin_s)
+        samples.batch_size = pipeline.samples_in(calls[0], gotten[0]) if pipeline.is_batched else len(calls)
+        if len(samples.collate_s) <= 4:
+            samples.contents.add(batch)
+        return gotten
+
+    def _keep_samples(self, pipeline: Pipeline, samples: _Samples, read_before: int | None) -> None:
+        if not samples.sample_s:
+            return
+        read_after = _read_bytes()
+        if read_before is None or read_after is None:
+            self._missing["read_bytes"] = "the kernel does not tell what a process reads"
+        else:
+            self._learn(read_bytes=(read_after - read_before) / max(1, samples.n_samples))
+        contents = samples.contents
+        self._learn(
+            getitem=repeated(samples.sample_s),
+            getitem_cpu_fraction=min(1.0, samples.cpu_s / samples.wall_s) if samples.wall_s > 0 else None,
+            batch_size=samples.batch_size,
+            rss_growth_bytes=self._growth(samples),
+            indexes_tensors=samples.indexes,
+            collate=repeated(samples.collate_s),
+            batch_bytes=contents.n_bytes,
+            n_tensors=contents.n_tensors,
+            n_objects=contents.n_objects,
+            bytes_by_dtype=dict(contents.by_dtype),
+            narrow_bytes=contents.narrow_bytes,
+        )
+
+    def _growth(self, samples: _Samples) -> float | None:
+        """Bytes a sample that are kept; 0 where memory does not climb steadily."""
+        self._missing.pop("rss_growth_bytes", None)
+        if any(reading != reading for _, reading in samples.readings):
+            self._missing["rss_growth_bytes"] = "the kernel does not tell what memory is a process's own"
+            return None
+        warm = samples.readings[len(samples.readings) // 4 :]
+        trend = fit_trend([n for n, _ in warm], [own for _, own in warm])
+        if trend is None:
+            self._missing["rss_growth_bytes"] = f"{len(warm)} readings are too few to tell growth from noise"
+            return None
+        return trend.slope if trend.low > 0 and trend.is_steady else 0.0
+
+    # -- functions ----------------------------------------------------------------------------------------------------
+
+    def _find_functions(self, pipeline: Pipeline, samples: _Samples) -> None:
+        self._enter("profiling __getitem__")
+        assert self._probe.getitem is not None
+        per_call = (samples.batch_size or 1) if pipeline.is_batched else 1
+        calls = _Calls(pipeline)
+        budget_s = self._share(FUNCTIONS_SHARE)
+        call_s = self._probe.getitem.mean_s * per_call
+        if call_s > budget_s:
+            self._missing["functions"] = f"one call of the dataset takes {call_s:.1f} s: too long to profile several"
+            return
+        found = self._find(calls, "getitem", call_s, budget_s * 0.8)
+        collate_s = 0.0 if self._probe.collate is None else self._probe.collate.mean_s
+        batch_s = self._probe.getitem.mean_s * (samples.batch_size or 1)
+        if found is not None and collate_s > 0.1 * (batch_s + collate_s) and collate_s < budget_s:
+            self._enter("profiling collate")
+            collate = partial(pipeline.batch_of, samples.gotten)
+            more = self._find(collate, "collate", collate_s, budget_s * 0.4)
+            if more is not None:
+                self._learn(functions=(*found.functions, *more.functions))
+
+    def _find(
+        self, work: Callable[[], Any], where: Literal["getitem", "collate"], plain_s: float, budget_s: float
+    ) -> Hot | None:
+        try:
+            found = find_hot(work, where, plain_s, budget_s, wants_lines=where == "getitem")
+        except ValueError as error:  # another profiler stands in the way
+            self._missing["functions"] = one_line(error)
+            return None
+        self._missing.update(found.missing)
+        self._learn(functions=found.functions, **({"lines": found.lines} if where == "getitem" else {}))
+        return found
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _time_transport(self, pipeline: Pipeline, samples: _Samples) -> None:
+        self._enter("moving batches from a worker")
+        if pipeline.is_iterable and pipeline.makes_batches:
+            samples.gotten = samples.gotten[:1]
+        try:
+            copy.deepcopy(samples.gotten)
+        except Exception as error:  # noqa: BLE001 - the user's objects; the reason is told
+            self._missing["transport"] = f"samples cannot be copied: {one_line(error)}"
+            return
+        durations_s = time_transport(pipeline, samples.gotten, self._share(TRANSPORT_SHARE))
+        self._learn(transport=repeated(durations_s))
+        samples.gotten = []
+
+    def _measure_curve(self, pipeline: Pipeline, samples: _Samples) -> None:
+        self._enter("running the loader with different numbers of workers")
+        getitem, collate = self._probe.getitem, self._probe.collate
+        assert getitem is not None
+        batch_s = getitem.mean_s * (samples.batch_size or 1) + (collate.mean_s if collate is not None else 0.0)
+        measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._pids.extend)
+        numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
+        _limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
+        is_bursty = _is_bursty(getitem, samples.batch_s)
+        end_s = self._end_s - (self._share(PREFETCH_SHARE) if is_bursty else 0.0)
+        for points in measurement.climb(numbers, batch_s, end_s):
+            self._learn(curve=points)
+            self._tell()
+        if measurement.stopped:
+            self._missing["curve"] = measurement.stopped
+        now = next((point for point in self._probe.curve if point.num_workers == pipeline.num_workers), None)
+        if now is not None:
+            self._learn(first_batch_s=now.first_batch_s)
+        else:
+            self._missing["first_batch_s"] = f"{pipeline.num_workers} workers were not tried"
+        with_workers = [point for point in self._probe.curve if point.num_workers]
+        if is_bursty and with_workers:
+            self._enter("running the loader with different prefetch factors")
+            best = min(with_workers, key=lambda point: point.batch_s)
+            factors = sorted({best.prefetch_factor or 2, 4, 8})
+            measurement.vary_prefetch(best.num_workers, factors, batch_s, self._end_s)
+            self._learn(prefetch=measurement.points(best.num_workers))
+
+
+class _Calls:
+    """Calls of the dataset, one at a time, drawn beforehand: the sampler's time is not the dataset's."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._fetch = pipeline.fetch
+        drawn: list[Any] = []
+        end_s = time.perf_counter() + _DRAWING_S
+        for unit in pipeline.units:
+            drawn += pipeline.calls(unit)
+            if len(drawn) >= _MAX_DRAWN or time.perf_counter() > end_s:
+                break
+        self._calls = itertools.cycle(drawn)
+
+    def __call__(self) -> Any:
+        return self._fetch(next(self._calls))
+
+
+def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:
+    batches = repeated(batch_s)
+    if batches is None or batches.mean_s < _MIN_BURST_S:
+        return False
+    if getitem.p50_s > 0 and getitem.mean_s / getitem.p50_s > BURSTY:
+        return True
+    return batches.p50_s > 0 and batches.p95_s / batches.p50_s > BURSTY_BATCH
+
+
+def _read_bytes() -> int | None:
+    """Bytes that this process has caused to be read from storage."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
+    return None
+
+
+def _private_bytes(all_of_it: bool) -> float:
+    """Memory that is this process's own, without what it has given back; NaN where the kernel does not tell.
+
+    Args:
+        all_of_it: With the pages that it shared with its parent until it wrote to them: reading Python objects counts
+            as writing, since it counts references. Beside a parent that goes on writing this cannot be told, because
+            pages that the parent copies away become the child's own; then only what it allocated counts.
+    """
+    _trim()
+    try:
+        if all_of_it:
+            text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii", errors="replace")
+            return float(_kilobytes(text, "Private_Dirty:") * 1024)
+        return float(
+            _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "RssAnon:") * 1024
+        )
+    except (OSError, ValueError, IndexError):
+        return float("nan")
+
+
+@functools.cache
+def _trimmer() -> Callable[[int], int] | None:
+    with contextlib.suppress(OSError, AttributeError):
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim  # glibc's alone
+        return trim
+    return None
+
+
+def _trim() -> None:
+    """Gives freed memory back to the kernel, which fragments would otherwise let look like growth."""
+    trim = _trimmer()
+    if trim is not None:
+        trim(0)
+
+
+def _limit_memory(share: float) -> None:
+    """Lets this process, and each that it starts, take so much of the memory that is free now, and no more."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        now = _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "VmData:") * 1024
+        limit = int(now + share * psutil.virtual_memory().available)
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _kilobytes(text: str, field: str) -> int:
+    return int(text[text.index(field) :].split(maxsplit=2)[1])
