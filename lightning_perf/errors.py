@@ -19,3 +19,7 @@ class SessionError(PerfDoctorError):
 
 class TrialError(PerfDoctorError):
     """A trial cannot be planned or run."""
+
+
+class TreatmentError(PerfDoctorError):
+    """A treatment cannot be applied to this training; nothing of it was."""

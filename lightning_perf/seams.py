@@ -545,3 +545,161 @@ def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[
 def _package_of(trainer: Any) -> str:
     base = _base_class(type(trainer), ("Trainer",))
     return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"
+
+
+# -- changing a run ------------------------------------------------------------
+
+
+def namespace(trainer: Any) -> str:
+    """``"lightning.pytorch"`` or ``"pytorch_lightning"``: where the Trainer's class comes from."""
+    base = _base_class(type(trainer), ("Trainer",))
+    return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"
+
+
+def is_fitting(trainer: Any) -> bool:
+    """Whether the Trainer is in ``fit``."""
+    function = getattr(getattr(trainer, "state", None), "fn", None)
+    return getattr(function, "value", function) == "fit"
+
+
+def _is_training_stage(trainer: Any) -> bool:
+    stage = getattr(getattr(trainer, "state", None), "stage", None)
+    return getattr(stage, "value", stage) == "train"
+
+
+class _LoaderExchange:
+    """Stands in for ``strategy.process_dataloader``, through which every loader goes after its sampler was set."""
+
+    def __init__(self, trainer: Any, change: Callable[[Any], Any]) -> None:
+        self.trainer = trainer
+        self.strategy = trainer.strategy
+        self.change: Callable[[Any], Any] | None = change
+        self.originals: list[tuple[Any, Any]] = []
+        self.inner = self.strategy.process_dataloader
+        self.had_own = "process_dataloader" in vars(self.strategy)
+        self.strategy.process_dataloader = self
+
+    def __call__(self, loader: Any) -> Any:
+        if self.change is not None and _is_training_stage(self.trainer):
+            loader = self.exchanged(loader)
+        return self.inner(loader)
+
+    def exchanged(self, loader: Any) -> Any:
+        assert self.change is not None
+        new = self.change(loader)
+        self.originals.append((new, loader))
+        return new
+
+    def undo(self) -> None:
+        self.change = None
+        if vars(self.strategy).get("process_dataloader") is self:
+            if self.had_own:
+                self.strategy.process_dataloader = self.inner
+            else:
+                del self.strategy.process_dataloader
+        self.put_back()
+
+    def put_back(self) -> None:
+        """The user's CombinedLoader, which Lightning fills with what it processed, gets the user's loaders back."""
+        combined = getattr(getattr(self.trainer, "fit_loop", None), "_combined_loader", None)
+        for ours, _ in self.originals:
+            _stop_loader(ours)
+        if combined is not None and self.originals:
+            back = [next((old for new, old in self.originals if new is one), one) for one in combined.flattened]
+            if any(one is not other for one, other in zip(back, combined.flattened, strict=True)):
+                combined.flattened = back
+        self.originals.clear()
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.strategy, "process_dataloader")
+
+
+def _stop_loader(loader: Any) -> None:
+    """Ends the workers of a loader that nobody will iterate any more."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is None:
+        return
+    if callable(getattr(iterator, "_shutdown_workers", None)):
+        iterator._shutdown_workers()
+    loader._iterator = None
+
+
+def tap_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo:
+    """Exchanges each training loader as it is about to be used: with the sampler that Lightning gave it.
+
+    Args:
+        trainer: The Trainer, in the hook ``setup`` of fit.
+        change: Called with each training loader, several where the user combines some; what it raises ends the fit.
+
+    Returns:
+        The undo, which also gives a ``CombinedLoader`` of the user's its own loaders back.
+    """
+    return _LoaderExchange(trainer, change).undo
+
+
+def exchange_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo | None:
+    """Exchanges the training loaders of a fit between two epochs, in ``on_train_epoch_start``.
+
+    Args:
+        trainer: The Trainer, at the start of an epoch after the first one, whose loaders Lightning starts after this.
+        change: Called with each training loader, and again with those that Lightning asks the user for in later epochs
+            (``reload_dataloaders_every_n_epochs``). What it raises reaches the caller, with nothing changed.
+
+    Returns:
+        The undo; None when this version of Lightning keeps its loaders elsewhere.
+    """
+    combined = getattr(getattr(trainer, "fit_loop", None), "_combined_loader", None)
+    if combined is None or not hasattr(combined, "flattened"):
+        return None
+    exchange = _LoaderExchange(trainer, change)
+    try:
+        loaders = [exchange.exchanged(loader) for loader in combined.flattened]
+    except BaseException:
+        exchange.undo()
+        raise
+    combined.reset()  # ends the workers of those before
+    combined.flattened = loaders
+    return exchange.undo
+
+
+def change_attribute(owner: Any, name: str, value: Any) -> Undo:
+    """Sets an instance's attribute until it is undone; something set since then is left alone."""
+    had_own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+
+    def undo() -> None:
+        if name in vars(owner) and vars(owner)[name] is value:
+            if had_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
+
+    return undo
+
+
+def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
+    """Lets the progress bar show itself every ``n_steps``; None when there is none, or one that refreshes by time."""
+    bar = getattr(trainer, "progress_bar_callback", None)
+    if bar is None or not refreshes_by_step(bar):
+        return None
+    name = "_refresh_rate" if "_refresh_rate" in vars(bar) else "refresh_rate"
+    return change_attribute(bar, name, n_steps) if name in vars(bar) else None
+
+
+def stop_anomaly_detection(trainer: Any) -> Undo | None:
+    """Takes ``detect_anomaly`` out of a Trainer that is not yet training; None when this version does not keep it."""
+    return change_attribute(trainer, "_detect_anomaly", False) if hasattr(trainer, "_detect_anomaly") else None
+
+
+def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | None:
+    """Changes what torch's DistributedDataParallel will be given; None when the strategy is not a DDP one."""
+    before = ddp_arguments(strategy)
+    if before is None:
+        return None
+    strategy._ddp_kwargs = {**before, **arguments}
+
+    def undo() -> None:
+        strategy._ddp_kwargs = before
+
+    return undo

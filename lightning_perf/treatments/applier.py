@@ -1,0 +1,103 @@
+"""Applies treatments to a training, at the hooks where each can be applied, and takes them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_perf import seams
+
+from .doses import Dose, check_together
+from .rebuild import rebuilt
+from .treatment import Undo
+
+
+class Applier:
+    """Applies treatments to one Trainer.
+
+    Args:
+        doses: The treatments.
+
+    Raises:
+        ConfigError: They exclude one another.
+    """
+
+    def __init__(self, doses: Sequence[Dose]) -> None:
+        check_together(doses)
+        self.doses = tuple(doses)
+        self._undos: list[Undo] = []
+
+    def environment(self) -> dict[str, str]:
+        """Variables that must be set before the process starts."""
+        merged: dict[str, str] = {}
+        for dose in self.doses:
+            merged.update(dose.treatment.environment(_value(dose)))
+        return merged
+
+    def change_trainer_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of ``Trainer`` with the treatments in them; those given are left as they are.
+
+        Raises:
+            TreatmentError: The arguments given leave no place for a treatment.
+        """
+        changed = dict(arguments)
+        for dose in self.doses:
+            self._keep(dose.treatment.change_trainer_arguments(_value(dose), changed))
+        return changed
+
+    def set_up(self, trainer: Any, module: Any) -> None:
+        """To be called in the callback hook ``setup``; does nothing but in ``fit``.
+
+        Raises:
+            TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
+        """
+        if not seams.is_fitting(trainer):
+            return
+        arguments = loader_args(self.doses)
+        if arguments:
+            self._keep(seams.tap_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
+        for dose in self.doses:
+            self._keep(dose.treatment.set_up(_value(dose), trainer, module))
+
+    def configured(self, trainer: Any, module: Any) -> None:
+        """To be called in ``on_train_start``, when the optimizers stand as they were restored.
+
+        Raises:
+            TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
+        """
+        for dose in self.doses:
+            self._keep(dose.treatment.configured(_value(dose), trainer, module))
+
+    def apply_live(self, trainer: Any, module: Any) -> None:
+        """Applies them between two epochs, in ``on_train_epoch_start``, before the epoch's loaders are started.
+
+        Raises:
+            TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
+        """
+        arguments = loader_args(self.doses)
+        if arguments:
+            self._keep(seams.exchange_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
+        for dose in self.doses:
+            self._keep(dose.treatment.apply_live(_value(dose), trainer, module))
+
+    def undo(self) -> None:
+        """Puts everything back, last first; may be called at any time, and twice."""
+        while self._undos:
+            self._undos.pop()()
+
+    def _keep(self, undo: Undo | None) -> None:
+        if undo is not None:
+            self._undos.append(undo)
+
+
+def loader_args(doses: Sequence[Dose]) -> dict[str, Any]:
+    """The ``DataLoader`` arguments of all treatments together."""
+    merged: dict[str, Any] = {}
+    for dose in doses:
+        merged.update(dose.treatment.loader_args(_value(dose)))
+    return merged
+
+
+def _value(dose: Dose) -> Any:
+    """The value, chosen without a session where none was given."""
+    return dose.value if dose.value is not None else dose.treatment.default_value(None)

@@ -1,0 +1,16 @@
+"""How many cores a rank may use."""
+
+from __future__ import annotations
+
+import os
+
+from lightning_perf.records import Session
+
+
+def cores_per_rank(session: Session | None) -> int:
+    """Whole cores for one rank, at least 1: the session's machine, or this process where there is no session."""
+    if session is not None:
+        return max(1, int(session.machine.usable_cores / max(session.machine.local_world_size, 1)))
+    has_affinity = hasattr(os, "sched_getaffinity")
+    n_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, n_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))

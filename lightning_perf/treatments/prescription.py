@@ -1,0 +1,88 @@
+"""What to paste: treatments as Trainer flags, loader arguments, Python and LightningCLI YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from lightning_perf.records import Session
+
+from .doses import Dose, with_default
+
+_DDP = "lightning.pytorch.strategies.DDPStrategy"
+
+
+class Written(NamedTuple):
+    """Treatments as a user writes them.
+
+    Attributes:
+        trainer_flags: Keyword arguments for ``Trainer`` that JSON can hold.
+        loader_args: Keyword arguments for the training ``DataLoader``.
+        code: Python, ready to paste; empty where nothing is to be written.
+        yaml: A fragment for a LightningCLI configuration; empty where none of it can be written so.
+    """
+
+    trainer_flags: dict[str, Any]
+    loader_args: dict[str, Any]
+    code: str
+    yaml: str
+
+
+def prescription(doses: Sequence[Dose], session: Session | None = None) -> Written:
+    """How a user writes these treatments.
+
+    Args:
+        doses: The treatments.
+        session: The training they are for, which gives values where none were given; None without one.
+    """
+    flags: dict[str, Any] = {}
+    expressions: dict[str, str] = {}
+    configuration: dict[str, Any] = {}
+    strategy: dict[str, Any] = {}
+    loader: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    statements: list[str] = []
+    for dose in (with_default(dose, session) for dose in doses):
+        treatment, value = dose.treatment, dose.value
+        flags.update(treatment.trainer_flags(value, session))
+        expressions.update(treatment.trainer_code(value))
+        configuration.update(treatment.trainer_yaml(value))
+        strategy.update(treatment.strategy_args(value))
+        loader.update(treatment.loader_args(value))
+        environment.update(treatment.environment(value))
+        statements += filter(None, [treatment.statements(value)])
+    if strategy:
+        expressions["strategy"] = f"DDPStrategy({_keywords(strategy)})"
+        configuration["strategy"] = {"class_path": _DDP, "init_args": strategy}
+    written = {**{name: literal(value) for name, value in flags.items()}, **expressions}
+    lines: list[str] = []
+    if environment:
+        setting = " ".join(f"{name}={value}" for name, value in environment.items())
+        lines.append(f"# start with: {setting} python train.py")
+    lines += statements
+    if written:
+        lines.append(f"Trainer(..., {', '.join(f'{name}={text}' for name, text in written.items())})")
+    if loader:
+        lines.append(f"DataLoader(..., {_keywords(loader)})")
+    return Written(flags, loader, "\n".join(lines), _yaml({**flags, **configuration}, loader))
+
+
+def _keywords(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items())
+
+
+def literal(value: Any) -> str:
+    """The value in Python, strings in double quotes."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
+    """LightningCLI has a place for the Trainer's arguments; those of a loader are the user's own DataModule's."""
+    text: str = yaml.safe_dump({"trainer": trainer}, sort_keys=False) if trainer else ""
+    if loader:
+        lines = yaml.safe_dump({"data": loader}, sort_keys=False).splitlines()
+        text += "".join(f"# {line}\n" for line in ("if your DataModule passes them on to its DataLoader:", *lines))
+    return text

@@ -1,0 +1,99 @@
+"""A DataLoader made anew with other arguments: same samples, same order."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from lightning_perf.errors import TreatmentError
+
+
+def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
+    """A loader like the one given, with other workers.
+
+    It has the very same dataset, sampler, batch sampler, collate function, generator and worker_init_fn, so it draws
+    the same samples in the same order. Lightning's own re-instantiation does not keep a user's batch sampler.
+
+    Args:
+        loader: A ``torch.utils.data.DataLoader``; it is left as it is.
+        arguments: Of ``num_workers``, ``pin_memory``, ``persistent_workers``, ``prefetch_factor`` and ``batch_size``
+            those to change.
+
+    Returns:
+        The new loader, not yet started. What needs workers is dropped where there are none.
+
+    Raises:
+        TreatmentError: It is a subclass, which may fetch in its own way; its dataset is an ``IterableDataset``, of
+            which each worker would yield everything; its dataset holds tensors on a device; the batch size is decided
+            by a batch sampler of the user's; or arguments need workers that it does not have.
+    """
+    _check_copyable(loader)
+    n_workers = arguments.get("num_workers", loader.num_workers)
+    if n_workers == 0:
+        asked = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
+        if asked:
+            raise TreatmentError(f"{asked[0]} needs worker processes, and the loader has none; add loader-workers")
+    elif loader.num_workers == 0:
+        _check_dataset_travels(loader.dataset)
+    wanted = {
+        "num_workers": n_workers,
+        "pin_memory": arguments.get("pin_memory", loader.pin_memory),
+        "persistent_workers": n_workers > 0 and arguments.get("persistent_workers", loader.persistent_workers),
+        "prefetch_factor": arguments.get("prefetch_factor", loader.prefetch_factor or 2) if n_workers > 0 else None,
+        "_iterator": None,
+    }
+    if n_workers == 0:
+        wanted["_DataLoader__multiprocessing_context"] = None
+    if "batch_size" in arguments:
+        wanted["batch_size"] = arguments["batch_size"]
+        wanted["batch_sampler"] = _batch_sampler(loader, arguments["batch_size"])
+    # A copy rather than a call of DataLoader: its constructor takes either a batch sampler or a batch size and a
+    # sampler, and would make anew what of those it is not given.
+    new = copy.copy(loader)
+    vars(new).update(wanted)  # not setattr, which DataLoader forbids for these
+    return new
+
+
+def _check_copyable(loader: Any) -> None:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
+    if type(loader) is not DataLoader:
+        raise TreatmentError(
+            f"the training loader is a {kind}: expected exactly torch.utils.data.DataLoader, since any other may fetch "
+            "in its own way; change its arguments where it is made"
+        )
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset) or "DataPipe" in type(dataset).__name__:
+        raise TreatmentError(
+            f"the dataset is the IterableDataset {type(dataset).__qualname__}, of which every worker would yield all "
+            "samples: expected a dataset with __getitem__; shard it by torch.utils.data.get_worker_info() and set "
+            "num_workers where the loader is made"
+        )
+
+
+def _check_dataset_travels(dataset: Any) -> None:
+    """Tensors on a device cannot be used in a forked worker."""
+    import torch
+
+    held = [
+        item for value in vars(dataset).values() for item in (value if isinstance(value, (list, tuple)) else [value])
+    ]
+    device = next((t.device for t in held if isinstance(t, torch.Tensor) and t.device.type != "cpu"), None)
+    if device is not None:
+        raise TreatmentError(
+            f"the dataset {type(dataset).__qualname__} holds tensors on {device}, which worker processes cannot use: "
+            "expected them on the CPU"
+        )
+
+
+def _batch_sampler(loader: Any, batch_size: int) -> Any:
+    from torch.utils.data import BatchSampler
+
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        sampler = type(loader.batch_sampler).__qualname__
+        raise TreatmentError(
+            f"the batches of the training loader are made by {sampler if loader.batch_sampler else 'its dataset'}: "
+            "expected a DataLoader with batch_size; change the size where they are made"
+        )
+    return BatchSampler(loader.batch_sampler.sampler, batch_size, loader.batch_sampler.drop_last)
