@@ -150,6 +150,8 @@ class Trial(Record, frozen=True, kw_only=True):
         code: What to paste, as Python.
         yaml: The same as a LightningCLI configuration; empty where none of it can be written so.
         not_tried: Treatment → why it was not tried.
+        basis: ``steps``: figures are of optimizer steps alone. ``wall``: of whole epochs with validation, checkpoints
+            and what else is between steps, because treatments were tried that act there.
     """
 
     id: str
@@ -171,3 +173,4 @@ class Trial(Record, frozen=True, kw_only=True):
     code: str = ""
     yaml: str = ""
     not_tried: dict[str, str] = {}
+    basis: Literal["steps", "wall"] = "steps"

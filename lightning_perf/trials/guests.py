@@ -48,8 +48,10 @@ def make_applier(doses: Sequence[str]) -> Any | None:
     """What applies treatments; None where there are none."""
     if not doses:
         return None
-    treatments: Any = importlib.import_module("lightning_perf.treatments")
-    return treatments.Applier([treatments.parse(dose) for dose in doses])
+    from lightning_perf.treatments.applier import Applier
+    from lightning_perf.treatments.doses import parse_all
+
+    return Applier(parse_all(doses))
 
 
 def add_treater(trainer: Any, namespace: str, applier: Any, fail: Callable[[BaseException], None]) -> None:

@@ -20,6 +20,9 @@ from lightning_perf.records.files import write_whole
 
 JOB_VARIABLE = "LIGHTNING_PERF_JOB"
 ONLY_MEASURE_VARIABLE = "LIGHTNING_PERF_ONLY_MEASURE"
+DOCTOR_FOLDER = "outputs/doctor"
+"""Where the session of a diagnosed run goes, in the job's folder."""
+
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
 Mode = Literal["run", "trial", "data", "ceiling"]
@@ -75,6 +78,7 @@ class Result(Record, frozen=True, kw_only=True):
         epochs: Epochs ended.
         n_batches: Batches trained.
         world_size: Processes that trained.
+        is_whole: Whether training came to its own end.
         missing: Why figures are missing: ``block_means_s``.
         data: What the modes ``data`` and ``ceiling`` have to say.
     """
@@ -97,6 +101,7 @@ class Result(Record, frozen=True, kw_only=True):
     epochs: int = 0
     world_size: int = 1
     samples_per_step: float | None = None
+    is_whole: bool = False
     missing: dict[str, str] = {}
     data: dict[str, Any] = {}
 

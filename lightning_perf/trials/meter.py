@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 
 from lightning_perf import seams
@@ -124,7 +125,7 @@ class MeterHooks:
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The last hook of a run that went well."""
         if self.has_trained:
-            self._end(trainer)
+            self._end(trainer, is_whole=True)
 
     # -- inside ------------------------------------------------------------
 
@@ -228,14 +229,14 @@ class MeterHooks:
             return False
         return self.n_epochs >= _MIN_EPOCHS or spent_s >= self.job.max_s / 2
 
-    def _end(self, trainer: Any) -> None:
+    def _end(self, trainer: Any, is_whole: bool = False) -> None:
         if self.is_done:
             return
         self.is_done = True
         self._ended_ns = time.perf_counter_ns()
         self._read_losses()
         if trainer.is_global_zero:
-            self.finish(self.result(trainer))
+            self.finish(msgspec.structs.replace(self.result(trainer), is_whole=is_whole))
 
     def result(self, trainer: Any) -> Result:
         """What was measured up to now."""

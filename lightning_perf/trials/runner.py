@@ -182,7 +182,12 @@ def ignores_environment(command: Sequence[str]) -> str | None:
     """The flag that keeps Python from reading PYTHONPATH, where the command has one."""
     if not command or not Path(command[0]).name.startswith("python"):
         return None
+    takes_value = False
     for argument in command[1:]:
+        if takes_value:
+            takes_value = False
+            continue
+        takes_value = argument in ("-X", "-W")
         if not argument.startswith("-") or argument in ("-m", "-c", "-"):
             return None
         if not argument.startswith("--") and set(argument[1:]) & set("IES") and not argument.startswith(("-W", "-X")):
@@ -212,7 +217,7 @@ def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> 
     if ended.is_missing:
         return f"{command[0]}: command not found; give the command as you would type it, after --"
     told = ended.failure
-    if "input" in told and "EOF" in told:
+    if "EOFError" in told:
         told += " (it asks for input, and has none here: pass what it needs as arguments)"
     tail = f"\nThe last lines of its output:\n{_indented(ended.log)}" if ended.log else "\nIt printed nothing."
     return f"{what} gave nothing to measure ({shown}): {told}{tail}"

@@ -23,8 +23,8 @@ class TreaterHooks:
         """Before loaders and optimizers are made."""
         self._guard(self.applier.set_up, trainer, pl_module)
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Optimizers stand."""
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Optimizers stand, restored where a checkpoint is resumed."""
         self._guard(self.applier.configured, trainer, pl_module)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -11,11 +11,8 @@ import msgspec
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.trials.guests import add_callback, add_doctor, add_treater, callback_class, make_applier
 from lightning_perf.trials.inside import describe, end_process, fail, seed_all
-from lightning_perf.trials.job import Job, Result
+from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
 from lightning_perf.trials.outputs import Outputs
-
-DOCTOR_FOLDER = "outputs/doctor"
-"""Where the session of a diagnosed run goes, in the job's folder."""
 
 
 class TrialMode:

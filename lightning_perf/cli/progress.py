@@ -1,0 +1,94 @@
+"""Shows how a trial goes: on a terminal in one living line, elsewhere in a line a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from lightning_perf.records import Arm, ArmRun, Session, Trial
+from lightning_perf.reports.wording import line
+from lightning_perf.trials.ladder import PlannedRun
+from lightning_perf.trials.trial import State
+
+
+class Progress:
+    """Writes to standard error, so that ``--json`` stays whole on standard output.
+
+    Args:
+        folder: Where the trial goes; said once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        self.folder = folder
+        self._status: Status | None = None
+
+    def __enter__(self) -> Progress:
+        self.console.print(f"The trial is in {self.folder}")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._end()
+
+    def diagnosing(self) -> None:
+        """The baseline runs with PerfDoctor."""
+        self._show("diagnosing the training as it is")
+
+    def planned(self, session: Session, state: State) -> None:
+        """It is known what will be tried."""
+        self._end()
+        trial = state.trial
+        self.console.print(f"Diagnosis: {line(session.verdict.text, 300)}")
+        names = ", ".join(one.treatment for one in state.plan.candidates or ()) or "nothing"
+        self.console.print(f"To try: {names}; {trial.steps} steps a run, at most {trial.repeats} runs each")
+        for name, reason in trial.not_tried.items():
+            self.console.print(f"  not tried: {name}: {line(reason, 300)}")
+
+    def running(self, run: PlannedRun, at_most: int, trial: Trial) -> None:
+        """A run begins."""
+        number = len(trial.runs) + 1
+        self._show(f"run {number} of at most {number + at_most - 1}: {run.arm}{_tally(trial)}")
+
+    def ran(self, run: ArmRun, trial: Trial) -> None:
+        """It is over."""
+        self._end()
+        arm = next((one for one in trial.arms if one.id == run.arm), None)
+        self.console.print(f"{len(trial.runs):3d}  {run.arm}: {_told(run, arm)}")
+
+    def _show(self, text: str) -> None:
+        self._end()
+        if self.console.is_terminal:
+            self._status = self.console.status(text)
+            self._status.start()
+        else:
+            self.console.print(text)
+
+    def _end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def _told(run: ArmRun, arm: Arm | None) -> str:
+    if run.status == "failed":
+        return f"failed: {line(run.reason, 300)}"
+    if not run.block_means_s:
+        return f"no figure: {line(run.reason, 300)}"
+    mean_ms = 1e3 * sum(run.block_means_s) / len(run.block_means_s)
+    text = f"{mean_ms:.4g} ms a step"
+    if arm is not None and arm.speedup is not None:
+        text += f"; up to now {arm.speedup.value:.2f}× ({arm.speedup.low:.2f} to {arm.speedup.high:.2f})"
+    return text
+
+
+def _tally(trial: Trial) -> str:
+    best = [arm for arm in trial.arms if arm.speedup is not None and arm.verdict == "improved"]
+    if not best:
+        return ""
+    top = max(best, key=lambda arm: arm.speedup.value if arm.speedup is not None else 0.0)
+    assert top.speedup is not None
+    return f" (best up to now {top.id}: {top.speedup.value:.2f}×)"

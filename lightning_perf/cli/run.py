@@ -1,0 +1,46 @@
+"""``lightning-perf run``: any Lightning command, unchanged, with PerfDoctor and treatments added."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightning_perf.errors import ConfigError, TrialError
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What you would type to train.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where perf_session.json goes; the logger's folder by default.")
+    ] = None,
+    with_: Annotated[
+        str, typer.Option("--with", metavar="ID,...", help="Treatments to apply: loader-workers=4,precision-bf16.")
+    ] = "",
+    doctor: Annotated[bool, typer.Option(help="Add PerfDoctor where the script has none.")] = True,
+) -> None:
+    """Runs a training for real, with PerfDoctor added and treatments toggled; the script stays as it is.
+
+    Exits as the command does.
+    """
+    from lightning_perf.trials.front import run_in_front
+    from lightning_perf.trials.job import Job
+    from lightning_perf.trials.plan import checked_doses
+    from lightning_perf.trials.runner import check_command, where_it_ended
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    check_command(command)
+    doses = checked_doses(with_, are_combined=True)
+    arguments = {} if out is None else {"out_dir": str(out.resolve())}
+    with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
+        job = Job(mode="run", folder=folder, doses=doses, with_doctor=doctor, doctor=arguments)
+        code, events = run_in_front(command, job)
+    if "trainer" not in events:
+        told = "PerfDoctor was not added" + where_it_ended(events)
+        if code == 0:
+            raise TrialError(told)
+        typer.echo(f"lightning-perf: {told}", err=True)
+    raise typer.Exit(code)

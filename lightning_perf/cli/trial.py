@@ -1,0 +1,80 @@
+"""``lightning-perf trial``: measures the prescriptions on the user's own command."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightning_perf.errors import ConfigError
+
+INTERRUPTED = 130  # as shells have it for Ctrl-C
+_SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
+
+
+def trial(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What you would type to train.")],
+    out: Annotated[Path | None, typer.Option(help="Where everything goes; an interrupted trial in it goes on.")] = None,
+    try_: Annotated[
+        str, typer.Option("--try", metavar="ID,...", help="Treatments to try instead of those prescribed.")
+    ] = "",
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps a run; found by itself.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of an arm at most; fewer where it is clear.")] = 3,
+    time_limit: Annotated[float | None, typer.Option(min=1.0, help="Seconds a run may take in all.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Memory that a run may use, e.g. 8G.")] = None,
+    semantics: Annotated[
+        bool, typer.Option("--semantics", help="Also try what changes the training itself, such as the batch size.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="For every run.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the trial's record.")] = False,
+) -> None:
+    """Runs some steps of a training over and over, as it is and treated, and says what each treatment gains.
+
+    The script stays as it is, and so do its checkpoints and logs: those of the trial go to a folder of their own.
+    """
+    from lightning_perf.trials.plan import checked_doses
+    from lightning_perf.trials.trial import Options, default_folder, run_trial
+
+    from .output import write_stdout
+    from .progress import Progress
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    options = Options(
+        command=tuple(command),
+        tries=checked_doses(try_, are_combined=False),
+        steps=steps,
+        repeats=repeats,
+        semantics=semantics,
+        time_limit_s=time_limit,
+        memory_limit_bytes=None if memory_limit is None else _checked_bytes(memory_limit),
+        seed=seed,
+    )
+    folder = default_folder() if out is None else out
+    with Progress(folder) as progress:
+        outcome = run_trial(options, folder.resolve(), progress)
+    if as_json:
+        import msgspec
+
+        write_stdout(msgspec.json.format(msgspec.json.encode(outcome.trial), indent=1).decode())
+    else:
+        from lightning_perf.reports.console import emit
+        from lightning_perf.reports.trial_rows import trial_report
+
+        emit(trial_report(outcome.trial))
+    if outcome.trial.status == "interrupted":
+        print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _checked_bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--memory-limit {text!r}: expected a size such as 8G or 512M")
+    size = float(match["n"]) * 1024 ** "_KMGT".index(match["unit"].upper() or "_")
+    if size < 1:
+        raise ConfigError(f"--memory-limit {text!r}: expected a size above 0, such as 8G")
+    return int(size)

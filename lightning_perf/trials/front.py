@@ -1,0 +1,63 @@
+"""Runs a command in the foreground as the shell would: same terminal, same signals, same exit code."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_perf.errors import TrialError
+from lightning_perf.trials.job import Job, environment_for, read_events
+
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+def run_in_front(command: Sequence[str], job: Job) -> tuple[int, set[str]]:
+    """Runs a command with a job.
+
+    Ctrl-C reaches the command from the terminal itself; other signals are handed on. Should this process be killed, the
+    command is asked to end.
+
+    Returns:
+        Its exit code as a shell tells it (128 + n for signal n), and the stages it reached.
+
+    Raises:
+        TrialError: It cannot be started.
+    """
+    variables = environment_for(job, job.write())
+    tells_child = _tells_child()
+    from_terminal = os.isatty(0)
+    try:
+        child = subprocess.Popen(list(command), env=variables, preexec_fn=tells_child)
+    except OSError as error:
+        raise TrialError(f"{command[0]}: {error.strerror or error}; give the command as you would type it") from error
+
+    def forward(number: int, _: Any) -> None:
+        if number != signal.SIGINT or not from_terminal:
+            child.send_signal(number)
+
+    names = [name for name in ("SIGINT", *_FORWARDED) if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), forward) for name in names}
+    try:
+        code = child.wait()
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+    return (code if code >= 0 else 128 - code), read_events(job.folder)
+
+
+def _tells_child() -> Any:
+    """What the child does before it starts, where the system can tell it of its parent's death."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)  # loaded before the fork
+
+    def ask() -> None:
+        library.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
+
+    return ask

@@ -1,0 +1,121 @@
+"""From a diagnosis, or from what the user asks for, to the treatments that a trial tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Finding, Gain, Session
+from lightning_perf.treatments.doses import Dose, check_together, parse, parse_all, with_default
+from lightning_perf.trials.judge import treatments_of
+from lightning_perf.trials.ladder import Candidate
+
+
+class Choice(NamedTuple):
+    """What to try.
+
+    Attributes:
+        candidates: Best first.
+        not_tried: Treatment → why not.
+        on_loop: Candidates that act outside the steps: between epochs, in validation, in checkpoints.
+    """
+
+    candidates: tuple[Candidate, ...]
+    not_tried: dict[str, str]
+    on_loop: frozenset[str]
+
+
+def checked_doses(text: str, are_combined: bool) -> tuple[str, ...]:
+    """Treatments separated by commas, each as it is known: ``"loader-workers=4"``.
+
+    Args:
+        text: As the user gave them.
+        are_combined: Whether they are to be applied at once.
+
+    Raises:
+        ConfigError: One is not known, has a value that it cannot take, or excludes another.
+    """
+    if are_combined:
+        return tuple(dose.text for dose in parse_all(text))
+    return tuple(dict.fromkeys(parse(one).text for one in text.split(",") if one.strip()))
+
+
+def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
+    """What to try on a training.
+
+    Args:
+        session: Its diagnosis.
+        tries: Treatments that the user asks for, as ``checked_doses`` gave them; empty for those prescribed.
+        semantics: Whether prescribed ones may change the training itself.
+    """
+    not_tried: dict[str, str] = {}
+    chosen: dict[str, tuple[Dose, Gain | None]] = {}
+    wanted = [(one, None) for one in tries] if tries else _prescribed(session)
+    for text, finding in wanted:
+        try:
+            dose = with_default(parse(text), session)
+        except ConfigError as error:
+            not_tried[text] = str(error)
+            continue
+        if finding is None:
+            finding = _prescriber(session, dose.treatment.id)
+        reason = dose.treatment.applies_to(session)
+        if reason is None and dose.treatment.safety == "semantics" and not (tries or semantics):
+            reason = "it changes the training itself; ask for it with --semantics"
+        if reason is not None:
+            not_tried[dose.text] = reason
+        else:
+            chosen.setdefault(dose.text, (dose, finding.gain if finding is not None else None))
+    doses = [dose for dose, _ in chosen.values()]
+    candidates = tuple(
+        Candidate(
+            treatment=dose.text,
+            safety=dose.treatment.safety,
+            predicted=gain,
+            conflicts=tuple(sorted({*dose.treatment.conflicts, *_clashes(dose, doses, session)})),
+        )
+        for dose, gain in chosen.values()
+    )
+    on_loop = frozenset(dose.text for dose in doses if dose.treatment.acts_on == "loop")
+    return Choice(candidates, not_tried, on_loop)
+
+
+def environment_of(treatments: Sequence[str]) -> dict[str, str]:
+    """Variables that these treatments need before the process starts."""
+    merged: dict[str, str] = {}
+    for dose in map(parse, treatments):
+        merged.update(dose.treatment.environment(_value(dose)))
+    return merged
+
+
+def doses_of(arm: str) -> tuple[Dose, ...]:
+    """The treatments of an arm."""
+    return tuple(map(parse, treatments_of(arm)))
+
+
+def _prescribed(session: Session) -> Iterator[tuple[str, Finding | None]]:
+    """Treatments that the findings prescribe, by what they may gain."""
+    by_gain = sorted(session.findings, key=lambda finding: -(finding.gain.high if finding.gain is not None else 0.0))
+    for finding in by_gain:
+        for prescription in finding.prescriptions:
+            if prescription.treatment:
+                yield prescription.treatment, finding
+
+
+def _prescriber(session: Session, treatment_id: str) -> Finding | None:
+    return next((finding for text, finding in _prescribed(session) if text == treatment_id), None)
+
+
+def _clashes(dose: Dose, doses: Sequence[Dose], session: Session) -> Iterator[str]:
+    """Ids of treatments that cannot be applied beside this one to this training."""
+    for other in doses:
+        if other.treatment.id != dose.treatment.id:
+            try:
+                check_together((dose, other), session)
+            except ConfigError:
+                yield other.treatment.id
+
+
+def _value(dose: Dose) -> Any:
+    return dose.value if dose.value is not None else dose.treatment.default_value(None)

@@ -1,0 +1,82 @@
+"""How long each run of a trial is, from what the diagnosed baseline took."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Literal
+
+from lightning_perf.errors import TrialError
+from lightning_perf.records.base import Record
+from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
+from lightning_perf.trials.job import Result
+
+TARGET_S = 8.0
+"""Seconds of steady training a run is to give: short beside a start of Lightning, long beside a block."""
+
+LEAST_BLOCKS = 6
+"""Blocks of one run: two halves of three, for the steady state to be seen."""
+
+MOST_BLOCKS = 40
+_LEAST_STEPS = 6
+_WARMUP_SHARE = 0.25  # of the blocks, on top: an arm may warm up longer than the baseline does
+
+
+class Sizes(Record, frozen=True, kw_only=True):
+    """The size of a run.
+
+    Attributes:
+        steps: Optimizer steps.
+        block_steps: Optimizer steps a block.
+        basis: ``steps``: figures are of steps. ``wall``: of whole epochs with validation and checkpoints.
+        expected_s: What a baseline run takes, with its start.
+        time_limit_s: After which a run is killed.
+        memory_limit_bytes: Above which it is.
+    """
+
+    steps: int
+    block_steps: int
+    basis: Literal["steps", "wall"]
+    expected_s: float
+    time_limit_s: float = 0.0
+    memory_limit_bytes: int = 0
+
+
+def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs: bool) -> Sizes:
+    """Sizes a run.
+
+    Args:
+        result: Of the diagnosed baseline.
+        wall_s: What its process took.
+        steps: What the user asks for; None for nothing.
+        wants_epochs: Whether a treatment is to be tried that acts between epochs.
+
+    Raises:
+        TrialError: Too few steps to measure anything.
+    """
+    step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
+    block = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / step_s))) if step_s > 0 else BLOCK_STEPS
+    has_epochs = wants_epochs and len(result.wall_block_means_s) > 1
+    least = 2 * block + (result.steady_from or 1)
+    if steps is None:
+        n_blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, math.ceil(TARGET_S / (block * step_s))))
+        chosen = (result.steady_from or 0) + math.ceil(n_blocks * block * (1 + _WARMUP_SHARE))
+        chosen += math.ceil(chosen * result.epochs / max(1, result.n_steps))  # first steps of epochs do not count
+        if has_epochs:
+            chosen = max(chosen, result.n_steps)
+    else:
+        chosen = steps
+        if chosen < least:
+            raise TrialError(
+                f"--steps {steps}: a block needs {block} steps here, and a run at least two of them after a warm-up of "
+                f"{result.steady_from or 1}; give {least} or more"
+            )
+    if result.is_whole:
+        chosen = min(chosen, result.n_steps)
+    if chosen < _LEAST_STEPS:
+        raise TrialError(
+            f"a step takes {step_s:.1f} s and only {result.n_steps} were seen: too few to measure; "
+            "let it train longer, or give --steps"
+        )
+    expected_s = max(0.0, wall_s - result.train_s) + chosen * result.train_s / max(1, result.n_steps)
+    return Sizes(steps=chosen, block_steps=block, basis="wall" if has_epochs else "steps", expected_s=expected_s)

@@ -1,0 +1,329 @@
+"""A trial from start to end: diagnosed baseline, treatments, ladder; kept on disk so that it can go on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import psutil
+
+from lightning_perf.errors import SessionError, TrialError
+from lightning_perf.records import SESSION_FILE, ArmRun, Session, Trial, load
+from lightning_perf.records.base import Record
+from lightning_perf.records.files import write_whole
+from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
+from lightning_perf.trials.judge import judge
+from lightning_perf.trials.ladder import Plan, PlannedRun, at_most_left, best, ladder, next_runs
+from lightning_perf.trials.plan import choose, environment_of, to_paste
+from lightning_perf.trials.runner import Ended, check_command, explain, run_kept
+from lightning_perf.trials.sizes import Sizes, choose_sizes
+
+STATE_FILE = "state.json"
+TRIAL_FILE = "trial.json"
+SEED = 1
+MEMORY_SHARE = 0.9
+"""Of the memory that is free at the start: what an arm may use where no limit is given; the machine stays alive."""
+
+_PILOT_S = 25.0  # of training, at most, to diagnose
+_PILOT_LIMIT_S = 1800.0  # with all that comes before the training
+_PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure rests on
+_SLACK_S = 120.0  # for what only some arms do: compiling, starting workers
+_SLACK_TIMES = 5.0
+
+
+class Options(Record, frozen=True, kw_only=True):
+    """What the user asks for.
+
+    Attributes:
+        command: The training.
+        tries: Treatments to try instead of those that the diagnosis prescribes.
+        steps: Optimizer steps a run; None to find them from the baseline.
+        repeats: Runs an arm at most.
+        semantics: Whether treatments that change the training itself may be tried and kept.
+        time_limit_s: Of one run; None to find it from the baseline.
+        memory_limit_bytes: Of all processes of one run together; None for what is free.
+        seed: For every run.
+    """
+
+    command: tuple[str, ...]
+    tries: tuple[str, ...] = ()
+    steps: int | None = None
+    repeats: int = 3
+    semantics: bool = False
+    time_limit_s: float | None = None
+    memory_limit_bytes: int | None = None
+    seed: int = SEED
+
+
+class State(Record, frozen=True, kw_only=True):
+    """A trial as far as it has come; enough to go on from."""
+
+    options: Options
+    trial: Trial
+    plan: Plan
+    sizes: Sizes
+
+
+class Watcher(Protocol):
+    """Is told how the trial goes."""
+
+    def diagnosing(self) -> None:
+        """The baseline runs with PerfDoctor."""
+
+    def planned(self, session: Session, state: State) -> None:
+        """It is known what will be tried."""
+
+    def running(self, run: PlannedRun, at_most: int, trial: Trial) -> None:
+        """A run begins, the first of at most so many."""
+
+    def ran(self, run: ArmRun, trial: Trial) -> None:
+        """It is over; the trial holds what the arms come to by now."""
+
+
+class Outcome(NamedTuple):
+    """What a trial came to."""
+
+    trial: Trial
+    session: Session
+    folder: Path
+
+
+def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
+    """Makes a trial, or goes on with the one of the same options that was interrupted in this folder.
+
+    Args:
+        options: What to try.
+        folder: Where everything goes; made where it is missing.
+        watcher: Is told how it goes.
+
+    Returns:
+        The outcome; after Ctrl-C with what was measured until then, and the status ``interrupted``.
+
+    Raises:
+        TrialError: There is nothing to measure or nothing to try, or the folder holds another trial.
+    """
+    check_command(options.command)
+    state = _found(folder, options)
+    if state is None:
+        watcher.diagnosing()
+        state, session = _begin(options, folder)
+    else:
+        session = load(folder / SESSION_FILE)
+    watcher.planned(session, state)
+    started = time.monotonic()
+    earlier_s = state.trial.wall_s
+    status = "finished"
+    try:
+        while planned := next_runs(state.plan, state.trial.runs):
+            for run in planned:
+                watcher.running(run, at_most_left(state.plan, state.trial.runs), state.trial)
+                made = _make(run, state, folder)
+                wall_s = earlier_s + time.monotonic() - started
+                state = _with(state, folder, runs=(*state.trial.runs, made), wall_s=wall_s, status="running")
+                watcher.ran(made, state.trial)
+    except KeyboardInterrupt:
+        status = "interrupted"
+    state = _with(state, folder, status=status)
+    session = msgspec.structs.replace(session, trials=(state.trial,))
+    session.save(folder / SESSION_FILE)
+    return Outcome(state.trial, session, folder)
+
+
+# -- the baseline, diagnosed ------------------------------------------------------------
+
+
+def _begin(options: Options, folder: Path) -> tuple[State, Session]:
+    """Diagnoses the baseline and plans."""
+    memory = options.memory_limit_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
+    pilot = folder / "diagnosis"
+    job = Job(
+        mode="trial",
+        folder=str(pilot),
+        doctor={"schedule": _PILOT_WINDOW},
+        max_s=_PILOT_S,
+        steps=None,
+        seed=options.seed,
+    )
+    started = time.monotonic()
+    ended = run_kept(options.command, job, options.time_limit_s or _PILOT_LIMIT_S, memory)
+    result = _usable(options, ended)
+    session = _session(pilot, ended, options)
+    choice = choose(session, options.tries, options.semantics)
+    sizes = choose_sizes(result, ended.wall_s, options.steps, bool(choice.on_loop))
+    not_tried = dict(choice.not_tried)
+    candidates = choice.candidates
+    if choice.on_loop and sizes.basis == "steps":
+        reason = "it acts between epochs, of which too few fit into a run; give more steps with --steps"
+        not_tried |= {one.treatment: reason for one in candidates if one.treatment in choice.on_loop}
+        candidates = tuple(one for one in candidates if one.treatment not in choice.on_loop)
+    sizes = msgspec.structs.replace(
+        sizes,
+        memory_limit_bytes=memory,
+        time_limit_s=options.time_limit_s or _SLACK_S + _SLACK_TIMES * sizes.expected_s,
+    )
+    trial = Trial(
+        id=uuid.uuid4().hex[:12],
+        command=options.command,
+        status="running",
+        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        wall_s=time.monotonic() - started,
+        steps=sizes.steps,
+        repeats=options.repeats,
+        seed=options.seed,
+        basis=sizes.basis,
+        not_tried=not_tried,
+    )
+    allow = ("exact", "numerics", "semantics") if options.semantics else ("exact", "numerics")
+    plan = Plan(candidates=candidates, repeats=options.repeats, allow=allow)
+    state = State(options=options, trial=trial, plan=plan, sizes=sizes)
+    session.save(folder / SESSION_FILE)
+    _write(state, folder)
+    return state, session
+
+
+def _usable(options: Options, ended: Ended) -> Result:
+    result = ended.result
+    if ended.failure or result is None:
+        raise TrialError(explain(options.command, ended))
+    if not result.block_means_s and result.is_whole:
+        raise TrialError(
+            f"the training came to its end after {result.n_steps} optimizer steps in {result.train_s:.1f} s, too short "
+            f"to measure ({result.missing.get('block_means_s', 'no block of steps')}); let it train longer, e.g. with "
+            "more epochs"
+        )
+    return result
+
+
+def _session(pilot: Path, ended: Ended, options: Options) -> Session:
+    try:
+        return load(pilot / DOCTOR_FOLDER)
+    except SessionError as error:
+        raise TrialError(f"{explain(options.command, ended, 'the diagnosis')}\n({error})") from error
+
+
+# -- one run ------------------------------------------------------------
+
+
+def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
+    sizes = state.sizes
+    name = f"{planned.position:03d}-{_file_name(planned.arm)}"
+    job = Job(
+        mode="trial",
+        folder=str(folder / "runs" / name),
+        doses=planned.treatments,
+        with_doctor=False,
+        steps=sizes.steps,
+        block_steps=sizes.block_steps,
+        seed=state.trial.seed,
+    )
+    _forget(Path(job.folder))
+    ended = run_kept(
+        state.options.command, job, sizes.time_limit_s, sizes.memory_limit_bytes, environment_of(planned.treatments)
+    )
+    return as_run(planned, ended, f"runs/{name}/log.txt", sizes.basis)
+
+
+def as_run(planned: PlannedRun, ended: Ended, log: str, basis: str) -> ArmRun:
+    """What one run measured, as the record has it."""
+    shared = {"arm": planned.arm, "repeat": planned.repeat, "position": planned.position, "stage": planned.stage}
+    result = ended.result
+    if result is None or (result.status == "failed"):
+        partial = {} if result is None else {"n_steps": result.n_steps, "losses": result.losses}
+        return ArmRun(**shared, status="failed", reason=ended.failure, wall_s=ended.wall_s, log=log, **partial)
+    blocks = result.wall_block_means_s if basis == "wall" else result.block_means_s
+    reason = "" if blocks else result.missing.get("block_means_s", "no whole epochs were seen")
+    return ArmRun(
+        **shared,
+        status="ok",
+        reason=reason,
+        block_means_s=blocks,
+        block_steps=result.block_steps,
+        n_steps=result.n_steps,
+        steady_from=result.steady_from,
+        samples_per_s=result.samples_per_s,
+        samples_per_step=result.samples_per_step,
+        batches_per_step=result.batches_per_step,
+        peak_device_bytes=result.peak_device_bytes,
+        peak_host_bytes=result.peak_host_bytes,
+        losses=result.losses,
+        loss_every=result.loss_every,
+        wall_s=ended.wall_s,
+        log=log,
+    )
+
+
+def _file_name(arm: str) -> str:
+    return "".join(c if c.isalnum() or c in "-+=._" else "_" for c in arm)[:80]
+
+
+def _forget(run_folder: Path) -> None:
+    """What an interrupted run left: its result would be taken for the new one's."""
+    for name in ("result.json", "events", "ended.json"):
+        (run_folder / name).unlink(missing_ok=True)
+
+
+# -- on disk ------------------------------------------------------------
+
+
+def _with(state: State, folder: Path, **changes: object) -> State:
+    """The state with changes to the trial, judged anew and written down."""
+    runs = changes.get("runs", state.trial.runs)
+    assert isinstance(runs, tuple)
+    candidates = state.plan.candidates or ()
+    judged = judge(
+        runs,
+        predicted={one.treatment: one.predicted for one in candidates if one.predicted is not None},
+        safety={one.treatment: one.safety for one in candidates},
+    )
+    rungs = ladder(state.plan, runs)
+    chosen = best(rungs)
+    changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": chosen}
+    if changes.get("status", "running") != "running":
+        paste = to_paste(chosen)
+        changes |= {
+            "trainer_flags": paste.trainer_flags,
+            "loader_args": paste.loader_args,
+            "code": paste.code,
+            "yaml": paste.yaml,
+        }
+    state = msgspec.structs.replace(state, trial=msgspec.structs.replace(state.trial, **changes))
+    _write(state, folder)
+    return state
+
+
+def _write(state: State, folder: Path) -> None:
+    write_whole(folder / STATE_FILE, msgspec.json.encode(state))
+    write_whole(folder / TRIAL_FILE, msgspec.json.format(msgspec.json.encode(state.trial), indent=1))
+
+
+def _found(folder: Path, options: Options) -> State | None:
+    """The interrupted trial that stands in a folder; None where there is none."""
+    try:
+        content = (folder / STATE_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TrialError(
+            f"cannot read {folder / STATE_FILE}: {error.strerror or error}; choose another --out"
+        ) from error
+    try:
+        state = msgspec.json.decode(content, type=State)
+    except msgspec.MsgspecError as error:
+        raise TrialError(f"{folder / STATE_FILE} is not a trial's ({error}); choose another --out") from error
+    if state.options != options:
+        raise TrialError(
+            f"{folder} holds a trial of another command or with other options ({' '.join(state.options.command)}); "
+            "choose another --out, or give the same to go on with it"
+        )
+    if state.trial.status == "finished":
+        raise TrialError(f"{folder} holds this trial, finished; choose another --out to measure again")
+    return state
+
+
+def default_folder() -> Path:
+    """Where a trial goes unless told otherwise."""
+    return Path("perf_logs") / f"trial-{time.strftime('%Y%m%d-%H%M%S')}"

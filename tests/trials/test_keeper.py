@@ -1,0 +1,111 @@
+"""No process outlives its trial, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lightning_perf.trials.job import Job
+from lightning_perf.trials.runner import explain, run_kept
+
+# Starts processes that leave its group and its session, as loaders and launchers may, and never ends.
+RESTLESS = """
+import subprocess, sys, time
+child = [sys.executable, "-c", "import time; time.sleep(600)"]
+started = [subprocess.Popen(child, start_new_session=away) for away in (False, True)]
+open("pids", "w").write(" ".join(str(one.pid) for one in started))
+time.sleep(600)
+"""
+
+# What lightning-perf does, alone in a process.
+RUNS = """
+import sys
+from lightning_perf.trials.job import Job
+from lightning_perf.trials.runner import run_kept
+try:
+    run_kept([sys.executable, "restless.py"], Job(mode="trial", folder="job"))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "restless.py").write_text(RESTLESS)
+    return tmp_path
+
+
+def wait_for(is_true: Callable[[], object], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if is_true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def pids(work: Path) -> list[int]:
+    path = work / "pids"
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_all_processes_end_when_a_command_hangs(work: Path) -> None:
+    ended = run_kept([sys.executable, "restless.py"], Job(mode="trial", folder="job"), time_limit_s=3)
+    assert "time limit of 3 s" in ended.failure
+    assert len(pids(work)) == 2
+    assert not any(map(is_alive, pids(work)))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_all_processes_end_when_the_parent_is_signalled(work: Path, sent: signal.Signals) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", RUNS], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert wait_for(lambda: len(pids(work)) == 2)
+    parent.send_signal(sent)
+    said, _ = parent.communicate(timeout=60)
+    assert wait_for(lambda: not any(map(is_alive, pids(work))))
+    assert said == ("interrupted\n" if sent == signal.SIGINT else "")
+
+
+def test_command_is_ended_when_it_takes_more_memory_than_it_may(work: Path) -> None:
+    hog = "import time\nhoard = []\nfor _ in range(100):\n    hoard.append(b'x' * 2**24)\n    time.sleep(0.05)"
+    limit = 200 * 2**20
+    command = [sys.executable, "-c", hog]
+    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=limit)
+    assert "its limit is 0.20 GiB" in ended.failure
+    assert ended.peak_bytes > limit
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import sys; print('no data here'); sys.exit(3)", "exited with 3: no data here"),
+        ("input('Which? ')", "asks for input"),
+        ("print('hello')", "never imported Lightning's Trainer"),
+        ("import lightning.pytorch.trainer.trainer", "never built a Trainer"),
+    ],
+)
+def test_error_says_what_was_seen_when_nothing_was_measured(work: Path, code: str, told: str) -> None:
+    command = [sys.executable, "-c", code]
+    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
+    assert told in explain(command, ended)
+
+
+def test_error_says_so_when_there_is_no_such_command(work: Path) -> None:
+    ended = run_kept(["no-such-command"], Job(mode="trial", folder="job"))
+    assert "command not found" in explain(["no-such-command"], ended)

@@ -1,0 +1,123 @@
+"""What a measured training gives, leaves behind and does not touch; each with a real command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lightning_perf.trials.job import Job
+from lightning_perf.trials.runner import Ended, run_kept
+
+from . import scripts
+
+STEPS = 60
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, in which commands run."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name, value in scripts.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def measured(tmp_path: Path, command: Sequence[str], **job: object) -> Ended:
+    """Runs a command for ``STEPS`` steps."""
+    defaults = {"mode": "trial", "folder": str(tmp_path / "job"), "steps": STEPS, "with_doctor": False, "seed": 1}
+    ended = run_kept(command, Job(**{**defaults, **job}), time_limit_s=200)
+    assert ended.failure == "", ended.log
+    assert "trained to the end" not in ended.log
+    return ended
+
+
+def test_package_with_own_sampler_accumulation_and_checkpoints_is_measured_and_nothing_of_the_users_is_touched(
+    tmp_path: Path, work: Path
+) -> None:
+    (work / "pack").mkdir()
+    scripts.put(work / "pack", __init__="", train=scripts.PACKAGE)
+    (work / "kept").mkdir()
+    (work / "kept" / "last.ckpt").write_bytes(b"weeks of training")
+    before = scripts.tree(work)
+    ended = measured(tmp_path, scripts.python("-m", "pack.train", "--epochs", "4"))
+    result = ended.result
+    assert result is not None
+    assert (result.n_steps, result.n_batches, result.batches_per_step) == (STEPS, 2 * STEPS, 2)
+    assert result.samples_per_step == 8
+    assert len(result.losses) == 2 * STEPS
+    assert scripts.tree(work) == before
+    written = {path.name for path in (tmp_path / "job" / "outputs").rglob("*")}
+    assert {"last.ckpt", "metrics.csv"} <= written
+
+    (last,) = (tmp_path / "job").rglob("last.ckpt")
+    resumed = ["--epochs", "9", "--resume", str(last)]
+    again = measured(
+        tmp_path, scripts.python("-m", "pack.train", *resumed), folder=str(tmp_path / "again"), steps=20
+    ).result
+    assert again is not None
+    assert again.n_steps == 20
+    assert again.losses[0] < result.losses[0]
+    assert scripts.tree(work) == before
+
+
+def test_cli_with_config_file_is_measured(tmp_path: Path, work: Path) -> None:
+    scripts.put(work, train=scripts.CLI, config=scripts.CLI_CONFIG)
+    before = scripts.tree(work)
+    ended = measured(tmp_path, scripts.python("train.py", "fit", "--config", "config.yaml"), steps=None, max_s=1.0)
+    assert ended.result is not None
+    assert ended.result.samples_per_step == 4
+    assert scripts.tree(work) == before
+
+
+def test_manual_optimization_on_several_loaders_is_measured_when_the_namespace_is_pytorch_lightning(
+    tmp_path: Path, work: Path
+) -> None:
+    pytest.importorskip("pytorch_lightning")
+    scripts.put(work, train=scripts.MANUAL)
+    before = scripts.tree(work)
+    ended = measured(tmp_path, scripts.python("train.py"))
+    assert ended.result is not None
+    assert ended.result.n_steps == ended.result.n_batches == STEPS
+    assert len(ended.result.losses) == STEPS
+    assert scripts.tree(work) == before
+
+    again = measured(tmp_path, scripts.python("train.py"), folder=str(tmp_path / "again"), seed=1)
+    assert again.result is not None
+    assert again.result.losses == ended.result.losses
+
+
+@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+def test_both_processes_are_measured_as_one_when_training_is_distributed(
+    tmp_path: Path, work: Path, launcher: str
+) -> None:
+    scripts.put(work, train=scripts.DDP)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = scripts.python(*(torchrun if launcher == "torchrun" else []), "train.py")
+    ended = measured(tmp_path, command, steps=STEPS if launcher == "torchrun" else None, max_s=1.0)
+    assert ended.result is not None
+    assert ended.result.world_size == 2
+    assert ended.result.samples_per_step == 4
+    assert ended.code == 0
+
+
+def test_python_path_is_as_ever_in_the_users_process(tmp_path: Path, work: Path) -> None:
+    (work / "own").mkdir()
+    scripts.put(work / "own", sitecustomize="import sys\nsys.is_customized = True\n")
+    scripts.put(work, show="import sys\nprint(sys.path, sys.is_customized)\nimport sitecustomize\nprint(sitecustomize)")
+    import subprocess
+
+    from lightning_perf.trials.job import environment_for
+
+    plain = {**scripts.environment(), "PYTHONPATH": str(work / "own")}
+    job = Job(mode="run", folder=str(tmp_path / "job"))
+    ours = environment_for(job, job.write(), plain)
+    said = [
+        subprocess.run([sys.executable, "show.py"], env=env, capture_output=True, text=True, check=True).stdout
+        for env in (plain, ours)
+    ]
+    assert said[0] == said[1]
