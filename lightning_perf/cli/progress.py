@@ -48,10 +48,10 @@ class Progress:
         for name, reason in trial.not_tried.items():
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")
 
-    def running(self, run: PlannedRun, at_most: int, trial: Trial) -> None:
+    def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
         """A run begins."""
         number = len(trial.runs) + 1
-        self._show(f"run {number} of at most {number + at_most - 1}: {run.arm}{_tally(trial)}")
+        self._show(f"run {number} of about {number + about - 1}: {run.arm}{_tally(trial)}")
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
         """It is over."""

@@ -61,8 +61,7 @@ def trial(
 
         write_stdout(msgspec.json.format(msgspec.json.encode(outcome.trial), indent=1).decode())
     else:
-        from lightning_perf.reports.console import emit
-        from lightning_perf.reports.trial_rows import trial_report
+        from lightning_perf.reports.console import emit, trial_report
 
         emit(trial_report(outcome.trial))
     if outcome.trial.status == "interrupted":

@@ -17,8 +17,8 @@ from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
 from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
 from lightning_perf.trials.judge import judge
-from lightning_perf.trials.ladder import Plan, PlannedRun, at_most_left, best, ladder, next_runs
-from lightning_perf.trials.plan import choose, environment_of, to_paste
+from lightning_perf.trials.ladder import Plan, PlannedRun, best, ladder, next_runs, runs_left
+from lightning_perf.trials.plan import choose, doses_of, environment_of
 from lightning_perf.trials.runner import Ended, check_command, explain, run_kept
 from lightning_perf.trials.sizes import Sizes, choose_sizes
 
@@ -77,8 +77,8 @@ class Watcher(Protocol):
     def planned(self, session: Session, state: State) -> None:
         """It is known what will be tried."""
 
-    def running(self, run: PlannedRun, at_most: int, trial: Trial) -> None:
-        """A run begins, the first of at most so many."""
+    def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
+        """A run begins, the first of about so many."""
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
         """It is over; the trial holds what the arms come to by now."""
@@ -120,7 +120,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
     try:
         while planned := next_runs(state.plan, state.trial.runs):
             for run in planned:
-                watcher.running(run, at_most_left(state.plan, state.trial.runs), state.trial)
+                watcher.running(run, runs_left(state.plan, state.trial.runs), state.trial)
                 made = _make(run, state, folder)
                 wall_s = earlier_s + time.monotonic() - started
                 state = _with(state, folder, runs=(*state.trial.runs, made), wall_s=wall_s, status="running")
@@ -283,16 +283,20 @@ def _with(state: State, folder: Path, **changes: object) -> State:
     chosen = best(rungs)
     changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": chosen}
     if changes.get("status", "running") != "running":
-        paste = to_paste(chosen)
-        changes |= {
-            "trainer_flags": paste.trainer_flags,
-            "loader_args": paste.loader_args,
-            "code": paste.code,
-            "yaml": paste.yaml,
-        }
+        changes |= _to_paste(chosen)
     state = msgspec.structs.replace(state, trial=msgspec.structs.replace(state.trial, **changes))
     _write(state, folder)
     return state
+
+
+def _to_paste(arm: str) -> dict[str, object]:
+    """What to write into the script to get an arm."""
+    flags: dict[str, object] = {}
+    loader: dict[str, object] = {}
+    for dose in doses_of(arm):
+        flags |= dose.treatment.trainer_flags(dose.value)
+        loader |= dose.treatment.loader_args(dose.value)
+    return {"trainer_flags": flags, "loader_args": loader}
 
 
 def _write(state: State, folder: Path) -> None:
