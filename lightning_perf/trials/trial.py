@@ -6,15 +6,16 @@ import time
 import uuid
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import psutil
 
 from lightning_perf.errors import SessionError, TrialError
-from lightning_perf.records import SESSION_FILE, ArmRun, Session, Trial, load
+from lightning_perf.records import SESSION_FILE, ArmRun, Safety, Session, Trial, load
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
+from lightning_perf.treatments.prescription import prescription
 from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
 from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import Plan, PlannedRun, best, ladder, next_runs, runs_left
@@ -116,7 +117,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
     watcher.planned(session, state)
     started = time.monotonic()
     earlier_s = state.trial.wall_s
-    status = "finished"
+    status: Literal["finished", "interrupted"] = "finished"
     try:
         while planned := next_runs(state.plan, state.trial.runs):
             for run in planned:
@@ -177,7 +178,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
         basis=sizes.basis,
         not_tried=not_tried,
     )
-    allow = ("exact", "numerics", "semantics") if options.semantics else ("exact", "numerics")
+    allow: tuple[Safety, ...] = ("exact", "numerics", "semantics") if options.semantics else ("exact", "numerics")
     plan = Plan(candidates=candidates, repeats=options.repeats, allow=allow)
     state = State(options=options, trial=trial, plan=plan, sizes=sizes)
     session.save(folder / SESSION_FILE)
@@ -229,10 +230,15 @@ def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
 
 def as_run(planned: PlannedRun, ended: Ended, log: str, basis: str) -> ArmRun:
     """What one run measured, as the record has it."""
-    shared = {"arm": planned.arm, "repeat": planned.repeat, "position": planned.position, "stage": planned.stage}
+    shared: dict[str, Any] = {
+        "arm": planned.arm,
+        "repeat": planned.repeat,
+        "position": planned.position,
+        "stage": planned.stage,
+    }
     result = ended.result
     if result is None or (result.status == "failed"):
-        partial = {} if result is None else {"n_steps": result.n_steps, "losses": result.losses}
+        partial: dict[str, Any] = {} if result is None else {"n_steps": result.n_steps, "losses": result.losses}
         return ArmRun(**shared, status="failed", reason=ended.failure, wall_s=ended.wall_s, log=log, **partial)
     blocks = result.wall_block_means_s if basis == "wall" else result.block_means_s
     reason = "" if blocks else result.missing.get("block_means_s", "no whole epochs were seen")
@@ -269,10 +275,9 @@ def _forget(run_folder: Path) -> None:
 # -- on disk ------------------------------------------------------------
 
 
-def _with(state: State, folder: Path, **changes: object) -> State:
+def _with(state: State, folder: Path, **changes: Any) -> State:
     """The state with changes to the trial, judged anew and written down."""
-    runs = changes.get("runs", state.trial.runs)
-    assert isinstance(runs, tuple)
+    runs: tuple[ArmRun, ...] = changes.get("runs", state.trial.runs)
     candidates = state.plan.candidates or ()
     judged = judge(
         runs,
@@ -289,14 +294,15 @@ def _with(state: State, folder: Path, **changes: object) -> State:
     return state
 
 
-def _to_paste(arm: str) -> dict[str, object]:
+def _to_paste(arm: str) -> dict[str, Any]:
     """What to write into the script to get an arm."""
-    flags: dict[str, object] = {}
-    loader: dict[str, object] = {}
-    for dose in doses_of(arm):
-        flags |= dose.treatment.trainer_flags(dose.value)
-        loader |= dose.treatment.loader_args(dose.value)
-    return {"trainer_flags": flags, "loader_args": loader}
+    written = prescription(doses_of(arm))
+    return {
+        "trainer_flags": written.trainer_flags,
+        "loader_args": written.loader_args,
+        "code": written.code,
+        "yaml": written.yaml,
+    }
 
 
 def _write(state: State, folder: Path) -> None:
