@@ -14,6 +14,16 @@ from .finding import (
     Severity,
     Verdict,
 )
+from .host_calls import (
+    AttentionCall,
+    CompilerWatch,
+    GraphBreak,
+    LossScaler,
+    Recompile,
+    SyncCall,
+    SyncCalls,
+    TensorLoop,
+)
 from .loader_probe import HotFunction, HotLine, LoaderProbe, Repeated, WorkerPoint
 from .machine import Device, Machine
 from .memory import (
@@ -105,15 +115,16 @@ from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
     "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite",
-    "Allocator", "Arm", "ArmRun", "ArmVerdict", "Block", "Breakdown", "CallTime", "CodeSite", "Communication",
-    "Confidence", "Convolutions", "Copies", "CopySite", "Cost", "DatasetDisk", "Device", "DeviceActivity",
-    "DeviceMemory", "DeviceTimes", "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch", "Finding", "Gain",
-    "GpuTelemetry", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry", "HotFunction", "HotLine",
-    "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe", "LoaderSettings",
-    "LoaderWait", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape", "Memory", "ModelSettings",
-    "ModuleMemory", "NamedTime", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead",
-    "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "Ranks", "Record",
-    "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread",
-    "StageTimes", "Startup", "Suspect", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TorchSettings",
-    "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "Verdict", "WhatIf", "Window", "WorkerPoint", "load",
+    "Allocator", "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block", "Breakdown", "CallTime", "CodeSite",
+    "Communication", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost", "DatasetDisk",
+    "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort", "Energy", "Epoch", "Evidence",
+    "Fetch", "Finding", "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom", "HostMemory", "HostPhaseMemory",
+    "HostTelemetry", "HotFunction", "HotLine", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor",
+    "LoaderProbe", "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention",
+    "MatrixShape", "Memory", "ModelSettings", "ModuleMemory", "NamedTime", "OperatorTime", "OptimizerSettings",
+    "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription",
+    "ProbeFailure", "Ranks", "Recompile", "Record", "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session",
+    "Settings", "Severity", "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls",
+    "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop", "TorchSettings", "TraceRecord", "TraceStep",
+    "TrainerSettings", "Trial", "Verdict", "WhatIf", "Window", "WorkerPoint", "load",
 ]  # fmt: skip

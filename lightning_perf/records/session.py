@@ -14,6 +14,7 @@ from lightning_perf.errors import SessionError
 from .base import Record
 from .files import write_whole
 from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
+from .host_calls import CompilerWatch, LossScaler, SyncCalls
 from .loader_probe import LoaderProbe
 from .machine import Machine
 from .memory import Memory
@@ -144,6 +145,9 @@ class Session(Record, frozen=True, kw_only=True):
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
         loader_probe: The training loader taken apart; None where it was not probed.
         trials: Treatments measured on this training.
+        sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
+        compiler: What ``torch.compile`` did; None where nothing was compiled.
+        loss_scaler: The loss scaler of fp16 training; None without one.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -165,6 +169,9 @@ class Session(Record, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
     telemetry: Telemetry | None = None
     loader_probe: LoaderProbe | None = None
+    sync_calls: SyncCalls | None = None
+    compiler: CompilerWatch | None = None
+    loss_scaler: LossScaler | None = None
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""

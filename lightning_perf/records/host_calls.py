@@ -1,0 +1,207 @@
+"""What the host did in a step: operators that make it wait, lines that call many, the compiler's work, the scaler's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Record
+
+Owner = Literal["user", "lightning", "other"]
+
+
+class SyncCall(Record, frozen=True, kw_only=True):
+    """One line whose operators need a result on the host: on a device, the host waits for it there.
+
+    Attributes:
+        operator: What waits, as one writes it: ``"item"``, ``"tolist"``, ``"bool(tensor)"``, ``"print(tensor)"``,
+            ``"cpu"``, ``"numpy"``, ``"nonzero"``, ``"boolean mask"``; else the operator's own name.
+        file: The innermost file of the user's code; of Lightning's where none of the user's was running. Empty where
+            no Python was (the backward pass of a device).
+        line: 0 likewise.
+        function: The function that the line stands in.
+        per_step: Calls a step, of the steps looked at.
+        cost_s: Host seconds a step inside these operators; None where only their number is known. On a CPU it is the
+            operator's own work: nothing waits there.
+        owner: Whose line it is: the user's, Lightning's (progress bar, clipping, its loggers), or another library's.
+        phase: The part of the step: ``"forward"``, ``"backward"``, ``"optimizer"`` or ``"other"``.
+        code: The line itself; empty where its file cannot be read.
+        source: ``"operator"``: seen as an operator; ``"device"``: the device's own warning.
+    """
+
+    operator: str
+    file: str
+    line: int
+    function: str
+    per_step: float
+    cost_s: float | None = None
+    owner: Owner = "user"
+    phase: str = "other"
+    code: str = ""
+    source: Literal["operator", "device"] = "operator"
+
+
+class TensorLoop(Record, frozen=True, kw_only=True):
+    """A Python loop over the elements or rows of a tensor.
+
+    Attributes:
+        file: Of the user's code.
+        line: The line that takes the elements, or where the loop's operators are called.
+        function: The function that it stands in.
+        operator: The operator that is repeated.
+        repeats: Most calls of it from this line within one call of the function.
+        operators_per_step: Operators called from the function, a step.
+        cost_s: Seconds a step between the function's first and last operator, in the steps looked at; what looking
+            costs is taken out as far as known.
+        share: ``cost_s`` ÷ the duration of the step looked at, with the same taken out.
+        code: The line itself.
+    """
+
+    file: str
+    line: int
+    function: str
+    operator: str
+    repeats: int
+    operators_per_step: float
+    cost_s: float
+    share: float
+    code: str = ""
+
+
+class AttentionCall(Record, frozen=True, kw_only=True):
+    """A product, a softmax and a product again over a square of scores that was written to memory.
+
+    Attributes:
+        file: Of the user's code; empty where none was running.
+        line: 0 likewise.
+        function: The function that it stands in.
+        per_step: How often a step.
+        rows, columns: Of one score matrix.
+        cost_s: Host seconds a step in the three, forward only; None on a device, whose work the host does not wait for.
+        share: ``cost_s`` ÷ the duration of the step looked at; None likewise.
+        via: The function of torch that wrote it out for the user, e.g. ``"multi_head_attention_forward"``; empty where
+            the user's own line did.
+        code: The line itself.
+    """
+
+    file: str
+    line: int
+    function: str
+    per_step: float
+    rows: int
+    columns: int
+    cost_s: float | None = None
+    share: float | None = None
+    via: str = ""
+    code: str = ""
+
+
+class SyncCalls(Record, frozen=True, kw_only=True):
+    """What a few sampled steps called, operator by operator.
+
+    Attributes:
+        n_steps: Steps looked at.
+        step_s: Their mean duration, without what looking cost as far as known.
+        device: Kind of the device: ``"cpu"``, ``"cuda"`` …
+        calls: Lines that make the host wait, the most frequent first; at most 32.
+        loops: Python loops over tensors, costliest first; at most 8.
+        attentions: Attention written out; at most 8.
+        operators_per_step: Operators a step below autograd, backward among them.
+        unseen: What such a look cannot see, and why.
+    """
+
+    n_steps: int
+    step_s: float
+    device: str = "cpu"
+    calls: tuple[SyncCall, ...] = ()
+    loops: tuple[TensorLoop, ...] = ()
+    attentions: tuple[AttentionCall, ...] = ()
+    operators_per_step: float = 0.0
+    unseen: dict[str, str] = {}
+
+
+class Recompile(Record, frozen=True, kw_only=True):
+    """A function that was compiled more than once.
+
+    Attributes:
+        function: Its name.
+        file: Where it is defined.
+        line: Its first line.
+        n: Recompilations, the first compilation not counted.
+        n_after_warmup: Of these, after the run's first steps.
+        reason: The guard that failed last; empty where torch does not tell.
+        compile_s: Seconds in these; None where torch does not tell.
+    """
+
+    function: str
+    file: str
+    line: int
+    n: int
+    n_after_warmup: int = 0
+    reason: str = ""
+    compile_s: float | None = None
+
+
+class GraphBreak(Record, frozen=True, kw_only=True):
+    """A place where a compiled region had to end.
+
+    Attributes:
+        reason: Torch's own words, shortened.
+        file: Of the user's code; empty where torch does not tell.
+        line: 0 likewise.
+        function: The function that it stands in.
+        n: How often it was met while compiling. At run time, each step passes it.
+        code: The line itself.
+    """
+
+    reason: str
+    file: str
+    line: int
+    function: str = ""
+    n: int = 1
+    code: str = ""
+
+
+class CompilerWatch(Record, frozen=True, kw_only=True):
+    """What ``torch.compile`` did during the run.
+
+    Attributes:
+        n_compiles: Compilations of frames.
+        compile_s: Host seconds in them.
+        n_compiled_steps: Steps in which something was compiled; these are left out of the statistics.
+        n_after_warmup: Compilations after the run's first steps.
+        compile_after_warmup_s: Host seconds in these.
+        n_functions: Different functions compiled.
+        recompiles: The most frequent first; at most 16.
+        graph_breaks: The most frequent first; at most 16.
+        missing: What this version of torch does not tell.
+    """
+
+    n_compiles: int
+    compile_s: float
+    n_compiled_steps: int = 0
+    n_after_warmup: int = 0
+    compile_after_warmup_s: float = 0.0
+    n_functions: int = 0
+    recompiles: tuple[Recompile, ...] = ()
+    graph_breaks: tuple[GraphBreak, ...] = ()
+    missing: dict[str, str] = {}
+
+
+class LossScaler(Record, frozen=True, kw_only=True):
+    """What the loss scaler of fp16 training did.
+
+    Attributes:
+        scale: The latest known scale.
+        first_scale: The first known one.
+        n_steps: Optimizer steps that were asked for after the first ``n_warmup_steps``.
+        skips: Of these, the steps that were not made because gradients were not finite. None where not known.
+        n_warmup_steps: Optimizer steps in which the scaler is still looking for its scale; skips there are usual.
+        warmup_skips: Skips in these.
+    """
+
+    scale: float
+    first_scale: float
+    n_steps: int
+    skips: int | None
+    n_warmup_steps: int = 0
+    warmup_skips: int = 0
