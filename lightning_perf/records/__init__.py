@@ -41,6 +41,15 @@ from .memory import (
     PhaseMemory,
     Suspect,
 )
+from .model_profile import (
+    Bound,
+    Ceilings,
+    DatasheetPeak,
+    ModelProfile,
+    ModuleProfile,
+    OperatorProfile,
+    Utilisation,
+)
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
@@ -115,16 +124,17 @@ from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
     "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite",
-    "Allocator", "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block", "Breakdown", "CallTime", "CodeSite",
-    "Communication", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost", "DatasetDisk",
-    "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort", "Energy", "Epoch", "Evidence",
-    "Fetch", "Finding", "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom", "HostMemory", "HostPhaseMemory",
-    "HostTelemetry", "HotFunction", "HotLine", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor",
-    "LoaderProbe", "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention",
-    "MatrixShape", "Memory", "ModelSettings", "ModuleMemory", "NamedTime", "OperatorTime", "OptimizerSettings",
-    "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription",
-    "ProbeFailure", "Ranks", "Recompile", "Record", "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session",
-    "Settings", "Severity", "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls",
-    "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop", "TorchSettings", "TraceRecord", "TraceStep",
-    "TrainerSettings", "Trial", "Verdict", "WhatIf", "Window", "WorkerPoint", "load",
+    "Allocator", "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings",
+    "CodeSite", "Communication", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost",
+    "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort",
+    "Energy", "Epoch", "Evidence", "Fetch", "Finding", "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom",
+    "HostMemory", "HostPhaseMemory", "HostTelemetry", "HotFunction", "HotLine", "Idle", "Interval", "KernelTime",
+    "Kernels", "KindTime", "LiveTensor", "LoaderProbe", "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict",
+    "Machine", "MaterialisedAttention", "MatrixShape", "Memory", "ModelProfile", "ModelSettings", "ModuleMemory",
+    "ModuleProfile", "NamedTime", "OperatorProfile", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers",
+    "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "Ranks",
+    "Recompile", "Record", "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity",
+    "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry",
+    "TelemetryPoint", "TensorLoop", "TorchSettings", "TraceRecord", "TraceStep", "TrainerSettings", "Trial",
+    "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint", "load",
 ]  # fmt: skip

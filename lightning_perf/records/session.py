@@ -18,6 +18,7 @@ from .host_calls import CompilerWatch, LossScaler, SyncCalls
 from .loader_probe import LoaderProbe
 from .machine import Machine
 from .memory import Memory
+from .model_profile import ModelProfile
 from .settings import Settings
 from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
@@ -144,6 +145,7 @@ class Session(Record, frozen=True, kw_only=True):
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
         loader_probe: The training loader taken apart; None where it was not probed.
+        model_profile: What the model's arithmetic costs; None where no step was looked at.
         trials: Treatments measured on this training.
         sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
         compiler: What ``torch.compile`` did; None where nothing was compiled.
@@ -169,6 +171,7 @@ class Session(Record, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
     telemetry: Telemetry | None = None
     loader_probe: LoaderProbe | None = None
+    model_profile: ModelProfile | None = None
     sync_calls: SyncCalls | None = None
     compiler: CompilerWatch | None = None
     loss_scaler: LossScaler | None = None

@@ -1,0 +1,35 @@
+"""Which modules of a model are told apart."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .saved_tensors import top_level_modules
+
+MAX_MODULES = 256
+"""A model with more than so many modules at the depth asked for is listed less deep."""
+
+
+def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
+    """The modules of a model down to a depth, by path, outer ones before those inside them.
+
+    Args:
+        root: The model; itself not listed, its path being ``""``.
+        depth: 1 for the top-level modules (of the only child, where all hangs below a single one), 2 for their
+            children too, and so on. What makes the list longer than ``MAX_MODULES`` is left out, level by level.
+            A module that occurs twice is listed under its first path.
+    """
+    level = top_level_modules(root)
+    listed: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for _ in range(max(1, depth)):
+        fresh = {}
+        for path, module in level.items():
+            if id(module) not in seen:
+                seen.add(id(module))
+                fresh[path] = module
+        if listed and len(listed) + len(fresh) > MAX_MODULES:
+            break
+        listed |= fresh
+        level = {f"{path}.{name}": child for path, module in fresh.items() for name, child in module.named_children()}
+    return listed

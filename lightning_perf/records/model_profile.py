@@ -1,0 +1,207 @@
+"""What a model's arithmetic costs: operations and bytes by module and operator, against what the device can do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Record
+from .memory import Breakdown
+from .steps import Distribution
+
+Bound = Literal["compute", "bandwidth", "launch", "latency"]
+"""What limits a piece of work: arithmetic, memory traffic, starting its operators, or neither (the rest)."""
+
+
+class Ceilings(Record, frozen=True, kw_only=True):
+    """What a device can do at most, as measured on it with torch's own operators.
+
+    Attributes:
+        device: ``"cpu"``, ``"cuda"`` …
+        name: The device's, as its driver gives it; the processor's model on a CPU.
+        torch: Its version.
+        n_threads: That torch computed with; None where the device is no CPU.
+        matmul_flops_per_s: Floating-point operations a second of large matrix products, a multiplication and an
+            addition counted as two, by precision: of ``"fp32"``, ``"tf32"``, ``"bf16"`` and ``"fp16"`` those measured.
+        copy_bytes_per_s: Bytes read plus bytes written a second by a copy within the device's memory.
+        h2d_pinned_bytes_per_s: From pinned host memory to the device; None on a CPU.
+        h2d_pageable_bytes_per_s: From ordinary host memory to the device; None on a CPU.
+        launch_s: What starting one small operator costs the host.
+        measured_at: ISO 8601, UTC.
+        took_s: What measuring took.
+        missing: Why a figure is absent.
+    """
+
+    device: str
+    name: str
+    torch: str
+    n_threads: int | None = None
+    matmul_flops_per_s: dict[str, float] = {}
+    copy_bytes_per_s: float | None = None
+    h2d_pinned_bytes_per_s: float | None = None
+    h2d_pageable_bytes_per_s: float | None = None
+    launch_s: float | None = None
+    measured_at: str = ""
+    took_s: float | None = None
+    missing: dict[str, str] = {}
+
+
+class DatasheetPeak(Record, frozen=True, kw_only=True):
+    """What the maker says that a device can do.
+
+    Attributes:
+        chip: As the maker calls it, e.g. ``"H100 SXM"``.
+        matmul_flops_per_s: Dense matrix products, by precision as in ``Ceilings``.
+        memory_bytes_per_s: Of its memory.
+        source: The document.
+    """
+
+    chip: str
+    matmul_flops_per_s: dict[str, float]
+    memory_bytes_per_s: float | None
+    source: str
+
+
+class Utilisation(Record, frozen=True, kw_only=True):
+    """Arithmetic done in the time of a step, against what the device can do: model FLOPS utilisation.
+
+    Attributes:
+        flops_per_s: Operations of forward and backward ÷ the step's time; recomputed activations count nothing.
+        step_s: That time.
+        precision: Of the matrix products, e.g. ``"bf16"``.
+        measured_flops_per_s: The device's measured ceiling; None where it was not measured.
+        measured_fraction: ``flops_per_s`` ÷ that.
+        datasheet_flops_per_s: The maker's figure; None for a chip that is not known.
+        datasheet_fraction: ``flops_per_s`` ÷ that.
+        datasheet: Chip and document.
+    """
+
+    flops_per_s: float
+    step_s: float
+    precision: str
+    measured_flops_per_s: float | None = None
+    measured_fraction: float | None = None
+    datasheet_flops_per_s: float | None = None
+    datasheet_fraction: float | None = None
+    datasheet: str = ""
+
+
+class ModuleProfile(Record, frozen=True, kw_only=True):
+    """One of the listed modules. The list is a partition: what ran in a listed module inside another counts in the
+    innermost one alone, so that figures of all entries add up to the model's.
+
+    Attributes:
+        path: As in ``named_modules``; ``""`` stands for what ran in none of them (the loss, the step itself).
+        class_name: E.g. ``"Linear"``; empty for ``""``.
+        n_parameters: Elements, a shared parameter counted in the first module that has it.
+        calls: Of forward, in one step.
+        forward_flops: Operations of matrix products, convolutions and attention in one step; None where not counted.
+        backward_flops: The same in the backward pass, recomputed activations among them.
+        forward_bytes: Read and written by its operators in one step, as if nothing stayed in a cache.
+        backward_bytes: The same in the backward pass.
+        n_operators: Started in one step, forward and backward; views that move nothing are left out.
+        forward_s: Seconds a step; None where not timed.
+        backward_s: Seconds a step; None where not timed.
+        bound: What limits it; None where that cannot be told.
+        advice: What would help; empty where nothing is known.
+    """
+
+    path: str
+    class_name: str
+    n_parameters: int
+    calls: int = 0
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    forward_bytes: int | None = None
+    backward_bytes: int | None = None
+    n_operators: int | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    bound: Bound | None = None
+    advice: str = ""
+
+
+class OperatorProfile(Record, frozen=True, kw_only=True):
+    """One of torch's operators in one step, forward and backward together.
+
+    Attributes:
+        name: ``"aten::addmm"``.
+        dtype: Of its largest input, e.g. ``"float32"``.
+        calls: In one step.
+        flops: As in ``ModuleProfile``; 0 for operators that multiply no matrices.
+        n_bytes: Read and written.
+        total_s: Seconds in one step; None where not timed.
+        bound: What limits it; None where that cannot be told.
+    """
+
+    name: str
+    dtype: str
+    calls: int
+    flops: int
+    n_bytes: int
+    total_s: float | None = None
+    bound: Bound | None = None
+
+
+class ModelProfile(Record, frozen=True, kw_only=True):
+    """A model's arithmetic, counted in one step, against the device's ceilings.
+
+    Attributes:
+        class_name: The model's.
+        device: That it ran on: ``"cpu"``, ``"cuda:0"`` …
+        n_parameters: Elements, a shared parameter once.
+        n_trainable: Of these, those that require a gradient.
+        parameters_bytes: Of all parameters.
+        n_samples: In the batch; None where not known.
+        step: Batches before the step that was counted; None outside a run.
+        precision: Of most of the arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype's name.
+        forward_flops: Operations of matrix products, convolutions and attention, a multiplication and an addition
+            counted as two; None where not counted.
+        backward_flops: The same of the backward pass; None without one.
+        recomputed_flops: Of ``backward_flops``, the part that computes activations again (checkpointing).
+        forward_bytes: Read and written by all operators, as if nothing stayed in a cache.
+        backward_bytes: The same of the backward pass.
+        uncounted: Operators whose arithmetic is not known and counted as none, though they are known to do some.
+        forward_s: Of the forward pass alone; None where not timed.
+        step_s: Of a training step: forward, backward and the optimizer's step where there is one.
+        is_optimizer_timed: Whether ``step_s`` holds an optimizer's step.
+        n_timed: Repetitions behind these times, warm-up left out.
+        module_depth: How deep modules are listed, 1 for the top-level ones.
+        modules: Costliest first.
+        operators: Costliest first, at most 24.
+        memory: What its memory holds; None in a session, which has it elsewhere.
+        ceilings: Of the device; None where not measured.
+        datasheet: The maker's figures; None for a chip that is not known.
+        utilisation: None where arithmetic, time or both figures of the device are missing.
+        bound: What limits a step as a whole.
+        advice: What would help; empty where nothing is known.
+        missing: Why a figure is None.
+    """
+
+    class_name: str
+    device: str
+    n_parameters: int
+    n_trainable: int
+    parameters_bytes: int
+    n_samples: int | None = None
+    step: int | None = None
+    precision: str = ""
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    recomputed_flops: int = 0
+    forward_bytes: int | None = None
+    backward_bytes: int | None = None
+    uncounted: tuple[str, ...] = ()
+    forward_s: Distribution | None = None
+    step_s: Distribution | None = None
+    is_optimizer_timed: bool = False
+    n_timed: int = 0
+    module_depth: int = 1
+    modules: tuple[ModuleProfile, ...] = ()
+    operators: tuple[OperatorProfile, ...] = ()
+    memory: Breakdown | None = None
+    ceilings: Ceilings | None = None
+    datasheet: DatasheetPeak | None = None
+    utilisation: Utilisation | None = None
+    bound: Bound | None = None
+    advice: str = ""
+    missing: dict[str, str] = {}
