@@ -48,7 +48,7 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
         safety: By treatment as given; ``exact`` where it is not told. An arm is as unsafe as its least safe treatment.
     """
     done = [run for run in runs if run.status != "interrupted"]
-    band, aa = _measured_pair(done)
+    band, aa = measured_pair(done)
     ids = list(dict.fromkeys(run.arm for run in done))
     arms = tuple(_arm(id_, done, band, predicted, safety) for id_ in ids)
     return Judgement(arms, band, aa)
@@ -120,7 +120,7 @@ def _arm(
 
 
 def _verdict(id_: str, own: list[ArmRun], done: list[ArmRun], band: float) -> tuple[ArmVerdict, str, Comparison | None]:
-    failure = _failure(id_, own, done)
+    failure = failure_of(id_, done)
     if failure:
         return "failed", failure, None
     if id_ == BASELINE:
@@ -128,16 +128,22 @@ def _verdict(id_: str, own: list[ArmRun], done: list[ArmRun], band: float) -> tu
     base = (BASELINE,) if id_ == AGAIN else (BASELINE, AGAIN)
     if not any(run.arm in base and run.status == "ok" for run in done):
         return "inconclusive", "the baseline failed, so there is nothing to compare with", None
-    unsteady = [run for run in own if run.status == "ok" and not run.block_means_s]
-    if unsteady:
+    ended_well = [run for run in own if run.status == "ok"]
+    unsteady = [run for run in ended_well if not run.block_means_s]
+    if ended_well and len(unsteady) == len(ended_well):
         return "inconclusive", unsteady[0].reason or f"no steady state in {unsteady[0].n_steps} steps", None
     comparison = compare_arms(done, base, id_, band)
+    reasons = [comparison.reason] if comparison.reason else []
+    if unsteady:
+        reasons.append(f"{len(unsteady)} of {len(ended_well)} runs left out: they had no steady state")
     if id_ == AGAIN and comparison.call in ("improved", "regressed"):
-        return comparison.call, "the same training differs from itself: the machine is too noisy", comparison
-    return comparison.call, comparison.reason, comparison
+        reasons.append("the same training differs from itself, so this machine is too noisy")
+    return comparison.call, "; ".join(reasons), comparison
 
 
-def _failure(id_: str, own: list[ArmRun], done: list[ArmRun]) -> str:
+def failure_of(id_: str, done: Sequence[ArmRun]) -> str:
+    """Why an arm counts as failed; empty where it does not. A baseline has failed when all its runs have."""
+    own = [run for run in done if run.arm == id_]
     failed = [run for run in own if run.status == "failed"]
     if failed and (id_ not in (BASELINE, AGAIN) or len(failed) == len(own)):
         return failed[0].reason or "it failed without a message"
@@ -146,8 +152,8 @@ def _failure(id_: str, own: list[ArmRun], done: list[ArmRun]) -> str:
     return next(filter(None, map(not_finite, own)), "")
 
 
-def _measured_pair(done: list[ArmRun]) -> tuple[float, Interval | None]:
-    """The noise band and the ratio of the two halves of the A/A pair."""
+def measured_pair(done: Sequence[ArmRun]) -> tuple[float, Interval | None]:
+    """The noise band, and the ratio of the two halves of the A/A pair (None where there are too few runs)."""
     ours, theirs = _same_rounds(done, (BASELINE,), AGAIN)
     usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
     base, base_at = [run.block_means_s for run in usable_base], [run.position for run in usable_base]
@@ -155,7 +161,7 @@ def _measured_pair(done: list[ArmRun]) -> tuple[float, Interval | None]:
     return noise_band([*base, *new], [*base_at, *new_at]), ratio_interval(base, new, base_at, new_at)
 
 
-def _same_rounds(done: list[ArmRun], base: Sequence[str], new: str) -> tuple[list[ArmRun], list[ArmRun]]:
+def _same_rounds(done: Sequence[ArmRun], base: Sequence[str], new: str) -> tuple[list[ArmRun], list[ArmRun]]:
     """Usable runs of ``new`` and of ``base`` from rounds in which both took part: machines drift between rounds."""
     rounds = rounds_of(done)
     in_base = {rounds[i] for i, run in enumerate(done) if run.arm in base}

@@ -17,7 +17,7 @@ from lightning_perf.records import ArmRun, ArmVerdict, Gain, Interval, Rung, Saf
 from lightning_perf.records.base import Record
 from lightning_perf.stats.verdicts import Comparison
 
-from .judge import AGAIN, BASELINE, Judgement, compare_arms, judge, rounds_of, treatments_of
+from .judge import AGAIN, BASELINE, Judgement, compare_arms, failure_of, judge, measured_pair, rounds_of, treatments_of
 
 __all__ = [
     "AGAIN",
@@ -363,8 +363,7 @@ def _open_round(
         if active and left:
             return _Round(stage, number, members, left)
         first = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= number]
-        failed = {arm.id for arm in judge(first).arms if arm.verdict == "failed"}
-        active = [a for a in active if a not in failed and _is_open(*compared(first, a), number + 1, plan)]
+        active = [a for a in active if not failure_of(a, first) and _is_open(*compared(first, a), number + 1, plan)]
     return None
 
 
@@ -383,7 +382,7 @@ def _is_open(comparison: Comparison, band: float, n_rounds: int, plan: Plan) -> 
 
 
 def _compared_alone(first: Sequence[ArmRun], arm: str) -> tuple[Comparison, float]:
-    band = judge(first).noise_band
+    band, _ = measured_pair(first)
     return compare_arms(first, [BASELINE, AGAIN], arm, band), band
 
 

@@ -1,0 +1,75 @@
+"""Made-up runs that judging and climbing are tested on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lightning_perf.records import ArmRun
+from lightning_perf.trials.ladder import Candidate, Plan, PlannedRun, next_runs
+
+LOSSES = tuple(2.0 * math.exp(-i / 40) + 0.1 for i in range(64))
+
+
+def run(
+    arm: str,
+    level: float = 0.1,
+    repeat: int = 0,
+    position: int = 0,
+    *,
+    stage: int = 0,
+    losses: tuple[float, ...] = LOSSES,
+    **others: object,
+) -> ArmRun:
+    """A run that ended well, its blocks around ``level`` seconds."""
+    fields = {"block_means_s": (level, 0.99 * level, 1.01 * level, 1.002 * level), "block_steps": 20, "n_steps": 100}
+    return ArmRun(
+        arm=arm, repeat=repeat, position=position, stage=stage, losses=losses, **({"status": "ok"} | fields | others)
+    )  # type: ignore[arg-type]
+
+
+def stage(levels: Mapping[str, Sequence[float]], **others: object) -> list[ArmRun]:
+    """Mirrored rounds; one level a round for each arm."""
+    made: list[ArmRun] = []
+    for number in range(max(map(len, levels.values()))):
+        arms = list(levels)[:: 1 if number % 2 == 0 else -1]
+        for arm in arms:
+            if number < len(levels[arm]):
+                made.append(run(arm, levels[arm][number], number, len(made), **others))
+    return made
+
+
+class Lab:
+    """A machine on which treatments have known effects; makes the runs that the strategy asks for."""
+
+    def __init__(self, effects: Mapping[str, float], plan: Plan | None = None, noise: float = 0.002) -> None:
+        self.effects = dict(effects)
+        self.failing: dict[str, str] = {}
+        self.losses: dict[str, tuple[float, ...]] = {}
+        self.pairs: dict[frozenset[str], float] = {}
+        self.plan = plan or Plan(candidates=tuple(Candidate(treatment=name) for name in effects))
+        self.runs: list[ArmRun] = []
+        self._noise = noise
+        self._rng = np.random.default_rng(0)
+
+    def make(self, planned: PlannedRun) -> ArmRun:
+        """One run, as it would have gone."""
+        place = {"repeat": planned.repeat, "position": planned.position, "stage": planned.stage}
+        for treatment in planned.treatments:
+            if treatment in self.failing:
+                return run(planned.arm, **place, status="failed", reason=self.failing[treatment], block_means_s=())  # type: ignore[arg-type]
+        speed = math.prod(self.effects[t] for t in planned.treatments)
+        for pair, factor in self.pairs.items():
+            speed *= factor if pair <= set(planned.treatments) else 1.0
+        level = 0.1 / speed * math.exp(self._noise * float(self._rng.normal()))
+        losses = next((self.losses[t] for t in planned.treatments if t in self.losses), LOSSES)
+        return run(planned.arm, level, losses=losses, **place)  # type: ignore[arg-type]
+
+    def finish(self, at_most: int = 500) -> Lab:
+        """Runs the trial to its end."""
+        while planned := next_runs(self.plan, self.runs):
+            self.runs += [self.make(each) for each in planned]
+            assert len(self.runs) < at_most
+        return self

@@ -1,0 +1,256 @@
+"""The strategy of a trial: what runs next, what is kept, what is left out and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_perf.records import Gain
+from lightning_perf.trials.ladder import Candidate, Plan, arm_id, best, ladder, next_runs, runs_left
+from trials.runs import LOSSES, Lab, run
+
+
+def names(plan: Plan, runs: list) -> list[str]:  # type: ignore[type-arg]
+    return [planned.arm for planned in next_runs(plan, runs)]
+
+
+def test_trial_begins_with_the_a_a_pair_alone_while_nothing_is_diagnosed() -> None:
+    plan = Plan()
+    assert names(plan, []) == ["baseline", "baseline-again"]
+    assert names(plan, [run("baseline")]) == ["baseline-again"]
+    assert names(plan, [run("baseline"), run("baseline-again", position=1)]) == []
+    assert runs_left(plan, [run("baseline")]) == 1
+
+
+def test_trial_ends_when_the_diagnosis_prescribes_nothing() -> None:
+    assert names(Plan(candidates=()), []) == []
+
+
+def test_rounds_are_mirrored_and_begin_with_the_pair() -> None:
+    lab = Lab({"a": 1.0, "b": 1.0}, noise=0.0)
+    assert names(lab.plan, []) == ["baseline", "baseline-again", "a", "b"]
+    lab.runs = [lab.make(planned) for planned in next_runs(lab.plan, [])]
+    assert names(lab.plan, lab.runs) == ["b", "a", "baseline-again", "baseline"]
+    assert [planned.position for planned in next_runs(lab.plan, lab.runs)] == [4, 5, 6, 7]
+    assert {planned.repeat for planned in next_runs(lab.plan, lab.runs)} == {1}
+
+
+def test_asking_again_after_each_run_gives_the_rest_of_the_same_round() -> None:
+    whole, piecewise = Lab({"a": 1.4, "b": 1.0, "c": 1.2}).finish(), Lab({"a": 1.4, "b": 1.0, "c": 1.2})
+    while planned := next_runs(piecewise.plan, piecewise.runs):
+        piecewise.runs.append(piecewise.make(planned[0]))
+    assert [r.arm for r in piecewise.runs] == [r.arm for r in whole.runs]
+    assert piecewise.runs == whole.runs
+
+
+def test_positions_and_file_names_are_unique() -> None:
+    lab = Lab({"a": 1.4, "b": 1.1, "c": 1.2}).finish()
+    assert [r.position for r in lab.runs] == list(range(len(lab.runs)))
+    assert set(Counter((r.arm, r.repeat) for r in lab.runs).values()) == {1}
+
+
+def test_an_interrupted_run_is_made_again_under_a_name_of_its_own() -> None:
+    lab = Lab({"a": 1.4})
+    first, second, *_ = next_runs(lab.plan, [])
+    lab.runs = [lab.make(first), msgspec.structs.replace(lab.make(second), status="interrupted")]
+    again = next_runs(lab.plan, lab.runs)
+    assert [planned.arm for planned in again] == ["baseline-again", "a"]
+    assert (again[0].repeat, again[0].position) == (1, 2)
+
+
+def test_ladder_stacks_what_gained_in_the_order_of_the_gains() -> None:
+    lab = Lab({"small": 1.2, "large": 2.0, "middle": 1.5}).finish()
+    rungs = ladder(lab.plan, lab.runs)
+    assert [rung.arm for rung in rungs] == ["baseline", "large", "large+middle", "large+middle+small"]
+    assert all(rung.is_kept for rung in rungs)
+    assert best(rungs) == "large+middle+small"
+    top = rungs[-1]
+    assert top.speedup is not None
+    assert top.step_gain is not None
+    assert top.speedup.value == pytest.approx(3.6, rel=0.02)
+    assert top.step_gain.value == pytest.approx(1.2, rel=0.02)
+    assert rungs[1].step_gain == rungs[1].speedup
+
+
+def test_each_stage_of_the_ladder_runs_the_new_arm_beside_the_baseline_and_the_rung_below() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5}).finish()
+    assert [r.arm for r in lab.runs if r.stage == 1] == ["baseline", "a", "a+b", "a+b", "a", "baseline"]
+
+
+def test_an_arm_stops_as_soon_as_its_verdict_is_clear() -> None:
+    lab = Lab({"fast": 2.0, "slow": 0.5}).finish()
+    assert Counter(r.arm for r in lab.runs if r.stage == 0) == dict.fromkeys(
+        ("baseline", "baseline-again", "fast", "slow"), 2
+    )
+
+
+def test_an_arm_gets_more_repeats_only_where_they_would_probably_settle_it() -> None:
+    noisy = Lab({"a": 1.0}, noise=0.012).finish()
+    assert 3 <= max(Counter(r.arm for r in noisy.runs).values()) <= 5
+    capped = Lab({"a": 1.0}, Plan(candidates=(Candidate(treatment="a"),), extra=0), noise=0.012).finish()
+    assert max(Counter(r.arm for r in capped.runs).values()) == 3
+    once = Lab({"a": 1.0}, Plan(candidates=(Candidate(treatment="a"),), repeats=1)).finish()
+    assert len(once.runs) == 3
+
+
+def test_a_rung_is_left_out_when_it_gains_nothing_on_top() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5, "c": 1.3})
+    lab.pairs[frozenset("ab")] = 1 / 1.5  # both cure the same
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("a", True), ("b", False), ("c", True)]
+    assert rungs[2].arm == "a+b"
+    assert rungs[2].reason.startswith("no gain")
+    assert rungs[3].arm == "a+c"
+
+
+def test_what_gained_nothing_alone_is_tried_on_top_once_the_bottleneck_has_moved() -> None:
+    expected = Gain(low=1.0, high=1.5, basis="made up")
+    hidden = Candidate(treatment="hidden", predicted=expected)
+    lab = Lab({"a": 2.0, "hidden": 1.0}, Plan(candidates=(hidden, Candidate(treatment="a"))))
+    lab.pairs[frozenset({"a", "hidden"})] = 1.4
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert [(rung.arm, rung.is_kept) for rung in rungs] == [("baseline", True), ("a", True), ("a+hidden", True)]
+    assert rungs[2].predicted == expected
+
+
+def test_what_gained_nothing_alone_is_not_tried_again_while_the_bottleneck_is_where_it_was() -> None:
+    lab = Lab({"a": 1.06, "b": 1.0}).finish()
+    rungs = ladder(lab.plan, lab.runs)
+    assert [(rung.added, rung.is_kept, rung.reason) for rung in rungs[1:]] == [
+        ("a", True, ""), ("b", False, "no gain alone"),
+    ]  # fmt: skip
+    assert {r.stage for r in lab.runs} == {0}
+
+
+def test_a_treatment_that_fails_is_left_out_with_its_error_and_the_others_finish() -> None:
+    lab = Lab({"a": 1.5, "broken": 1.0})
+    lab.failing["broken"] = "RuntimeError: no such kernel"
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert [r.arm for r in lab.runs].count("broken") == 1
+    assert (rungs[2].verdict, rungs[2].reason, rungs[2].is_kept) == ("failed", "RuntimeError: no such kernel", False)
+    assert best(rungs) == "a"
+
+
+def test_a_combination_that_fails_is_left_out_and_the_ladder_goes_on() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5, "c": 1.3})
+    made = lab.make
+    lab.make = lambda planned: (  # type: ignore[method-assign]
+        msgspec.structs.replace(made(planned), status="failed", reason="time limit")
+        if planned.arm == "a+b"
+        else made(planned)
+    )
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert [(rung.arm, rung.verdict, rung.is_kept) for rung in rungs[2:]] == [
+        ("a+b", "failed", False), ("a+c", "improved", True),
+    ]  # fmt: skip
+    assert rungs[2].reason == "time limit"
+
+
+def test_trial_ends_when_the_baseline_fails() -> None:
+    lab = Lab({"a": 1.5})
+    failed = run("baseline", status="failed", reason="ImportError", block_means_s=())
+    assert next_runs(lab.plan, [failed]) == ()
+    assert ladder(lab.plan, [failed]) == ()
+    assert best(()) == "baseline"
+
+
+def test_a_lost_run_of_the_baseline_does_not_end_the_trial() -> None:
+    lab = Lab({"a": 1.5})
+    first = [lab.make(planned) for planned in next_runs(lab.plan, [])]
+    lab.runs = [first[0], msgspec.structs.replace(first[1], status="failed", block_means_s=()), first[2]]
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert best(rungs) == "a"
+
+
+def test_treatments_that_conflict_are_not_combined() -> None:
+    candidates = (
+        Candidate(treatment="workers=2"),
+        Candidate(treatment="workers=4"),
+        Candidate(treatment="fp16", conflicts=("clip",)),
+        Candidate(treatment="clip=1"),
+    )
+    lab = Lab({"workers=2": 1.5, "workers=4": 2.0, "fp16": 1.4, "clip=1": 1.2}, Plan(candidates=candidates)).finish()
+    rungs = ladder(lab.plan, lab.runs)
+    assert best(rungs) == "workers=4+fp16"
+    left_out = {rung.added: rung.reason for rung in rungs if not rung.is_kept}
+    assert left_out == {
+        "workers=2": "cannot be combined with workers=4", "clip=1": "cannot be combined with fp16",
+    }  # fmt: skip
+
+
+def test_semantics_are_measured_alone_unless_asked_for() -> None:
+    candidates = (Candidate(treatment="batch-size=64", safety="semantics"), Candidate(treatment="a"))
+    lab = Lab({"batch-size=64": 2.0, "a": 1.5}, Plan(candidates=candidates)).finish()
+    rungs = ladder(lab.plan, [msgspec.structs.replace(r, samples_per_step=64.0) for r in lab.runs])
+    assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("a", True), ("batch-size=64", False)]
+    assert "changes the training itself" in rungs[2].reason
+    asked = msgspec.structs.replace(lab.plan, allow=("exact", "numerics", "semantics"))
+    assert (
+        ladder(asked, [msgspec.structs.replace(r, samples_per_step=64.0) for r in lab.runs])[1].arm == "batch-size=64"
+    )
+
+
+def test_a_treatment_whose_losses_diverge_is_not_kept_however_fast() -> None:
+    lab = Lab({"wild": 2.0, "a": 1.5})
+    lab.losses["wild"] = tuple(3 * loss for loss in LOSSES)
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert best(rungs) == "a"
+    assert {rung.added: rung.reason for rung in rungs}["wild"] == "its losses leave the baseline's"
+
+
+def test_a_treatment_that_yields_nan_is_failed_and_not_repeated() -> None:
+    lab = Lab({"nan": 2.0, "a": 1.5})
+    lab.losses["nan"] = (*LOSSES[:5], float("nan"), *LOSSES[6:])
+    rungs = {rung.added: rung for rung in ladder(lab.plan, lab.finish().runs)}
+    assert (rungs["nan"].verdict, rungs["nan"].reason) == ("failed", "the loss became nan at batch 5")
+    assert [r.arm for r in lab.runs].count("nan") == 1
+
+
+def test_nothing_is_combined_when_no_ladder_is_asked_for() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5})
+    lab.plan = msgspec.structs.replace(lab.plan, has_ladder=False)
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert {r.stage for r in lab.runs} == {0}
+    assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("a", True), ("b", False)]
+
+
+def test_runs_left_falls_to_zero_and_is_never_negative() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5, "c": 1.0})
+    assert runs_left(lab.plan, []) >= 15
+    while planned := next_runs(lab.plan, lab.runs):
+        assert runs_left(lab.plan, lab.runs) >= len(planned)
+        lab.runs.append(lab.make(planned[0]))
+    assert runs_left(lab.plan, lab.runs) == 0
+
+
+@given(
+    effects=st.lists(st.sampled_from([0.5, 0.98, 1.0, 1.01, 1.1, 1.5, 3.0]), min_size=1, max_size=5),
+    noise=st.sampled_from([0.0, 0.003, 0.02]),
+    stops=st.integers(0, 60),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_trial_ends_and_resumes_to_the_same_ladder_from_any_point(
+    effects: list[float], noise: float, stops: int
+) -> None:
+    lab = Lab({f"t{i}": effect for i, effect in enumerate(effects)}, noise=noise).finish()
+    rungs = ladder(lab.plan, lab.runs)
+    assert rungs[0].added == ""
+    assert {rung.added for rung in rungs[1:]} == {f"t{i}" for i in range(len(effects))}
+    stop = min(stops, len(lab.runs))
+    if stop < len(lab.runs):
+        planned = next_runs(lab.plan, lab.runs[:stop])[0]
+        recorded = lab.runs[stop]
+        assert (planned.arm, planned.repeat, planned.stage, planned.position) == (
+            recorded.arm, recorded.repeat, recorded.stage, recorded.position,
+        )  # fmt: skip
+    for rung in rungs:
+        assert (rung.reason == "") == rung.is_kept
+
+
+def test_arm_id_is_the_treatments_joined() -> None:
+    assert arm_id(()) == "baseline"
+    assert arm_id(("a=1", "b")) == "a=1+b"
