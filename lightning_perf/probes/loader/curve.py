@@ -23,6 +23,7 @@ WAITING_REACH = 4
 """A dataset that waits leaves the cores to others: the curve then goes on to this many workers for each core."""
 _COMPUTES = 0.5  # CPU seconds a second above which samples are said to compute
 _MIN_VISIT_S, _MAX_VISIT_S = 0.25, 2.5
+_MIN_PREFETCH_VISIT_S = 0.1
 _SHM_SHARE = 0.5  # of what is free in /dev/shm: a training that runs beside needs the rest
 
 
@@ -106,9 +107,9 @@ class CurveMeasurement:
         order = [*settings, *reversed(settings)]
         for index, setting in enumerate(order):
             left_s = until_s - time.perf_counter()
-            if left_s < _MIN_VISIT_S or not self._can_visit(setting, batch_s, left_s):
+            if left_s < _MIN_PREFETCH_VISIT_S or not self._can_visit(setting, batch_s, left_s, is_again=True):
                 break
-            self._visit(setting, left_s / (len(order) - index))
+            self._visit(setting, min(_MAX_VISIT_S, left_s / (len(order) - index)))
 
     def points(self, num_workers: int | None = None) -> tuple[WorkerPoint, ...]:
         """The curve at the loader's own prefetch factor; or all prefetch factors at one number of workers."""
@@ -133,10 +134,7 @@ class CurveMeasurement:
     def _can_visit(self, setting: Setting, batch_s: float, left_s: float, is_again: bool = False) -> bool:
         seen = self._visits.get(setting)
         n_ahead = setting.num_workers * (setting.prefetch_factor or 1)
-        # The first batch, and one more from every worker.
-        needs_s = (
-            2 * batch_s if seen is None else seen.first_batch_s[-1] + 2 * (seen.batch_s if seen.n_batches else batch_s)
-        ) + 0.05
+        needs_s = self._first_batch_s(setting, batch_s) + (seen.batch_s if seen and seen.n_batches else batch_s) + 0.05
         if needs_s > left_s:
             if not is_again:
                 self.stopped = self.stopped or f"time ran out before {setting.num_workers} workers were tried"
@@ -148,6 +146,18 @@ class CurveMeasurement:
             self.stopped = f"memory is too short for {n_ahead} batches of {setting.num_workers} workers"
             return False
         return True
+
+    def _first_batch_s(self, setting: Setting, batch_s: float) -> float:
+        """About how long the first batch will take: as before, or by the workers that were started before."""
+        seen = self._visits.get(setting)
+        if seen is not None and seen.first_batch_s:
+            return seen.first_batch_s[-1]
+        starts = [
+            (visits.first_batch_s[-1] - batch_s) / other.num_workers
+            for other, visits in self._visits.items()
+            if other.num_workers and visits.first_batch_s
+        ]
+        return batch_s + max(0.0, max(starts, default=0.0)) * setting.num_workers
 
     def _visit(self, setting: Setting, budget_s: float) -> None:
         visits = self._visits.setdefault(setting, _Visits())

@@ -33,7 +33,7 @@ from .transport import time_transport
 
 PLANNED_SHARE = 0.85
 """Of the limit: what the child plans to take; beyond the limit it is killed."""
-SAMPLES_SHARE, FUNCTIONS_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.22, 0.08, 0.12
+SAMPLES_SHARE, FUNCTIONS_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.22, 0.08, 0.18
 """Of the planned time; the curve takes what is left."""
 MAX_SAMPLED_BATCHES, MAX_SAMPLES = 4096, 100_000
 MIN_SAMPLED_BATCHES = 3

@@ -1,0 +1,235 @@
+"""Datasets with one planted trait each, and what checks that a probe of them leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.records import LoaderProbe
+
+N_SAMPLES = 1024
+BATCH_SIZE = 16
+BAD_INDEX = 40
+HERE = __file__
+
+
+class Plain(Dataset):
+    """Healthy: a small tensor made anew."""
+
+    def __len__(self) -> int:
+        return N_SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((8,), float(index))
+
+
+class SlowPython(Plain):
+    """Computes in a Python loop."""
+
+    def augment(self, index: int) -> float:
+        total = 0.0
+        for step in range(3000):
+            total += step * 0.5
+        return total
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), self.augment(index))
+
+
+class SlowNative(Plain):
+    """Computes in C, in a function called by name."""
+
+    blob = bytes(os.urandom(1000)) * 20
+
+    def squeeze(self) -> int:
+        return len(zlib.compress(self.blob, 6))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), float(self.squeeze()))
+
+
+class SlowOperators(Plain):
+    """Computes in C, by operators on an array: no profiler sees a function there."""
+
+    def __init__(self) -> None:
+        self.image = np.random.default_rng(0).random((200, 200))
+
+    def blend(self) -> Any:
+        image = self.image
+        for _ in range(3):
+            image = image * image + 0.5
+        return image
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), float(self.blend()[0, 0]))
+
+
+class Waiting(Plain):
+    """Waits for its storage."""
+
+    def read(self) -> None:
+        time.sleep(0.002)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read()
+        return super().__getitem__(index)
+
+
+class ManyTensors(Plain):
+    """A hundred small tensors a sample."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {f"field{n}": torch.zeros(1) for n in range(100)}
+
+
+class Bursty(Plain):
+    """One sample in 32 takes 30 times as long."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.012 if index % 32 == 7 else 0.0004)
+        return super().__getitem__(index)
+
+
+class Growing(Plain):
+    """Keeps 64 KiB of every sample."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytearray] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.0005)
+        self.kept.append(bytearray(os.urandom(64)) * 1024)
+        return super().__getitem__(index)
+
+
+class Devouring(Plain):
+    """Keeps more of every sample than there is memory for."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.kept.append(np.ones(2**24))  # 128 MiB
+        return super().__getitem__(index)
+
+
+class Rows(Plain):
+    """Rows of tensors in memory, one at a time."""
+
+    def __init__(self) -> None:
+        self.values = torch.randn(N_SAMPLES, 8)
+        self.labels = torch.zeros(N_SAMPLES, dtype=torch.long)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.values[index], self.labels[index]
+
+
+class Raising(Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == BAD_INDEX:
+            raise ValueError("no such\nfile")
+        return super().__getitem__(index)
+
+
+class Hanging(Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == BAD_INDEX:
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+class Killing(Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == BAD_INDEX:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class KillingWorkers(Plain):
+    """Dies in worker processes only."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.0002)
+        return super().__getitem__(index)
+
+
+class Augmented(Plain):
+    """Draws from every generator, and reads from a file that it opened once."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb", buffering=0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = random.random() + np.random.rand() + torch.rand(1).item()
+        self.file.read(7)
+        return super().__getitem__(index) + noise
+
+
+class Stream(IterableDataset):
+    """Yields the same in each worker."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(N_SAMPLES):
+            time.sleep(0.0005)
+            yield torch.full((8,), float(index))
+
+
+class ShardedStream(IterableDataset):
+    """Divides itself among workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, N_SAMPLES, step):
+            time.sleep(0.0005)
+            yield torch.full((8,), float(index))
+
+
+def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Takes long in Python."""
+    total = 0.0
+    for step in range(60_000):
+        total += math.sqrt(step)
+    return torch.stack(samples)
+
+
+def probed(loader: Any, limit_s: float = 3.0, **arguments: Any) -> LoaderProbe:
+    """The record of a loader, with nothing left behind."""
+    before = traces_left()
+    prober = LoaderProber(limit_s, **arguments)
+    try:
+        record = prober.start(loader) or prober.wait()
+    finally:
+        prober.close()
+    assert record is not None
+    assert traces_left() == before
+    return record
+
+
+def traces_left() -> dict[str, Any]:
+    """What a probe could leave: descriptors, shared memory, scratch folders, children."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "segments": sorted(name for name in os.listdir("/dev/shm") if "lperf" in name or _is_ours(name)),
+        "folders": sorted(name for name in os.listdir("/tmp") if name.startswith("lperf")),
+        "children": children,
+    }
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("torch_") and not Path(f"/proc/{name.split('_')[1]}").exists()

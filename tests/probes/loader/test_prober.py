@@ -1,0 +1,292 @@
+"""A loader is taken apart on copies: what it costs is told, and nothing of it is touched or left behind."""
+
+from __future__ import annotations
+
+import random
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
+
+from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.records import LoaderProbe
+
+from . import planted
+from .planted import BATCH_SIZE, HERE, N_SAMPLES, probed, traces_left
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux"),
+    pytest.mark.alone,
+]
+
+
+def loader_of(dataset: Any, **arguments: Any) -> DataLoader:
+    return DataLoader(dataset, **{"batch_size": BATCH_SIZE, "shuffle": True, **arguments})
+
+
+def in_order(dataset: Any, **arguments: Any) -> DataLoader:
+    return loader_of(dataset, shuffle=False, **arguments)
+
+
+def batch_s(record: LoaderProbe, num_workers: int) -> float:
+    return next(point.batch_s for point in record.curve if point.num_workers == num_workers)
+
+
+# -- what a probe tells ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "kind"),
+    [
+        (planted.SlowPython(), "augment", "python"),
+        (planted.SlowNative(), "squeeze", "native"),
+        (planted.SlowOperators(), "blend", "native"),
+        (planted.Waiting(), "read", "native"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, name: str, kind: str) -> None:
+    record = probed(loader_of(dataset))
+    assert record.status == "measured", record.reason
+    worst = record.functions[0]
+    assert worst.name.endswith(name)
+    assert (worst.file, worst.kind, worst.where, worst.is_users) == (HERE, kind, "getitem", True)
+    source = Path(HERE).read_text().splitlines()
+    assert f"def {name}(" in source[worst.line - 1]
+    assert worst.blamed_share > 0.6
+    assert worst.n_calls == 1.0
+    assert sum(each.blamed_share for each in record.functions if each.where == "getitem") <= 1.01
+    assert record.lines
+    assert {line.file for line in record.lines} == {HERE}
+    assert record.getitem is not None
+    assert record.getitem_cpu_fraction is not None
+    if name == "read":
+        assert record.getitem_cpu_fraction < 0.3
+        assert record.getitem.p50_s >= 0.002
+        assert batch_s(record, 4) < 0.6 * batch_s(record, 0)
+    else:
+        assert record.getitem_cpu_fraction > 0.3
+
+
+def test_probe_names_the_collate_function_when_it_is_slow() -> None:
+    record = probed(loader_of(planted.Plain(), collate_fn=planted.slow_collate))
+    assert record.getitem is not None
+    assert record.collate is not None
+    assert record.collate.mean_s > record.getitem.mean_s * BATCH_SIZE
+    worst = next(each for each in record.functions if each.where == "collate")
+    assert (worst.name, worst.file) == ("slow_collate", HERE)
+
+
+def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> None:
+    many = probed(loader_of(planted.ManyTensors()))
+    one = probed(loader_of(planted.Plain()))
+    assert many.transport is not None
+    assert one.transport is not None
+    assert many.transport.p50_s > 2 * one.transport.p50_s
+    assert (many.n_tensors, many.batch_bytes) == (100, 100 * BATCH_SIZE * 4)
+    assert one.bytes_by_dtype == {"float32": BATCH_SIZE * 8 * 4}
+    assert one.status == "measured"
+    assert one.indexes_tensors is False
+    assert [point.num_workers for point in one.curve][:2] == [0, 1]
+    assert all(point.low_s <= point.batch_s <= point.high_s for point in one.curve)
+    assert one.first_batch_s == one.curve[0].first_batch_s
+    assert one.read_bytes is not None
+    assert one.rss_growth_bytes is None or one.rss_growth_bytes < 4096
+
+
+def test_probe_tries_prefetch_factors_when_samples_are_bursty() -> None:
+    record = probed(loader_of(planted.Bursty()), limit_s=5.0)
+    assert record.getitem is not None
+    assert record.getitem.mean_s > 1.3 * record.getitem.p50_s
+    assert record.getitem.max_s > 10 * record.getitem.p50_s
+    assert len({point.prefetch_factor for point in record.prefetch}) >= 2
+    assert len({point.num_workers for point in record.prefetch}) == 1
+
+
+def test_probe_tells_growth_when_samples_are_kept() -> None:
+    record = probed(loader_of(planted.Growing()))
+    assert record.rss_growth_bytes is not None
+    assert 0.5 * 65536 < record.rss_growth_bytes < 2 * 65536
+
+
+@pytest.mark.parametrize(
+    "dataset", [planted.Rows(), TensorDataset(torch.randn(N_SAMPLES, 8), torch.zeros(N_SAMPLES))], ids=["own", "torch"]
+)
+def test_probe_says_so_when_samples_are_rows_of_tensors_in_memory(dataset: Any) -> None:
+    record = probed(loader_of(dataset), limit_s=2.0)
+    assert record.indexes_tensors is True
+    assert record.dataset_is_batched is False
+
+
+def test_probe_counts_by_sample_when_the_dataset_gives_whole_batches() -> None:
+    sampler = BatchSampler(RandomSampler(range(N_SAMPLES)), BATCH_SIZE, drop_last=False)
+
+    class Slices(planted.Rows):
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            assert len(index) == BATCH_SIZE
+            return self.values[index]
+
+    record = probed(DataLoader(Slices(), sampler=sampler, batch_size=None), limit_s=2.0)
+    assert record.status in ("measured", "partial")
+    assert (record.dataset_is_batched, record.indexes_tensors, record.batch_size) == (True, False, BATCH_SIZE)
+    assert record.getitem is not None
+    assert record.getitem.n % BATCH_SIZE == 0
+
+
+def test_probe_asks_the_users_own_batch_sampler_when_there_is_one() -> None:
+    class Twos:
+        def __iter__(self) -> Any:
+            return iter([[4, 5], [6, 7]])
+
+        def __len__(self) -> int:
+            return 2
+
+    class OnlyThose(planted.Plain):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            assert index in (4, 5, 6, 7)
+            return super().__getitem__(index)
+
+    record = probed(DataLoader(OnlyThose(), batch_sampler=Twos()), limit_s=2.0)
+    assert record.reason == ""
+    assert record.batch_size == 2
+
+
+def test_probe_measures_streams_only_when_they_divide_themselves_among_workers() -> None:
+    record = probed(DataLoader(planted.ShardedStream(), batch_size=BATCH_SIZE))
+    assert record.status == "measured", record.reason
+    assert [point.num_workers for point in record.curve][:2] == [0, 1]
+    record = probed(DataLoader(planted.Stream(), batch_size=BATCH_SIZE))
+    assert record.status == "refused"
+    assert "does not divide its samples among workers" in record.reason
+
+
+def test_probe_works_on_pickled_copies_when_workers_are_spawned() -> None:
+    record = probed(loader_of(planted.Plain(), num_workers=1, multiprocessing_context="spawn"), limit_s=12.0)
+    assert record.method == "spawn"
+    assert record.status == "measured", record.reason
+    assert 1 in [point.num_workers for point in record.curve]
+
+
+# -- what it leaves alone ---------------------------------------------------------------------------------------------
+
+
+def test_probe_keeps_random_states_sampler_and_open_files_when_samples_use_them(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(100_000))
+    dataset = planted.Augmented(tmp_path / "data")
+    dataset.file.read(13)
+
+    def states() -> Any:
+        generators = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()
+        return generators, dataset.file.tell(), generator.get_state().tolist(), torch.get_num_threads()
+
+    generator = torch.Generator().manual_seed(1)
+    loader = loader_of(dataset, generator=generator)
+    before, expected = states(), list(loader.sampler)
+    generator.manual_seed(1)
+    running = iter(loader)
+    next(running)
+    before = states()
+    record = probed(loader, limit_s=2.0)
+    assert record.getitem is not None
+    assert states() == before
+    generator.manual_seed(1)
+    assert list(loader.sampler) == expected
+    next(running)
+
+
+def test_probe_keeps_the_copy_of_workers_when_they_run(tmp_path: Path) -> None:
+    loader = in_order(planted.Plain(), num_workers=2, persistent_workers=True)
+    running = iter(loader)
+    first = next(running)
+    record = probed(loader, limit_s=2.0)
+    assert record.num_workers == 2
+    rest = list(running)
+    assert len(rest) == N_SAMPLES // BATCH_SIZE - 1
+    assert torch.equal(torch.cat([first, *rest])[:, 0], torch.arange(float(N_SAMPLES)))
+
+
+# -- data that misbehaves ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (planted.Raising(), f"dataset[{planted.BAD_INDEX}] raised ValueError: no such file"),
+        (planted.Hanging(), "it took longer than 2 s while making samples"),
+        (planted.Killing(), "its process was killed by SIGKILL while making samples"),
+        (planted.KillingWorkers(), "exited unexpectedly"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_probe_ends_with_a_clear_line_when_the_data_fails(dataset: Any, reason: str) -> None:
+    record = probed(in_order(dataset), limit_s=2.0)
+    assert record.status == "partial"
+    assert reason in record.reason
+    assert "\n" not in record.reason
+    assert record.getitem is not None
+
+
+def test_probe_fails_with_a_clear_line_when_nothing_can_be_made() -> None:
+    class Exiting(planted.Plain):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            sys.exit(3)
+
+    record = probed(in_order(Exiting()), limit_s=2.0)
+    assert (record.status, record.reason) == ("failed", "dataset[0] raised SystemExit: 3")
+
+
+def test_probe_stops_when_samples_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_perf.probes.loader import stages
+
+    monkeypatch.setattr(stages, "MEMORY_SHARE", 2**29 / psutil.virtual_memory().available)
+    record = probed(in_order(planted.Devouring()), limit_s=10.0)
+    assert record.status in ("partial", "failed")
+    assert "Memory" in record.reason or "memory" in record.reason
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        ([1, 2], "list is not a plain torch DataLoader"),
+        (type("MyLoader", (DataLoader,), {})(planted.Plain()), "MyLoader is not a plain torch DataLoader"),
+        (DataLoader([]), "the dataset is empty"),
+        (DataLoader(TensorDataset(torch.zeros(4, device="meta"))), "tensors on a device"),
+    ],
+    ids=["list", "subclass", "empty", "device"],
+)
+def test_probe_is_refused_with_a_reason_when_a_loader_cannot_be_copied(loader: Any, reason: str) -> None:
+    prober = LoaderProber()
+    record = prober.start(loader)
+    assert record is not None
+    assert record.status == "refused"
+    assert reason in record.reason
+    assert prober.poll() == record
+    prober.close()
+
+
+def test_probe_leaves_nothing_when_it_is_closed_while_workers_run() -> None:
+    before = traces_left()
+    prober = LoaderProber(20.0)
+    assert prober.start(loader_of(planted.Waiting(), num_workers=2)) is None
+    assert prober.wait(5.0) is None  # in the middle of the curve
+    prober.close()
+    prober.close()
+    record = prober.poll()
+    assert record is not None
+    assert record.status == "partial"
+    assert record.reason.startswith("ended before it was done while ")
+    assert traces_left() == before
+    with pytest.raises(RuntimeError, match="close"):
+        start_twice(prober)
+    prober.close()
+
+
+def start_twice(prober: LoaderProber) -> None:
+    assert prober.start(DataLoader(planted.Waiting(), sampler=SequentialSampler(range(8)))) is None
+    prober.start(partial)
