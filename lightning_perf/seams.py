@@ -703,3 +703,52 @@ def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | Non
         strategy._ddp_kwargs = before
 
     return undo
+
+
+def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo | None:
+    """Compiles a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does; None when it is compiled.
+
+    Args:
+        trainer: The Trainer, whose namespace the module is of.
+        module: The LightningModule.
+        options: Keyword arguments of ``torch.compile``.
+
+    Returns:
+        The undo.
+    """
+    import torch
+
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return None
+    lightning = importlib.import_module(f"{namespace(trainer)}.utilities.compile")
+    methods = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+    before = {name: vars(module)[name] for name in methods if name in vars(module)}
+    lightning.from_compiled(torch.compile(module, **options))
+
+    def undo() -> None:
+        if module._compiler_ctx is None:
+            return
+        lightning.to_uncompiled(module)
+        for name in methods:  # which Lightning leaves as attributes of the instance
+            vars(module).pop(name, None)
+        vars(module).update(before)
+
+    return undo
+
+
+def write_checkpoints_beside(trainer: Any) -> Undo | None:
+    """Lets a thread write checkpoints; None where something else than Lightning's plain way writes them."""
+    strategy = trainer.strategy
+    before = getattr(strategy, "_checkpoint_io", None)
+    if before is not None and type(before).__name__ != "TorchCheckpointIO":
+        return None
+    plugins = importlib.import_module(f"{namespace(trainer)}.plugins.io")
+    beside = plugins.AsyncCheckpointIO(before if before is not None else plugins.TorchCheckpointIO())
+    strategy.checkpoint_io = beside
+
+    def undo() -> None:
+        beside.teardown()  # waits for what is being written
+        if getattr(strategy, "_checkpoint_io", None) is beside:
+            strategy._checkpoint_io = before
+
+    return undo

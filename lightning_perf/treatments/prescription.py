@@ -45,24 +45,27 @@ def prescription(doses: Sequence[Dose], session: Session | None = None) -> Writt
     loader: dict[str, Any] = {}
     environment: dict[str, str] = {}
     statements: list[str] = []
+    imports: list[str] = []
     for dose in (with_default(dose, session) for dose in doses):
         treatment, value = dose.treatment, dose.value
         flags.update(treatment.trainer_flags(value, session))
         expressions.update(treatment.trainer_code(value))
         configuration.update(treatment.trainer_yaml(value))
         strategy.update(treatment.strategy_args(value))
-        loader.update(treatment.loader_args(value))
+        loader.update(treatment.loader_args(value, session))
         environment.update(treatment.environment(value))
+        imports += filter(None, [treatment.imports(value)])
         statements += filter(None, [treatment.statements(value)])
     if strategy:
         expressions["strategy"] = f"DDPStrategy({_keywords(strategy)})"
+        imports.append(f"from {_DDP.rpartition('.')[0]} import DDPStrategy")
         configuration["strategy"] = {"class_path": _DDP, "init_args": strategy}
     written = {**{name: literal(value) for name, value in flags.items()}, **expressions}
     lines: list[str] = []
     if environment:
         setting = " ".join(f"{name}={value}" for name, value in environment.items())
         lines.append(f"# start with: {setting} python train.py")
-    lines += statements
+    lines += [*imports, *statements]
     if written:
         lines.append(f"Trainer(..., {', '.join(f'{name}={text}' for name, text in written.items())})")
     if loader:

@@ -76,6 +76,10 @@ class Treatment:
         """Keyword arguments for ``Trainer`` that only code can hold, as Python expressions."""
         return {}
 
+    def imports(self, value: Any) -> str:
+        """The import that ``trainer_code`` needs; empty for none."""
+        return ""
+
     def trainer_yaml(self, value: Any) -> dict[str, Any]:
         """The same for a LightningCLI configuration, below ``trainer:``."""
         return {}
@@ -84,7 +88,7 @@ class Treatment:
         """Keyword arguments for ``DDPStrategy``."""
         return {}
 
-    def loader_args(self, value: Any) -> dict[str, Any]:
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         """Keyword arguments for the training ``DataLoader``."""
         return {}
 

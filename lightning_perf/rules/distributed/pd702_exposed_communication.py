@@ -79,17 +79,21 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             Prescription(
-                treatment="ddp-flags",
-                summary="let gradients be exchanged in their buckets while backward runs, compressed to bf16",
-                safety="numerics",
-                effort="minutes",
-                code=(
-                    "DDPStrategy(gradient_as_bucket_view=True, static_graph=True,\n"
-                    "            ddp_comm_hook=default_hooks.bf16_compress_hook)"
-                ),
+                treatment="ddp-static-graph",
+                summary="tell DDP that every step is alike, so that it exchanges buckets as early as it can",
+                safety="exact",
+                effort="one line",
+                code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
             ),
             Prescription(
-                treatment="accumulate-gradients",
+                treatment="",
+                summary="exchange gradients compressed to bf16: half the bytes",
+                safety="numerics",
+                effort="one line",
+                code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
+            ),
+            Prescription(
+                treatment="accumulate",
                 summary="exchange gradients less often: accumulate over several batches",
                 safety="semantics",
                 effort="one line",

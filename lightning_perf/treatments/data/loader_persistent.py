@@ -19,7 +19,7 @@ class LoaderPersistent(LoaderTreatment):
             return "there are no worker processes; loader-workers comes first"
         return "persistent_workers is on already" if loader.persistent_workers else None
 
-    def loader_args(self, value: Any) -> dict[str, Any]:
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         return {"persistent_workers": True}
 
 

@@ -24,7 +24,7 @@ class LoaderPinMemory(LoaderTreatment):
             )
         return "pin_memory is on already" if loader.pin_memory else None
 
-    def loader_args(self, value: Any) -> dict[str, Any]:
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         return {"pin_memory": True}
 
 

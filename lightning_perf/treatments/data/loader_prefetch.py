@@ -31,7 +31,7 @@ class LoaderPrefetch(LoaderTreatment):
             return int(prescription.loader_args["prefetch_factor"])
         return DEFAULT_FACTOR
 
-    def loader_args(self, value: Any) -> dict[str, Any]:
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         return {"prefetch_factor": value}
 
 

@@ -39,7 +39,7 @@ class LoaderWorkers(LoaderTreatment):
             return cores - 1
         return cores
 
-    def loader_args(self, value: Any) -> dict[str, Any]:
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         return {"num_workers": value}
 
 
