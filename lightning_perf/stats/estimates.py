@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ Runs = Sequence[Sequence[float]]
 
 def levels(runs: Runs) -> NDArray[np.float64]:
     """The natural logarithm of each run's median block, shape (runs,)."""
-    return np.log(np.array([float(np.median(run)) for run in runs], dtype=np.float64))
+    return np.log(np.array([median(run) for run in runs], dtype=np.float64))
 
 
 def step_interval(runs: Runs) -> Interval | None:

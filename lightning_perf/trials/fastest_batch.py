@@ -83,12 +83,14 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
     if not rates:
         return None
     limit = _limit(points, capacity_bytes)
+    failed = min((point.batch_size for point in points if point.samples_per_s is None), default=None)
     largest = max(rates)
     before = max((size for size in rates if size < largest), default=None)
-    is_growing = before is None or rates[largest] >= (1 + GROWTH * math.log2(largest / before)) * rates[before]
-    if is_growing:
-        doubled = 2 * largest if 2 * largest <= limit else _rounded(limit, largest)
-        return doubled if doubled >= SMALL_STEP * largest else None
+    if before is None or rates[largest] >= (1 + GROWTH * math.log2(largest / before)) * rates[before]:
+        larger = 2 * largest if failed is None or 2 * largest < failed else _middle(largest, failed)
+        if larger is not None and larger > limit:
+            larger = _rounded(limit, largest)
+        return larger if larger is not None and larger >= SMALL_STEP * largest else None
     best = max(rates, key=lambda size: rates[size])
     between = [_middle(best, other) for other in _neighbours(best, rates)]
     return next((size for size in between if size is not None and size <= limit), None)
@@ -103,14 +105,11 @@ def _rates(points: Sequence[BatchPoint]) -> dict[int, float]:
 
 
 def _limit(points: Sequence[BatchPoint], capacity_bytes: int | None) -> float:
-    """Samples that should fit: below the smallest size that failed, and by the line through the peaks."""
-    failed = [point.batch_size for point in points if point.samples_per_s is None]
-    limit = min(failed) / SMALL_STEP if failed else math.inf
-    known = [(p.batch_size, p.peak_bytes) for p in points if p.peak_bytes is not None and p.samples_per_s is not None]
-    line = fit_samples(known) if capacity_bytes is not None else None
-    if capacity_bytes is not None and line is not None:
-        limit = min(limit, (capacity_bytes * (1 - MARGIN) - line[0]) / line[1])
-    return limit
+    """Samples that should fit by the line through the peaks; infinity where that is not known."""
+    if capacity_bytes is None:
+        return math.inf
+    line = fit_samples([(p.batch_size, p.peak_bytes) for p in points if p.samples_per_s and p.peak_bytes is not None])
+    return math.inf if line is None else max(0.0, (capacity_bytes * (1 - MARGIN) - line[0]) / line[1])
 
 
 def _rounded(limit: float, largest: int) -> int:

@@ -232,7 +232,7 @@ def test_runs_left_falls_to_zero_and_is_never_negative() -> None:
     noise=st.sampled_from([0.0, 0.003, 0.02]),
     stops=st.integers(0, 60),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_trial_ends_and_resumes_to_the_same_ladder_from_any_point(
     effects: list[float], noise: float, stops: int
 ) -> None:

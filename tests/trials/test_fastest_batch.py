@@ -1,0 +1,139 @@
+"""The knee of throughput against the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_perf.trials.fastest_batch import MARGIN, TOLERANCE, BatchPoint, knee, next_size
+
+GIB = 2**30
+
+
+def measure(size: int, rate: Callable[[int], float], capacity: int | None, per_sample: int = GIB // 64) -> BatchPoint:
+    """What a machine would have shown."""
+    peak = GIB + size * per_sample
+    if capacity is not None and peak > capacity:
+        return BatchPoint(batch_size=size, samples_per_s=None, reason="out of memory")
+    return BatchPoint(batch_size=size, samples_per_s=rate(size), peak_bytes=peak)
+
+
+def search(
+    rate: Callable[[int], float], capacity: int | None = None, start: int = 8, told: bool = True
+) -> list[BatchPoint]:
+    points = [measure(start, rate, capacity)]
+    while (size := next_size(points, capacity if told else None)) is not None:
+        assert size not in {point.batch_size for point in points}
+        points.append(measure(size, rate, capacity))
+        assert len(points) < 40
+    return points
+
+
+def saturating(half: float) -> Callable[[int], float]:
+    """Throughput that rises towards 1,000 samples/s: a fixed cost a step beside one a sample."""
+    return lambda size: 1000 * size / (size + half)
+
+
+def test_knee_is_the_smallest_size_within_five_percent_of_the_best() -> None:
+    rates = {8: 500.0, 16: 800.0, 32: 960.0, 64: 1000.0, 128: 1005.0}
+    choice = knee([BatchPoint(batch_size=size, samples_per_s=rate) for size, rate in rates.items()])
+    assert choice is not None
+    assert (choice.batch_size, choice.samples_per_s) == (32, 960.0)
+    assert choice.reason == "96% of the throughput at 128, with 25% of its samples"
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(951.0, 32), (949.0, 64)])
+def test_knee_tells_both_sides_of_its_tolerance(rate: float, expected: int) -> None:
+    points = [BatchPoint(batch_size=32, samples_per_s=rate), BatchPoint(batch_size=64, samples_per_s=1000.0)]
+    choice = knee(points)
+    assert choice is not None
+    assert choice.batch_size == expected
+
+
+def test_largest_is_not_the_fastest_when_throughput_falls_again() -> None:
+    rates = {32: 900.0, 64: 1000.0, 128: 700.0}
+    choice = knee([BatchPoint(batch_size=size, samples_per_s=rate) for size, rate in rates.items()])
+    assert choice is not None
+    assert choice.batch_size == 64
+
+
+def test_knee_is_not_known_when_nothing_ran() -> None:
+    assert knee([]) is None
+    assert knee([BatchPoint(batch_size=8, samples_per_s=None, reason="out of memory")]) is None
+    assert next_size([BatchPoint(batch_size=8, samples_per_s=None, reason="out of memory")]) is None
+
+
+def test_knee_says_what_does_not_run() -> None:
+    points = [
+        BatchPoint(batch_size=8, samples_per_s=500.0),
+        BatchPoint(batch_size=16, samples_per_s=None, reason="out of memory"),
+    ]
+    choice = knee(points)
+    assert choice is not None
+    assert choice.reason == "the fastest of 1 sizes; 16 does not run (out of memory)"
+
+
+def test_of_several_measurements_at_one_size_the_median_counts() -> None:
+    rates = (100.0, 900.0, 910.0)
+    choice = knee([BatchPoint(batch_size=8, samples_per_s=rate) for rate in rates])
+    assert choice is not None
+    assert choice.samples_per_s == 900.0
+
+
+def test_search_doubles_while_it_pays_and_stops_at_the_knee() -> None:
+    points = search(saturating(64))
+    sizes = [point.batch_size for point in points]
+    assert sizes[:5] == [8, 16, 32, 64, 128]
+    assert max(sizes) <= 2048
+    choice = knee(points)
+    assert choice is not None
+    assert choice.samples_per_s >= (1 - TOLERANCE) * max(p.samples_per_s or 0 for p in points)
+
+
+def test_search_stops_at_once_when_a_larger_batch_gains_nothing() -> None:
+    assert [p.batch_size for p in search(lambda _: 1000.0)] == [8, 16]
+
+
+def test_search_never_asks_for_more_than_should_fit_when_the_capacity_is_known() -> None:
+    capacity = 3 * GIB
+    points = search(saturating(500), capacity)
+    assert all(point.samples_per_s is not None for point in points)
+    assert all((p.peak_bytes or 0) <= capacity * (1 - MARGIN) * 1.0001 or p.batch_size <= 16 for p in points)
+    assert max(p.batch_size for p in points) > 64
+
+
+def test_search_finds_its_way_down_when_a_size_runs_out_of_memory() -> None:
+    points = search(saturating(500), capacity=3 * GIB, told=False)
+    assert [p.batch_size for p in points if p.samples_per_s is None] == [256, 184]
+    choice = knee(points)
+    assert choice is not None
+    assert choice.batch_size < 256
+
+
+def test_sizes_keep_the_multiple_that_kernels_like() -> None:
+    sizes = [point.batch_size for point in search(saturating(500), 3 * GIB, start=24)]
+    assert all(size % 8 == 0 for size in sizes)
+
+
+@given(
+    half=st.floats(1, 5000),
+    falls=st.floats(0, 0.5),
+    capacity=st.one_of(st.none(), st.integers(2 * GIB, 40 * GIB)),
+    start=st.integers(1, 64),
+    told=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_search_ends_near_the_best_of_what_fits(
+    half: float, falls: float, capacity: int | None, start: int, told: bool
+) -> None:
+    def rate(size: int) -> float:
+        return saturating(half)(size) * (1 - falls * min(1.0, size / 2000))
+
+    points = search(rate, capacity, start, told)
+    choice = knee(points)
+    assert choice is not None
+    assert choice.samples_per_s >= (1 - TOLERANCE) * max(p.samples_per_s or 0 for p in points)
+    assert len(points) <= 20
