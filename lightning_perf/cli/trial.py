@@ -36,6 +36,7 @@ def trial(
     The script stays as it is, and so do its checkpoints and logs: those of the trial go to a folder of their own.
     """
     from lightning_perf.trials.plan import checked_doses
+    from lightning_perf.trials.runner import CommandError
     from lightning_perf.trials.trial import Options, default_folder, run_trial
 
     from .output import write_stdout
@@ -54,8 +55,13 @@ def trial(
         seed=seed,
     )
     folder = default_folder() if out is None else out
-    with Progress(folder) as progress:
-        outcome = run_trial(options, folder.resolve(), progress)
+    try:
+        with Progress(folder) as progress:
+            outcome = run_trial(options, folder.resolve(), progress)
+    except CommandError as error:
+        for seen in error.log.splitlines():
+            print(f"  | {seen}", file=sys.stderr)
+        raise
     if as_json:
         import msgspec
 

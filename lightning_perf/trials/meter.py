@@ -227,7 +227,7 @@ class MeterHooks:
         blocks = steady_blocks([ns / 1e9 for ns in self.step_ns])
         if len(blocks.means_s) < self.job.min_blocks:
             return False
-        return self.n_epochs >= _MIN_EPOCHS or spent_s >= self.job.max_s / 2
+        return self.n_epochs >= _MIN_EPOCHS or spent_s >= self.job.max_s / 4
 
     def _end(self, trainer: Any, is_whole: bool = False) -> None:
         if self.is_done:

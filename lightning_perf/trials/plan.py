@@ -60,7 +60,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
             continue
         if finding is None:
             finding = _prescriber(session, dose.treatment.id)
-        reason = dose.treatment.applies_to(session)
+        reason = None if tries else dose.treatment.applies_to(session)  # who names one wants it measured
         if reason is None and dose.treatment.safety == "semantics" and not (tries or semantics):
             reason = "it changes the training itself; ask for it with --semantics"
         if reason is not None:

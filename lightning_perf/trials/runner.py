@@ -15,6 +15,19 @@ from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
 from lightning_perf.trials.job import Job, Result, environment_for, read_events, read_result
 
+
+class CommandError(TrialError):
+    """The command gave nothing to measure.
+
+    Attributes:
+        log: The last lines of its output; empty where it printed nothing.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
 _KEEPER = Path(__file__).with_name("keeper.py")
 REMOTE_OFF = {
     "WANDB_MODE": "offline",
@@ -212,16 +225,11 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> str:
-    """One message about a command that gave nothing to measure: what was seen, and its last lines."""
+    """One message about a command that gave nothing to measure, with what was seen."""
     shown = " ".join(command)
     if ended.is_missing:
         return f"{command[0]}: command not found; give the command as you would type it, after --"
     told = ended.failure
     if "EOFError" in told:
         told += " (it asks for input, and has none here: pass what it needs as arguments)"
-    tail = f"\nThe last lines of its output:\n{_indented(ended.log)}" if ended.log else "\nIt printed nothing."
-    return f"{what} gave nothing to measure ({shown}): {told}{tail}"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  | {line}" for line in text.splitlines())
+    return f"{what} gave nothing to measure ({shown}): {told}"

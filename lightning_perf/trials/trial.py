@@ -20,7 +20,7 @@ from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
 from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import Plan, PlannedRun, best, ladder, next_runs, runs_left
 from lightning_perf.trials.plan import choose, doses_of, environment_of
-from lightning_perf.trials.runner import Ended, check_command, explain, run_kept
+from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
 from lightning_perf.trials.sizes import Sizes, choose_sizes
 
 STATE_FILE = "state.json"
@@ -145,7 +145,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
         mode="trial",
         folder=str(pilot),
         doctor={"schedule": _PILOT_WINDOW},
-        max_s=_PILOT_S,
+        max_s=min(_PILOT_S, options.time_limit_s / 2) if options.time_limit_s is not None else _PILOT_S,
         steps=None,
         seed=options.seed,
     )
@@ -189,7 +189,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
 def _usable(options: Options, ended: Ended) -> Result:
     result = ended.result
     if ended.failure or result is None:
-        raise TrialError(explain(options.command, ended))
+        raise CommandError(explain(options.command, ended), ended.log)
     if not result.block_means_s and result.is_whole:
         raise TrialError(
             f"the training came to its end after {result.n_steps} optimizer steps in {result.train_s:.1f} s, too short "
@@ -203,7 +203,7 @@ def _session(pilot: Path, ended: Ended, options: Options) -> Session:
     try:
         return load(pilot / DOCTOR_FOLDER)
     except SessionError as error:
-        raise TrialError(f"{explain(options.command, ended, 'the diagnosis')}\n({error})") from error
+        raise CommandError(f"the training ran, but its diagnosis cannot be read ({error})", ended.log) from error
 
 
 # -- one run ------------------------------------------------------------
