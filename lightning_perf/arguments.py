@@ -10,6 +10,8 @@ from typing import Any
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
 from lightning_perf.probes.window import WindowOptions
+from lightning_perf.treatments.doses import parse_all
+from lightning_perf.treatments.registry import all_treatments
 
 REPORTS = ("console", "tensorboard", "json")
 
@@ -101,6 +103,24 @@ def checked_codes(name: str, codes: Any) -> Sequence[str] | None:
     if isinstance(codes, str) or not isinstance(codes, (list, tuple)) or not all(isinstance(c, str) for c in codes):
         raise ConfigError(f'{name}={codes!r}: expected a list of rule codes or prefixes, e.g. ["PD1", "PD502"]')
     return tuple(codes)
+
+
+def checked_apply(treatments: Any) -> tuple[str, ...]:
+    """Treatments to apply between epochs, as they were named."""
+    if (
+        isinstance(treatments, str)
+        or not isinstance(treatments, (list, tuple))
+        or not all(isinstance(treatment, str) for treatment in treatments)
+    ):
+        raise ConfigError(f'apply={treatments!r}: expected a list of treatments, e.g. ["loader-workers"]')
+    for dose in parse_all(treatments):
+        if not dose.treatment.is_live:
+            live = ", ".join(treatment.id for treatment in all_treatments() if treatment.is_live)
+            raise ConfigError(
+                f"apply={dose.text!r}: it cannot be applied between epochs, only before the training starts, "
+                f"e.g. by lightning-perf run --with {dose.text}; expected some of {live}"
+            )
+    return tuple(treatments)
 
 
 def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf import arguments, seams
+from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.ranks import gather_ranks
@@ -65,6 +66,9 @@ class DoctorHooks:
             finding cost. None to leave money out.
         gco2_per_kwh: Grams of CO2 equivalent by kWh of electricity; or a country as three letters (``"FRA"``), for
             codecarbon's table (the extra ``carbon``). None to leave it out.
+        apply: Treatments to apply at the start of the epoch after a finding asked for them, e.g.
+            ``("loader-workers",)`` or ``("loader-workers=4",)``: those that can be changed between epochs. The session
+            says what was applied and when; everything is put back when the run ends.
 
     Attributes:
         session: The latest session; None before the first run.
@@ -87,6 +91,7 @@ class DoctorHooks:
         profiler: dict[str, Any] | None = None,
         price_per_hour: float | None = None,
         gco2_per_kwh: float | str | None = None,
+        apply: list[str] | tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -101,6 +106,7 @@ class DoctorHooks:
         self.ignore = arguments.checked_codes("ignore", ignore)
         check_codes(self.select, self.ignore)
         self.rates = arguments.checked_rates(price_per_hour, gco2_per_kwh)
+        self.apply = arguments.checked_apply(apply)
         self.session: Session | None = None
         self._forget()
 
@@ -110,6 +116,7 @@ class DoctorHooks:
         self._loop: LoopProbe | None = None
         self._windows: WindowProbe | None = None
         self._memory: MemoryProbe | None = None
+        self._live: LiveTreatments | None = None
         self._undo_silence: seams.Undo | None = None
         self._is_silent = False
         self._ranks: Ranks | None = None
@@ -121,7 +128,7 @@ class DoctorHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
-        live: dict[str, Any] = dict.fromkeys(("_recorder", "_loop", "_windows", "_memory"))
+        live: dict[str, Any] = dict.fromkeys(("_recorder", "_loop", "_windows", "_memory", "_live"))
         live["_pending_metrics"] = {}
         silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
         kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
@@ -142,6 +149,8 @@ class DoctorHooks:
                     "This Trainer has more than one PerfDoctor: the first one measures, the others do nothing."
                 )
             return
+        if self.apply and seams.is_fitting(trainer):
+            self._live = LiveTreatments(self.apply)
         try:
             self._folder = self._choose_folder(trainer, log_dir)
             self._recorder = Recorder(
@@ -285,6 +294,16 @@ class DoctorHooks:
 
     # -- epochs ------------------------------------------------------------
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Applies what the last diagnosis asked for, if allowed to."""
+        live = self._live
+        if live is None:
+            return
+        requests = live.requests(self.session) if trainer.is_global_zero else []
+        if trainer.world_size > 1:  # every rank changes the same; a collective, so outside of any guard
+            requests = trainer.strategy.broadcast(requests)
+        self._guard("apply", live.apply, requests, trainer, pl_module)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Diagnoses."""
         if self._loop is not None:
@@ -360,7 +379,8 @@ class DoctorHooks:
     def _diagnosed(self, status: Status, error: BaseException | None) -> Session:
         """The session up to now, with findings."""
         session = self._session_now(status, error)
-        return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks))
+        applied = self._live.applied if self._live is not None else ()
+        return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks, applied=applied))
 
     def _session_now(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """What the probes know; where that cannot be put together, what stands without them."""
@@ -424,6 +444,8 @@ class DoctorHooks:
 
     def _end(self, error: BaseException | None = None) -> None:
         """Takes out what was put in place."""
+        if self._live is not None:
+            self._guard("undo", self._live.undo)
         if self._undo_silence is not None:
             self._undo_silence()
             self._undo_silence = None

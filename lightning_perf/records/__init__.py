@@ -53,6 +53,7 @@ from .model_profile import (
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
+    AppliedTreatment,
     Overhead,
     ProbeFailure,
     Ranks,
@@ -124,7 +125,8 @@ from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
     "CATEGORIES", "PHASES", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite",
-    "Allocator", "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings",
+    "Allocator", "AppliedTreatment",
+    "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings",
     "CodeSite", "Communication", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost",
     "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Distribution", "Effort",
     "Energy", "Epoch", "Evidence", "Fetch", "Finding", "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom",

@@ -133,6 +133,24 @@ class Window(Record, frozen=True, kw_only=True):
     trace: TraceRecord | None = None
 
 
+class AppliedTreatment(Record, frozen=True, kw_only=True):
+    """A treatment that PerfDoctor was allowed to apply between epochs (``PerfDoctor(apply=...)``).
+
+    Attributes:
+        treatment: With its value, e.g. ``"loader-workers=4"``.
+        finding: Code of the finding that asked for it.
+        epoch: The epoch from whose start it was in force. Figures and settings of the session span the time before too.
+        status: ``applied``, or ``refused`` where it could not be.
+        reason: Why it was refused; empty otherwise.
+    """
+
+    treatment: str
+    finding: str
+    epoch: int
+    status: Literal["applied", "refused"]
+    reason: str = ""
+
+
 class Session(Record, frozen=True, kw_only=True):
     """One run: what was measured, what it means, what to do.
 
@@ -147,6 +165,7 @@ class Session(Record, frozen=True, kw_only=True):
         loader_probe: The training loader taken apart; None where it was not probed.
         model_profile: What the model's arithmetic costs; None where no step was looked at.
         trials: Treatments measured on this training.
+        applied: Treatments that PerfDoctor applied to this training, in that order.
         sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
         compiler: What ``torch.compile`` did; None where nothing was compiled.
         loss_scaler: The loss scaler of fp16 training; None without one.
@@ -175,6 +194,7 @@ class Session(Record, frozen=True, kw_only=True):
     sync_calls: SyncCalls | None = None
     compiler: CompilerWatch | None = None
     loss_scaler: LossScaler | None = None
+    applied: tuple[AppliedTreatment, ...] = ()
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""

@@ -1,0 +1,90 @@
+"""Treatments that PerfDoctor applies to the training that it watches, between two epochs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lightning_perf.records import AppliedTreatment, Session
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.doses import Dose, parse, with_default
+
+Request = tuple[str, str]
+"""A treatment with its value as text, and the code of the finding that asks for it."""
+
+_log = logging.getLogger("lightning_perf")
+
+
+class LiveTreatments:
+    """Applies each of some treatments at the start of the epoch after a finding asked for it, and only once.
+
+    Args:
+        texts: The treatments, as a user names them; all can be changed between epochs.
+
+    Attributes:
+        applied: What became of those that were asked for.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        # Workers come before what needs them.
+        self._waiting: list[Dose] = sorted(map(parse, texts), key=lambda dose: dose.treatment.id != "loader-workers")
+        self._appliers: list[Applier] = []
+        self.applied: tuple[AppliedTreatment, ...] = ()
+
+    def requests(self, session: Session | None) -> list[Request]:
+        """What a diagnosis asks for, of those not yet applied; plain data, to be sent to other ranks."""
+        if session is None:
+            return []
+        asked = [(dose, _asking(session, dose)) for dose in self._waiting]
+        return [(with_default(dose, session).text, code) for dose, code in asked if code is not None]
+
+    def apply(self, requests: Sequence[Request], trainer: Any, module: Any) -> None:
+        """Applies them, in ``on_train_epoch_start``. One that cannot be applied leaves nothing behind."""
+        for text, code in requests:
+            dose = parse(text)
+            self._waiting = [one for one in self._waiting if one.treatment.id != dose.treatment.id]
+            applier = Applier([dose])
+            reason = ""
+            try:
+                applier.apply_live(trainer, module)
+            except Exception as error:  # noqa: BLE001 - recorded; the training goes on without it
+                applier.undo()
+                reason = str(error) or type(error).__name__
+            else:
+                self._appliers.append(applier)
+            record = AppliedTreatment(
+                treatment=text, finding=code, epoch=trainer.current_epoch, status="refused" if reason else "applied"
+            )
+            self._note(record, reason, trainer.is_global_zero)
+
+    def undo(self) -> None:
+        """Puts everything back, last first."""
+        while self._appliers:
+            self._appliers.pop().undo()
+
+    def _note(self, record: AppliedTreatment, reason: str, is_to_log: bool) -> None:
+        self.applied = (*self.applied, msgspec.structs.replace(record, reason=reason))
+        if not is_to_log:
+            return
+        if reason:
+            _log.warning(
+                "PerfDoctor could not apply %s, which %s asked for: %s", record.treatment, record.finding, reason
+            )
+        else:
+            _log.warning(
+                "PerfDoctor applied %s from epoch %d on, as %s prescribed.",
+                record.treatment,
+                record.epoch,
+                record.finding,
+            )
+
+
+def _asking(session: Session, dose: Dose) -> str | None:
+    """The code of the best finding that prescribes a treatment."""
+    for finding in session.findings:
+        if any(prescription.treatment == dose.treatment.id for prescription in finding.prescriptions):
+            return finding.code
+    return None
