@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,16 +140,18 @@ class FetchWatch:
 
     Args:
         now_ns: The host's clock.
+        ran_ns: What the thread has run. The kernel brings ``schedstat`` up to date only when it changes threads or at
+            its tick, every few milliseconds: a shorter fetch that computes would seem to do nothing.
     """
 
     EVERY = 7
     """Prime, lest it keep step with workers, which deliver in turn."""
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
+    def __init__(self, now_ns: Callable[[], int], ran_ns: Callable[[], int] = time.thread_time_ns) -> None:
+        self._now_ns, self._ran_clock_ns = now_ns, ran_ns
         self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._n = 0
-        self._before: tuple[int, tuple[int, int]] | None = None
+        self._before: tuple[int, int, int] | None = None
         self._wall_ns = self._ran_ns = self._queued_ns = 0
 
     def begins(self) -> None:
@@ -156,18 +159,18 @@ class FetchWatch:
         self._n += 1
         if self._n % self.EVERY == 0:
             stand = self._clock.read()
-            self._before = None if stand is None else (self._now_ns(), stand)
+            self._before = None if stand is None else (self._now_ns(), self._ran_clock_ns(), stand[1])
 
     def ends(self) -> None:
         """It has it."""
         if self._before is None:
             return
-        before_ns, (ran_ns, queued_ns) = self._before
+        before_ns, ran_ns, queued_ns = self._before
         self._before = None
         stand = self._clock.read()
         if stand is not None:
             self._wall_ns += self._now_ns() - before_ns
-            self._ran_ns += stand[0] - ran_ns
+            self._ran_ns += self._ran_clock_ns() - ran_ns
             self._queued_ns += stand[1] - queued_ns
 
     def fractions(self) -> tuple[float | None, float | None]:

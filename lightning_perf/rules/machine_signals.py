@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from lightning_perf.records import Evidence, GpuTelemetry, HostTelemetry, Session, Spread, StageTimes
 
 from .rule import Skip
@@ -55,12 +57,46 @@ def needed(session: Session, device: GpuTelemetry, field: str) -> Spread:
     return value
 
 
-def is_blocked(blocked: float | None, queueing: float | None, bound: float) -> bool:
-    """Whether code waits for something else than a core for most of the time that cores do not keep it waiting.
+class LoadingWait(NamedTuple):
+    """What the wait for data is made of, as fractions of it; the rest is computing.
+
+    Attributes:
+        cores: Ready to run, but without a core. None when not told.
+        elsewhere: Neither running nor ready to run: storage, a network, a lock. None when not told.
+    """
+
+    cores: float | None
+    elsewhere: float | None
+
+
+def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
+    """Follows the wait from the training thread to the workers.
+
+    A thread that asks for a batch runs, queues for a core, or is blocked. Without workers that is the loading itself.
+    With workers only a blocked thread waits for them, and what they do then is what it waits for: workers that have
+    run ahead are idle while the training thread, in the midst of its fetch, queues for the core that others hold.
+
+    Args:
+        host: The host as it was sampled.
+        n_workers: Of the loader.
+    """
+    queueing, blocked = host.fetch_queueing_fraction, host.fetch_blocked_fraction
+    if not n_workers:
+        return LoadingWait(queueing, blocked)
+    by_workers = LoadingWait(host.workers_queueing_fraction, host.workers_blocked_fraction)
+    if queueing is None or blocked is None:
+        return by_workers
+    cores = queueing + blocked * (by_workers.cores or 0.0)
+    return LoadingWait(cores, None if by_workers.elsewhere is None else blocked * by_workers.elsewhere)
+
+
+def is_blocked(wait: LoadingWait, bound: float) -> bool:
+    """Whether loading waits for something else than a core: longer than for a core, and for most of what that leaves.
 
     On a host that is busy with other programs, code queues for a core after each wait; that is not its own doing.
     """
-    return blocked is not None and blocked >= bound * (1.0 - (queueing or 0.0))
+    cores = wait.cores or 0.0
+    return wait.elsewhere is not None and wait.elsewhere >= max(cores, bound * (1.0 - cores))
 
 
 def wait_share(steady: StageTimes) -> float:

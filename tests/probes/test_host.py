@@ -132,7 +132,8 @@ class ScriptedClock:
 
 
 def watch(now: list[int], *stands: tuple[int, int] | None) -> FetchWatch:
-    made = FetchWatch(lambda: now.pop(0))
+    ran = [stand[0] for stand in stands if stand is not None]
+    made = FetchWatch(lambda: now.pop(0), lambda: ran.pop(0))
     made.close()
     made._clock = ScriptedClock(*stands)  # type: ignore[assignment]
     return made
@@ -153,6 +154,20 @@ def test_fetch_is_unknown_when_the_kernel_does_not_tell() -> None:
         made.ends()
     assert made.fractions() == (None, None)
     assert ScheduleClock("/nowhere").read() is None
+
+
+@linux
+def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kernel() -> None:
+    made = FetchWatch(time.perf_counter_ns)
+    for _ in range(40 * FetchWatch.EVERY):
+        made.begins()
+        sum(range(10_000))  # a fraction of a millisecond
+        made.ends()
+    made.close()
+    blocked, queueing = made.fractions()
+    assert blocked is not None
+    assert queueing is not None
+    assert blocked < 0.4 * (1 - queueing) + 0.05
 
 
 @linux

@@ -96,8 +96,6 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@pytest.mark.alone
-@pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 @linux
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_storage_is_named_when_loading_sleeps(make_trainer: Make, n_workers: int) -> None:
@@ -106,8 +104,6 @@ def test_storage_is_named_when_loading_sleeps(make_trainer: Make, n_workers: int
     assert not {"PD102", "PD803"} & codes(session)
 
 
-@pytest.mark.alone
-@pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 @linux
 @pytest.mark.usefixtures("one_core")
 def test_cores_are_named_when_workers_fight_over_them(make_trainer: Make) -> None:

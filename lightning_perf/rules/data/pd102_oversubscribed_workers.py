@@ -6,7 +6,7 @@ import math
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import host_of, is_blocked, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
@@ -26,8 +26,9 @@ MAX_BLOCKED_FRACTION = 0.60
 
 DOCS = """\
 ## What it measures
-Whether the training waits for data while the processes that make it are ready to run but have no core: by the kernel's
-own account of the time in its run queues, or by cores that are at least 85 % busy.
+Whether the training waits for data while the processes that make it, or the training thread that fetches it, are ready
+to run but have no core: by the kernel's own account of the time in its run queues, or by cores that are at least 85 %
+busy.
 
 ## Why it costs
 More busy processes than cores do not load faster: they take turns, push one another's data out of the caches, and take
@@ -60,11 +61,11 @@ def check(session: Session) -> Finding | None:
     loader = max(loaders_of(session), key=lambda each: each.num_workers or 0)
     host = host_of(session)
     n_workers = loader.num_workers or 0
-    blocked = host.workers_blocked_fraction if n_workers else host.fetch_blocked_fraction
-    queueing = host.workers_queueing_fraction if n_workers else host.fetch_queueing_fraction
+    wait = loading_wait(host, n_workers)
+    queueing = wait.cores
     busy = _busy_fraction(session, host)
     is_contended = busy >= MIN_BUSY_FRACTION if queueing is None else queueing >= MIN_QUEUEING_FRACTION
-    if not is_contended or is_blocked(blocked, queueing, MAX_BLOCKED_FRACTION):
+    if not is_contended or is_blocked(wait, MAX_BLOCKED_FRACTION):
         return None
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores
@@ -81,14 +82,14 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
                      threshold=MIN_WAIT_SHARE),
             Evidence(metric="workers on this node", value=n_processes, unit="count", threshold=usable),
-            *told("time of the loading spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
+            *told("part of that wait spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
             Evidence(metric="usable cores busy", value=busy, unit="fraction", threshold=MIN_BUSY_FRACTION),
             *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=(_prescription(session, loader, n_processes),),
         claims={"data_wait": lost * phase_s(steady, "data_wait")},
         low_s=0.0,
-        basis="from nothing to all the time that the loading queued",
+        basis="from nothing to all of the wait in which the loading queued",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
     )  # fmt: skip
 

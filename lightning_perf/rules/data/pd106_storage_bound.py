@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import host_of, is_blocked, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
@@ -25,8 +25,9 @@ MIN_DISK_BUSY_FRACTION = 0.90
 DOCS = """\
 ## What it measures
 What the processes that make batches do while the training waits for them: by the kernel's account they are neither on
-a core nor queueing for one. With it stand the time that cores were idle for a disk, the rate of reading, how busy the
-disk was, and what kind of disk the dataset lies on, where these can be told.
+a core nor queueing for one, nor does the training thread queue for one amid its fetch. With it stand the time that
+cores were idle for a disk, the rate of reading, how busy the disk was, and what kind of disk the dataset lies on, where
+these can be told.
 
 ## Why it costs
 A loader that waits for bytes is not made faster by faster transforms. Many small files, each opened on its own, pay
@@ -59,13 +60,13 @@ def check(session: Session) -> Finding | None:
         return None
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)
-    blocked = host.workers_blocked_fraction if n_workers else host.fetch_blocked_fraction
-    queueing = host.workers_queueing_fraction if n_workers else host.fetch_queueing_fraction
+    wait = loading_wait(host, n_workers)
+    blocked = wait.elsewhere
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
         raise Skip("the kernel tells neither what the loading does nor how long cores are idle for a disk")
     is_disk_waited_for = iowait is not None and iowait >= MIN_IOWAIT_FRACTION
-    if not (is_disk_waited_for if blocked is None else is_blocked(blocked, queueing, MIN_BLOCKED_FRACTION)):
+    if not (is_disk_waited_for if blocked is None else is_blocked(wait, MIN_BLOCKED_FRACTION)):
         return None
     if n_workers == 0 and _computes_in_threads(session, steady, host, share):
         return None
@@ -76,13 +77,13 @@ def check(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{percent(share)} of the time waits for data, and the loading is blocked {percent(waited)} of its time "
+            f"{percent(share)} of the time waits for data, and in {percent(waited)} of the wait the loading is blocked "
             f"rather than computing: it waits for {_what(host)}."
         ),
         evidence=(
             Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
                      threshold=MIN_WAIT_SHARE),
-            *told("time of the loading neither on a core nor queueing", blocked, "fraction", MIN_BLOCKED_FRACTION),
+            *told("part of that wait neither on a core nor queueing", blocked, "fraction", MIN_BLOCKED_FRACTION),
             *sampled("cores idle for a disk", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
             *sampled("busiest disk had requests to serve", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
             *sampled("read from storage a second", host.read_bytes_per_s, "bytes"),
@@ -99,7 +100,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"data_wait": waited * phase_s(steady, "data_wait")},
         low_s=0.0,
-        basis="from nothing to all the time that the loading was blocked",
+        basis="from nothing to all of the wait in which the loading was blocked",
         confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
     )  # fmt: skip
 
