@@ -73,6 +73,8 @@ class Census:
     def grown(self, roots: dict[str, Any], step: int) -> tuple[Suspect, ...]:
         """What grew since: growing graphs, then containers of tensors with graphs, then those with most bytes.
 
+        To be asked once: what the first look noted is then let go.
+
         Args:
             roots: As at the first look.
             step: The step of this look, later than the first.
@@ -89,6 +91,8 @@ class Census:
         held.sort(key=lambda pair: (-pair[0].n_with_graph, -(pair[0].tensor_bytes or 0)))
         for suspect, container in held[:_MAX_SUSPECTS]:
             found.append(msgspec.structs.replace(suspect, name=names.of(container)))
+        # Not needed any more: freed here, for its owner to know what the look has taken and given back.
+        self._ids, self._lengths = array("Q"), array("q")
         self.own_s += time.perf_counter() - begin
         return tuple(found[:_MAX_SUSPECTS])
 

@@ -24,8 +24,21 @@ COST_NS_A_STEP = 2000
 FREE_READINGS = 40
 """The first ones are made whatever they cost, for a leak to be found within 200 steps: some milliseconds in all."""
 
+FREE_NS = 40 * 10**6
+"""What the readings of one place may take together, once a run, beside ``COST_NS_A_STEP``. It is spread over the first
+``FREE_STEPS``; a place that has taken more is left out until the steps have made up for it. Reading a heap takes from a
+microsecond to tens of milliseconds; from four milliseconds on, a leak that only the heap shows takes longer to find."""
+
+FREE_STEPS = 200
+
+DEAR_NS = 50_000
+"""A reading that takes less is counted as what a step costs."""
+
 CENSUS_STEPS = 32
 """Steps between the two looks of a census."""
+
+HEAP = "heap"
+"""The place where what the C heap has handed out is read; resident memory, of which it is a part, is ``host``."""
 
 WORKERS = "workers"
 """The place whose memory lies in other processes, into which no census looks."""
@@ -103,8 +116,12 @@ class GrowthWatch:
         self._now_ns = now_ns
         self._once = once
         self._stride = FIRST_STRIDE
+        self._is_thinned = False
         self._n_looks = 0
         self._next_fit = MIN_READINGS
+        self._spent_ns = dict.fromkeys(readers, 0)
+        self.once_ns = 0
+        """Spent on dear readings within the ``FREE_NS`` of their places: it comes once, and is no cost of a step."""
         self.held_graphs: tuple[Suspect, ...] = ()
         """Attributes that were seen to gather tensors with their graphs, whether memory climbs or not."""
         self._census: Census | None = None
@@ -122,17 +139,28 @@ class GrowthWatch:
             step: Steps done so far; at least ``next_step``.
         """
         begin = self._now_ns()
-        is_thinned = False
-        for place, read in self._readers.items():
-            value = read()
-            if value is not None:
-                is_thinned |= self.series[place].add(step, value - self._forgiven.get(place, 0))
-        if is_thinned:
+        self._is_thinned = False
+        free_ns = FREE_NS * min(1.0, step / FREE_STEPS)
+        for place, spent_ns in list(self._spent_ns.items()):
+            if spent_ns > free_ns + COST_NS_A_STEP * step:
+                continue
+            self._read(place, step)
+            taken_ns = self._spent_ns[place] - spent_ns
+            if taken_ns >= DEAR_NS and spent_ns <= free_ns:
+                self.once_ns += taken_ns
+        if self._is_thinned:
             self._stride *= 2
         self._n_looks += 1
         cost = (self._now_ns() - begin) // COST_NS_A_STEP if self._n_looks > FREE_READINGS else 0
         self.next_step = step + max(self._stride, min(cost, _MAX_STRETCH * self._stride))
         self._follow_up(step)
+
+    def _read(self, place: str, step: int) -> None:
+        begin = self._now_ns()
+        value = self._readers[place]()
+        if value is not None:
+            self._is_thinned |= self.series[place].add(step, value - self._forgiven.get(place, 0))
+        self._spent_ns[place] += self._now_ns() - begin
 
     def end(self, step: int) -> None:
         """The run is over: takes the second looks that are due."""

@@ -29,7 +29,8 @@ from .allocator import Allocator, allocator_of
 from .breakdown import ModelMemory, gradients_by_module, modules_held_by, with_gradients, with_peak
 from .census import roots_of
 from .edges import EdgeReadings
-from .growth import WORKERS, GrowthWatch
+from .growth import HEAP, WORKERS, GrowthWatch
+from .heap import heap_in_use
 from .history import AllocationHistory, history_of, read_history
 from .host_memory import ResidentMemory, Workers, peak_rss_bytes, read_host_memory
 from .loop import LoopProbe
@@ -100,6 +101,11 @@ class MemoryProbe:
         self._own = ResidentMemory(os.getpid())
         self._workers = Workers()
         readers: dict[str, Callable[[], int | None]] = {"host": self._own.read, WORKERS: self._workers.read}
+        read_heap, reason = heap_in_use()
+        if read_heap is None:
+            self.missing["memory.growth.heap"] = reason
+        else:
+            readers[HEAP] = read_heap
         if self._allocator is not None:
             readers[self._allocator.device] = self._allocated
         self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
@@ -127,9 +133,9 @@ class MemoryProbe:
         """The batch is on the device, its step begins."""
         self._step += 1
         if self._step > self._next_look and not self.is_off:
-            begin, once_ns = self._now_ns(), self._once_ns
+            begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
             self._guarded(self._look, self._step - 1, batch)
-            self.sampling_ns += self._now_ns() - begin - (self._once_ns - once_ns)
+            self.sampling_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
 
     def batch_ends(self) -> None:
         """The step is over."""

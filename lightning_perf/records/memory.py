@@ -177,7 +177,8 @@ class Growth(Record, frozen=True, kw_only=True):
     """The trend of memory at the same point of the step.
 
     Attributes:
-        where: ``"host"``, ``"workers"``, or the device.
+        where: ``"host"`` (resident memory of this process), ``"heap"`` (what its C heap has handed out), ``"workers"``
+            (resident memory, their mean), or the device.
         n: Readings behind the trend.
         first_step: Step of the first of them.
         last_step: Step of the last.

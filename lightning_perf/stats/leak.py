@@ -20,7 +20,7 @@ MAX_CORRELATION = 0.9
 """Above it a series is no longer told from a random walk; the interval is then widened 4.4 times."""
 
 QUARTER_PART = 1 / 3
-"""Of an even share, what each quarter must add to the climb for it to count as steady."""
+"""Of the mean rate, how fast the climb from each quarter to the next must be for it to count as steady."""
 
 _Z_95 = 1.959964  # of the normal distribution, two-sided 95 %
 
@@ -88,11 +88,12 @@ def _neighbour_correlation(residuals: NDArray[np.float64]) -> float:
 
 
 def _is_steady(xs: NDArray[np.float64], ys: NDArray[np.float64], slope: float) -> bool:
-    """Whether the medians of the quarters go the slope's way, each step by its share."""
-    bounds = np.searchsorted(xs, np.linspace(xs[0], xs[-1], 5)[1:4])
-    quarters = np.split(ys, bounds)
-    if not all(map(len, quarters)):
-        return False
-    levels = np.array([np.median(quarter) for quarter in quarters])
-    rises = np.diff(levels) * (1 if slope >= 0 else -1)
-    return bool(slope != 0 and (rises >= QUARTER_PART * rises.sum() / 3).all() and rises.sum() > 0)
+    """Whether the medians of the quarters go the slope's way, each at its part of the mean rate.
+
+    Quarters of the readings, which may lie unevenly over the steps; so rates are compared, not rises.
+    """
+    at = np.array([np.median(quarter) for quarter in np.array_split(xs, 4)])
+    levels = np.array([np.median(quarter) for quarter in np.array_split(ys, 4)])
+    rates = np.diff(levels) / np.diff(at) * (1 if slope >= 0 else -1)
+    mean_rate = abs(levels[-1] - levels[0]) / (at[-1] - at[0])
+    return bool(slope != 0 and mean_rate > 0 and (rates >= QUARTER_PART * mean_rate).all())

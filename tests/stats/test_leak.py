@@ -77,6 +77,16 @@ def test_climb_is_not_steady_when_only_a_part_of_it_rises(shape: np.ndarray) -> 
     assert not trend.is_steady
 
 
+def test_climb_is_steady_when_its_readings_lie_unevenly() -> None:
+    x = np.array([8, 13, 18, 23, 28, 33, 38, 43, 48, 53, 58, 63, 68, 128, 133, 173, 178, 198], dtype=float)
+    trend = fit_trend(x, 1e8 + 240_000 * x)
+    assert trend is not None
+    assert trend.is_steady
+    halted = fit_trend(x, 1e8 + 240_000 * np.minimum(x, 60))
+    assert halted is not None
+    assert not halted.is_steady
+
+
 def test_slope_stays_when_a_fifth_of_the_readings_are_spikes() -> None:
     y = 2.0 * STEPS
     y[::5] += 1e6

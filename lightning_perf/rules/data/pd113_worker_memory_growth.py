@@ -31,7 +31,8 @@ with each epoch (`persistent_workers=False`).
 ## When it is wrong
 A cache that fits grows until it holds all samples and then stops. Reading Python objects copies the pages they share
 with the main process (reference counts are written): resident memory does not show that, as shared pages count in it
-from the start.
+from the start. For the same reason workers that are forked from a process which has freed much memory grow unseen until
+they have filled what it had freed.
 
 ## Sources
 torch issue 13246 (workers that copy on access); P. K. Sen, JASA 63, 1968.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Growth, Prescription, Session, Suspect
-from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
+from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak, size_text
 from lightning_perf.rules.rule import Rule, Skip
 
 CODE = "PD405"
@@ -15,9 +15,11 @@ MIN_HELD = 16
 
 DOCS = """\
 ## What it measures
-The slope of allocated memory (device) or resident memory (host) at the same point of each step, by Theil-Sen, with an
-interval widened for readings that resemble their neighbours; it must rise in every quarter of the steps. Attributes
-of the module and of callbacks that gather tensors with their autograd graphs count however little they take.
+The slope of memory at the same point of each step, by Theil-Sen, with an interval widened for readings that resemble
+their neighbours; it must rise in every quarter of the steps. On the device that is allocated memory, on the host
+resident memory and what the C heap has handed out (glibc 2.33 and later): a leak that fills freed room of the heap does
+not raise resident memory. Both count as one finding. Attributes of the module and of callbacks that gather tensors with
+their autograd graphs count however little they take.
 
 ## Why it costs
 The run ends when memory does, often hours later; a graph that reaches back over steps also makes backward slower.
@@ -51,6 +53,7 @@ def check(session: Session) -> Finding | None:
             raise Skip(session.missing.get("memory", "memory was not watched for long enough"))
         return None
     worst = max(leaks, key=lambda g: g.bytes_per_step, default=None)
+    is_hidden = worst is not None and worst.where == "heap" and not any(g.where == "host" for g in leaks)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     return Finding(
         code=CODE,
@@ -58,7 +61,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         # What ends a run is more than what slows it down, but not before it is known to come.
         severity="high" if worst is not None and suspects else "medium" if worst is not None else "low",
-        summary=_summary(worst, suspects),
+        summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
             *(
@@ -71,16 +74,17 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _summary(growth: Growth | None, suspects: tuple[Suspect, ...]) -> str:
+def _summary(growth: Growth | None, suspects: tuple[Suspect, ...], is_hidden: bool) -> str:
     first = suspects[0] if suspects else None
     if growth is None:
         assert first is not None
         return f"{first.name} gathers tensors with their autograd graphs at every step. {_what(first)}."
-    place = "The host's memory" if growth.where == "host" else f"Allocated memory on {growth.where}"
+    place = "The host's memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
     text = f"{place} grows by {size_text(growth.bytes_per_step)} a step"
+    hidden = " Resident memory does not show it while the heap has freed room." if is_hidden else ""
     if first is None:
-        return f"{text}. No container of tensors was seen to grow along with it."
-    return f"{text}, and {first.name} grows with it. {_what(first)}."
+        return f"{text}. No container of tensors was seen to grow along with it.{hidden}"
+    return f"{text}, and {first.name} grows with it. {_what(first)}.{hidden}"
 
 
 def _what(suspect: Suspect) -> str:
