@@ -17,10 +17,10 @@ from lightning_perf import arguments, seams
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
-from lightning_perf.probes.ranks import gather_ranks
+from lightning_perf.probes.ranks import RankProbe
 from lightning_perf.probes.recorder import Recorder, Status
 from lightning_perf.probes.window import WindowProbe
-from lightning_perf.records import SESSION_FILE, ProbeFailure, Ranks, Session, TraceRecord, Window
+from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Session, TraceRecord, Window
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import post_mortem
 from lightning_perf.reports import tensorboard as tensorboard_report
@@ -119,7 +119,7 @@ class DoctorHooks:
         self._live: LiveTreatments | None = None
         self._undo_silence: seams.Undo | None = None
         self._is_silent = False
-        self._ranks: Ranks | None = None
+        self._ranks: RankProbe | None = None
         self._reported: Session | None = None
         self._folder: Path | None = None
         self._probes_off: dict[str, ProbeFailure] = {}
@@ -128,7 +128,8 @@ class DoctorHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
-        live: dict[str, Any] = dict.fromkeys(("_recorder", "_loop", "_windows", "_memory", "_live"))
+        names = ("_recorder", "_loop", "_windows", "_memory", "_live", "_ranks")
+        live: dict[str, Any] = dict.fromkeys(names)
         live["_pending_metrics"] = {}
         silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
         kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
@@ -140,8 +141,11 @@ class DoctorHooks:
         """Hangs the probes in."""
         self._end()  # a run that ended without teardown
         self._forget()
-        # log_dir is a collective call: on every rank, whatever else happens.
+        # These are collective calls: on every rank, whatever else happens.
         log_dir = trainer.log_dir
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        if trainer.world_size > 1:
+            stamp = trainer.strategy.broadcast(stamp)
         self._is_silent = next((c for c in trainer.callbacks if isinstance(c, DoctorHooks)), self) is not self
         if self._is_silent:
             if trainer.is_global_zero:
@@ -151,8 +155,9 @@ class DoctorHooks:
             return
         if self.apply and seams.is_fitting(trainer):
             self._live = LiveTreatments(self.apply)
+        self._guard("ranks", self._open_ranks, trainer)
         try:
-            self._folder = self._choose_folder(trainer, log_dir)
+            self._folder = self._choose_folder(trainer, log_dir, stamp)
             self._recorder = Recorder(
                 trainer,
                 pl_module,
@@ -186,6 +191,8 @@ class DoctorHooks:
         """Loaders, model and optimizers stand: settings can be read."""
         if self._recorder is not None:
             self._guard("settings", self._recorder.loops_ready)
+            if self._ranks is not None:
+                self._guard("ranks", self._ranks.loops_ready, self._recorder.loop)
             self._guard("preflight", self._look_ahead, trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -215,6 +222,8 @@ class DoctorHooks:
                 self._windows.step()
             except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
                 self._switch_off("windows", error)
+        if self._ranks is not None:
+            self._guard("ranks", self._watch_backward, self._ranks)
         if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
             self._guard("telemetry", self._recorder.telemetry.first_batch, batch)
 
@@ -238,7 +247,9 @@ class DoctorHooks:
             self._guard("gradients", watch.before_backward)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Likewise."""
+        """Likewise, and what this rank waited for others."""
+        if self._ranks is not None:
+            self._guard("ranks", self._ranks.after_backward)
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.after_backward)
@@ -250,6 +261,12 @@ class DoctorHooks:
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.before_zero_grad, optimizer)
+
+    def _watch_backward(self, ranks: RankProbe) -> None:
+        """In the few steps whose backward is looked at, its hook must be heard again."""
+        if ranks.batch_begins() and self._undo_silence is not None:
+            self._undo_silence()
+            self._undo_silence = None
 
     def _silence_idle_hooks(self) -> None:
         """Gradients were watched for long enough: hooks with nothing left to do would still cost their dispatch."""
@@ -314,7 +331,7 @@ class DoctorHooks:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             if self._recorder is not None:
                 self._guard("loader", self._recorder.epoch_ended, False)
-            self._gather(trainer)
+            self._share(is_last=False)
             if self._recorder is not None and self._can_afford_report():
                 started_s = time.perf_counter()
                 self._guard("session", self._report_epoch, trainer)
@@ -335,7 +352,7 @@ class DoctorHooks:
             if self._memory is not None:
                 self._guard("memory", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
             self._guard("tensorboard", self._flush_metrics, trainer)
-        self._gather(trainer)
+        self._share(is_last=True)
 
     def profile_now(self) -> None:
         """Opens a profiler window at the next step; does nothing where windows are off or no run is under way."""
@@ -381,6 +398,8 @@ class DoctorHooks:
         session = self._session_now(status, error)
         applied = self._live.applied if self._live is not None else ()
         return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks, applied=applied))
+        ranks = self._ranks.ranks if self._ranks is not None else None
+        return self._diagnose(msgspec.structs.replace(session, ranks=ranks))
 
     def _session_now(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """What the probes know; where that cannot be put together, what stands without them."""
@@ -403,19 +422,16 @@ class DoctorHooks:
         self.session = session
         return session
 
-    def _gather(self, trainer: Any) -> None:
-        """Brings all ranks' figures together. A collective: a rank whose own probes failed must take part too."""
-        if trainer.world_size == 1 or self._is_silent:
-            return
-        steady = None
-        try:
-            steady = self._loop.main.stage_times() if self._loop is not None else None
-        except Exception as error:  # noqa: BLE001 - reported
-            self._switch_off("steps", error)
-        try:
-            self._ranks = gather_ranks(steady, trainer.strategy.root_device)
-        except Exception as error:  # noqa: BLE001 - reported
-            self._switch_off("ranks", error)
+    def _open_ranks(self, trainer: Any) -> None:
+        self._ranks = RankProbe(trainer) if trainer.world_size > 1 else None
+
+    def _share(self, is_last: bool) -> None:
+        """Brings all ranks' figures together; a rank whose own probes failed takes part too."""
+        if self._ranks is not None and not self._is_silent:
+            try:
+                self._ranks.share(self._loop, is_last)
+            except Exception as error:  # noqa: BLE001 - reported
+                self._switch_off("ranks", error)
 
     def _finish(self, trainer: Any, status: Status, error: BaseException | None = None) -> None:
         if self._recorder is None:
@@ -449,14 +465,18 @@ class DoctorHooks:
         if self._undo_silence is not None:
             self._undo_silence()
             self._undo_silence = None
+        if self._ranks is not None:
+            self._guard("ranks", self._ranks.close)
         if self._recorder is not None:
             self._guard("teardown", self._recorder.stop, error)
 
     def _report_run(self, trainer: Any, status: Status, error: BaseException | None) -> None:
         session = self._diagnosed(status, error)
-        if not trainer.is_global_zero:
-            return
         reports = self._active_reports(trainer)
+        if not trainer.is_global_zero:
+            if "json" in reports:
+                self._guard("json", self._save, session)
+            return
         if "console" in reports and session.run.n_steps > 0:
             self._print(trainer, lambda: console_report.run_report(session))
         # A report that fails belongs into the record too.
@@ -478,17 +498,19 @@ class DoctorHooks:
         wanted = tuple(report for report in self.reports if report not in self._probes_off)
         return tuple(r for r in wanted if r == "console") if trainer.fast_dev_run else wanted
 
-    def _choose_folder(self, trainer: Any, log_dir: str | None) -> Path:
+    def _choose_folder(self, trainer: Any, log_dir: str | None, stamp: str) -> Path:
         if self.out_dir is not None:
             return self.out_dir
         if trainer.loggers and log_dir:
             return Path(log_dir)
-        return Path(trainer.default_root_dir) / "perf_logs" / time.strftime("%Y%m%d-%H%M%S")
+        return Path(trainer.default_root_dir) / "perf_logs" / stamp
 
     def _session_path(self, session: Session) -> Path:
         assert self._folder is not None
         name = SESSION_FILE if session.run.stage == "fit" else f"perf_session_{session.run.stage}.json"
-        return self._folder / name
+        if session.run.rank == 0:
+            return self._folder / name
+        return self._folder / RANKS_FOLDER / f"{Path(name).stem}.rank{session.run.rank}.json"
 
     # -- loggers ------------------------------------------------------------
 

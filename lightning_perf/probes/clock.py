@@ -34,7 +34,7 @@ class DeviceClock:
     and reused.
 
     Args:
-        make_event: Makes an event that measures time.
+        make_event: Makes an event that measures time; others may use it too.
         backend: What to call the device in the record.
         on_fail: Called with the first error of an event; nothing is marked from then on.
     """
@@ -51,7 +51,7 @@ class DeviceClock:
         self.backend = backend
         self._on_fail = on_fail
         self._has_failed = False
-        self._make_event = make_event
+        self.make_event = make_event
         self._free: list[DeviceEvent] = []
         self._pending: deque[tuple[DeviceEvent, DeviceEvent, bool]] = deque()
         self._open: DeviceEvent | None = None
@@ -110,7 +110,7 @@ class DeviceClock:
         self._on_fail(error)
 
     def _event(self) -> DeviceEvent:
-        return self._free.pop() if self._free else self._make_event()
+        return self._free.pop() if self._free else self.make_event()
 
     def _resolve(self) -> None:
         pending = self._pending

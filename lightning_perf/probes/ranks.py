@@ -1,15 +1,407 @@
-"""What all ranks measured, brought together at the end of an epoch."""
+"""What each rank did itself and what it waited for the others, brought together on rank 0 without a collective.
+
+Every rank puts a small summary into the key-value store that its process group was started with and goes on; rank 0
+reads what is there, and waits for late ranks for a limited time only. So a rank that died, hangs or measures nothing
+can neither hang a report nor be hung by one.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
-from lightning_perf.records import Ranks, StageTimes
+import msgspec
+
+from lightning_perf.records import Epoch, NamedTime, Ranks, RankSummary, StageTimes, together
+
+from .clock import DeviceEvent
+from .loop import LoopProbe
+from .spans import PHASE_INDEX, Timeline
+
+EPOCH_LIMIT_S = 2.0
+"""How long rank 0 waits for late ranks at the end of an epoch: where batches are synchronised none is later than that
+unless it is the one to report about."""
+
+RUN_LIMIT_S = 10.0
+"""The same at the end of the run."""
+
+_POLL_S = 0.002
+
+_FIRST_SAMPLED_STEP = 11
+_FEW_STEPS = 7  # between the first samples; no usual number of accumulated batches divides it
+_N_FIRST_SAMPLES = 16
+_MANY_STEPS = 97
+
+_HOST_KINDS = frozenset({"callback", "progress_bar", "checkpoint_callback", "module_hook", "logger"})
+
+_runs = itertools.count()
+"""Runs of this process. Every rank runs the same script, so the same run has the same number everywhere."""
+
+
+# -- waiting for others inside backward -------------------------------------------------------------------------------
+
+
+class BackwardWatch:
+    """On a few steps: how long backward goes on after this rank's own last gradient.
+
+    DistributedDataParallel starts its collectives while gradients are computed and waits for them at the end of
+    backward: what comes after the last gradient is waiting, for the network and for ranks that come later.
+
+    Args:
+        parameters: Those that are trained.
+        timeline: Its ``backward`` phase is what is cut.
+        make_event: Makes events of the device's clock; None where the host computes.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Any], timeline: Timeline, make_event: Callable[[], DeviceEvent] | None = None
+    ) -> None:
+        self.n = 0
+        self.waiting_ns = 0
+        self.n_unused: int | None = None
+        self._parameters = [one for one in parameters if one.requires_grad]
+        self._timeline = timeline
+        self._make_event = make_event
+        self._events = (make_event(), make_event()) if make_event is not None else None
+        self._is_unresolved = False
+        self._step = 0
+        self._next = _FIRST_SAMPLED_STEP
+        self._handles: list[Any] = []
+        self._last_ns = 0
+        self._n_gradients = 0
+
+    def batch_begins(self) -> bool:
+        """A step begins; whether its backward is looked at."""
+        self._step += 1
+        if self._step < self._next:
+            return False
+        self._resolve()
+        self._next = self._step + (_FEW_STEPS if self.n < _N_FIRST_SAMPLES else _MANY_STEPS)
+        if self._is_unresolved:  # a device so far behind that the last sample is still under way
+            return False
+        self.stop()
+        self._n_gradients = 0
+        self._handles = [one.register_post_accumulate_grad_hook(self._gradient_is_there) for one in self._parameters]
+        return True
+
+    def after_backward(self) -> None:
+        """Backward is over; does nothing where it was not looked at."""
+        if not self._handles:
+            return
+        is_seen = self._n_gradients > 0
+        self.stop()
+        if not is_seen:
+            return
+        unused = len(self._parameters) - self._n_gradients
+        self.n_unused = unused if self.n_unused is None else min(self.n_unused, unused)
+        if self._events is not None:
+            self._events[1].record()
+            self._is_unresolved = True
+            return
+        self.n += 1
+        self.waiting_ns += max(0, self._backward_ns() - self._last_ns)
+
+    def stop(self) -> None:
+        """Takes the hooks out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def waiting_s(self) -> float | None:
+        """Mean seconds a step; None before one was looked at."""
+        self._resolve()
+        return self.waiting_ns / self.n / 1e9 if self.n else None
+
+    def _gradient_is_there(self, _: Any) -> None:
+        self._n_gradients += 1
+        if self._events is not None:
+            self._events[0].record()
+        else:
+            self._last_ns = self._backward_ns()
+
+    def _backward_ns(self) -> int:
+        """What this step's backward has taken so far, without callbacks that were called meanwhile."""
+        self._timeline.charge()
+        return self._timeline.phase_ns[PHASE_INDEX["backward"]]
+
+    def _resolve(self) -> None:
+        if self._is_unresolved and self._events is not None and self._events[1].query():
+            self.n += 1
+            self.waiting_ns += max(0, int(self._events[0].elapsed_time(self._events[1]) * 1e6))
+            self._is_unresolved = False
+
+
+def backward_watch(trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None) -> Any:
+    """The watch for a run; None with a reason where it cannot be told what is waiting.
+
+    Args:
+        trainer: With its strategy set up.
+        timeline: Of the run.
+        make_event: As for ``BackwardWatch``.
+
+    Returns:
+        (watch or None, reason)
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if trainer.world_size == 1:
+        return None, "one rank"
+    model = trainer.strategy.model
+    if not isinstance(model, DistributedDataParallel):
+        return None, f"{type(trainer.strategy).__name__}: collectives are not at the end of backward"
+    if trainer.strategy.root_device.type != "cpu" and make_event is None:
+        return None, "the device's clock is off"
+    return BackwardWatch(model.parameters(), timeline, make_event), ""
+
+
+# -- one rank's summary -----------------------------------------------------------------------------------------------
+
+
+def rank_summary(
+    rank: int,
+    steady: StageTimes | None,
+    named: Sequence[NamedTime],
+    epochs: Sequence[Epoch],
+    watch: BackwardWatch | None,
+) -> RankSummary | None:
+    """What this rank has to tell; None before it measured a steady step."""
+    if steady is None or steady.n_steps == 0:
+        return None
+    waiting_s = watch.waiting_s() if watch is not None else None
+
+    def mean_s(*phases: str) -> float:
+        return sum(steady.phases[name].total_s for name in phases if name in steady.phases) / steady.n_steps
+
+    backward_s = 0.0 if waiting_s is None else max(0.0, mean_s("backward") - waiting_s)
+    parts_s = {
+        "data": mean_s("data_wait", "transfer"),
+        "compute": mean_s("forward", "optimizer") + backward_s,
+        "host": mean_s("callbacks", "logging", "other"),
+    }
+    hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]
+    slowest = max(hosts, key=lambda one: one.share, default=None)
+    latest = next((one for one in reversed(epochs) if one.n_steps), None)
+    wait = steady.phases.get("data_wait")
+    return RankSummary(
+        rank=rank,
+        node=platform.node(),
+        n_steps=steady.n_steps,
+        step_s=steady.step_s.mean,
+        own_s=sum(parts_s.values()),
+        waiting_s=waiting_s,
+        waiting_n=watch.n if watch is not None else 0,
+        parts_s=parts_s,
+        wait_share=wait.share if wait is not None else 0.0,
+        slowest_name=f"{slowest.name}.{slowest.hook}" if slowest is not None else None,
+        slowest_s=slowest.share * steady.span_s / steady.n_steps if slowest is not None else 0.0,
+        n_batches=latest.n_steps if latest is not None else None,
+        n_samples=latest.samples if latest is not None else None,
+        n_unused=watch.n_unused if watch is not None else None,
+        peak_bytes=_peak_bytes(),
+    )
+
+
+def _peak_bytes() -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, kibibytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# -- all ranks together -----------------------------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """What is used of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Keeps a value."""
+
+    def get(self, key: str) -> bytes:
+        """A value; waits for it where it is not there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there; never waits."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forgets a value."""
+
+
+class Exchange:
+    """The ranks' summaries, by way of a store.
+
+    Args:
+        store: Common to all ranks.
+        rank: This one.
+        world_size: All.
+        now_s: A monotonic clock.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._now_s = now_s
+        self._sleep = sleep
+        self._round = 0
+        self._known: dict[int, RankSummary] = {}
+
+    def share(self, summary: RankSummary | None, limit_s: float) -> Ranks | None:
+        """Gives this rank's summary, and on rank 0 collects those of the others. Each rank calls it as often.
+
+        Args:
+            summary: None where this rank has nothing to tell, which is told.
+            limit_s: How long rank 0 waits for the others.
+
+        Returns:
+            All ranks together on rank 0; on the others this rank alone. None where nothing is known.
+        """
+        begin = self._now_s()
+        key = self._key(self._rank)
+        self._store.set(key, msgspec.json.encode(summary).decode())
+        if self._round > 0:
+            self._store.delete_key(self._key(self._rank, self._round - 1))
+        if self._rank != 0:
+            self._round += 1
+            return None if summary is None else together((summary,), self._world_size)
+        reported = self._wait(begin + limit_s)
+        missing: dict[int, str] = {}
+        for rank, told in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
+            try:
+                found = msgspec.json.decode(told, type=RankSummary | None)
+            except msgspec.DecodeError as error:
+                missing[rank] = f"it told what cannot be read: {error}"
+                continue
+            if found is None:
+                missing[rank] = "it measured nothing"
+            else:
+                self._known[rank] = found
+        for rank in sorted(set(range(self._world_size)) - set(reported)):
+            then = "; figures are of an earlier report" if rank in self._known else ""
+            missing[rank] = f"it did not report within {limit_s:g} s{then}"
+        self._round += 1
+        return together(tuple(self._known.values()), self._world_size, missing, self._now_s() - begin)
+
+    def _key(self, rank: int, number: int | None = None) -> str:
+        return f"{self._round if number is None else number}/{rank}"
+
+    def _wait(self, until_s: float) -> list[int]:
+        """The ranks that have reported, once all have or the time is up."""
+        keys = [self._key(rank) for rank in range(self._world_size)]
+        while not (is_complete := self._store.check(keys)) and self._now_s() < until_s:
+            self._sleep(_POLL_S)
+        if is_complete:
+            return list(range(self._world_size))
+        return [rank for rank, key in enumerate(keys) if self._store.check([key])]
+
+    def _read(self, keys: list[str]) -> list[bytes]:
+        """All values at once where the store can: one question a rank would take seconds for a thousand ranks."""
+        has_more = getattr(self._store, "has_extended_api", None)
+        if has_more is not None and has_more() and keys:
+            values: list[bytes] = self._store.multi_get(keys)  # type: ignore[attr-defined]
+            return values
+        return [self._store.get(key) for key in keys]
+
+
+class RankProbe:
+    """This rank's part in the report about all ranks.
+
+    Args:
+        trainer: The Trainer, in its ``setup``. Every rank makes one of these in every run.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.ranks: Ranks | None = None
+        self.missing = "one rank"
+        self._watch: BackwardWatch | None = None
+        self._trainer = trainer
+        self._exchange = open_exchange(trainer)
+
+    def loops_ready(self, loop: LoopProbe) -> None:
+        """The model is wrapped for its strategy now."""
+        clock = loop.main.device_clock
+        make_event = clock.make_event if clock is not None else None
+        self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
+
+    def batch_begins(self) -> bool:
+        """A step begins; whether ``after_backward`` must be called in it."""
+        return self._watch is not None and self._watch.batch_begins()
+
+    def after_backward(self) -> None:
+        """Backward is over."""
+        if self._watch is not None:
+            self._watch.after_backward()
+
+    def close(self) -> None:
+        """Takes out what hangs on the parameters."""
+        if self._watch is not None:
+            self._watch.stop()
+
+    def summary(self, loop: LoopProbe) -> RankSummary | None:
+        """What this rank has to tell."""
+        main = loop.main
+        return rank_summary(
+            self._trainer.global_rank, main.stage_times(), loop.named(), main.epochs_so_far(), self._watch
+        )
+
+    def share(self, loop: LoopProbe | None, is_last: bool) -> None:
+        """Brings all ranks together in ``ranks``. A rank whose own probes failed must take part too.
+
+        Args:
+            loop: None where measuring has failed.
+            is_last: Whether the run ends.
+        """
+        if self._trainer.world_size == 1:
+            return
+        failure: Exception | None = None
+        summary = None
+        try:
+            summary = self.summary(loop) if loop is not None else None
+        except Exception as error:  # noqa: BLE001 - raised again once the others know that nothing comes
+            failure = error
+        if self._exchange is not None:
+            self.ranks = self._exchange.share(summary, RUN_LIMIT_S if is_last else EPOCH_LIMIT_S)
+        else:
+            steady = loop.main.stage_times() if loop is not None and failure is None else None
+            self.ranks = gather_ranks(steady, self._trainer.strategy.root_device)
+        if failure is not None:
+            raise failure
+
+
+def open_exchange(trainer: Any) -> Exchange | None:
+    """An exchange over the store of the run's process group; None where there is none (other backends, one rank).
+
+    Every rank must call it once a run.
+    """
+    import torch.distributed as dist
+
+    number = next(_runs)
+    if trainer.world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return None
+    get_store = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if get_store is None:
+        return None
+    store = dist.PrefixStore(f"lightning_perf/{number}", get_store())  # type: ignore[attr-defined]
+    return Exchange(store, trainer.global_rank, trainer.world_size)
 
 
 def gather_ranks(steady: StageTimes | None, device: Any) -> Ranks | None:
-    """Reduces this rank's figures with the other ranks'. A collective: every rank must call it.
+    """Where there is no store: reduces a few figures with the other ranks'. A collective: every rank must call it.
 
     Args:
         steady: This rank's steps; None when it has none, it then takes part without counting.

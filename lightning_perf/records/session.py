@@ -19,6 +19,7 @@ from .loader_probe import LoaderProbe
 from .machine import Machine
 from .memory import Memory
 from .model_profile import ModelProfile
+from .ranks import Ranks
 from .settings import Settings
 from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
@@ -85,22 +86,6 @@ class Overhead(Record, frozen=True, kw_only=True):
     share: float
     budget_us: float
     backed_off: tuple[str, ...] = ()
-
-
-class Ranks(Record, frozen=True, kw_only=True):
-    """Figures of all ranks together.
-
-    Attributes:
-        step_mean_s: Mean over the ranks of the mean step.
-        step_max_s: The slowest rank's.
-        data_wait_share_mean: Mean over the ranks of the share of time spent waiting for data.
-        data_wait_share_max: The highest of any rank.
-    """
-
-    step_mean_s: float
-    step_max_s: float
-    data_wait_share_mean: float
-    data_wait_share_max: float
 
 
 class ProbeFailure(Record, frozen=True, kw_only=True):

@@ -1,0 +1,106 @@
+"""All ranks of a run together: what each did itself, and what it waited for the others."""
+
+from __future__ import annotations
+
+from .base import Record
+
+RANKS_FOLDER = "perf_ranks"
+"""Folder beside the session in which the other ranks leave theirs."""
+
+PARTS: tuple[str, ...] = ("data", "compute", "host")
+"""A rank's own work by what it is spent on. ``data``: waiting for batches and moving them. ``compute``: forward, the
+rank's own part of backward, the optimizer. ``host``: callbacks, logging and the loop itself."""
+
+
+class RankSummary(Record, frozen=True, kw_only=True):
+    """One rank's steady steps.
+
+    Attributes:
+        rank: Its global rank.
+        node: Host name of its machine.
+        n_steps: Steps in the steady state.
+        step_s: Mean step.
+        own_s: Mean seconds a step of its own work: the step without what it waited inside collectives.
+        waiting_s: Mean seconds a step from its own last gradient to the end of backward, in which it waited for the
+            collectives and so for the other ranks; None where that cannot be told, and ``own_s`` then leaves out
+            all of backward.
+        waiting_n: Steps on which ``waiting_s`` rests.
+        parts_s: ``own_s`` by ``PARTS``.
+        wait_share: Share of its steady span spent waiting for data.
+        slowest_name: The callback or logger that takes most of its ``host`` time, with the hook; None without any.
+        slowest_s: Seconds a step of that one.
+        n_batches: Batches of its latest epoch; None before the end of one.
+        n_samples: Samples of it; None where batches have no known size.
+        n_unused: Trainable parameters that got no gradient in the steps looked at; None when none was looked at.
+        peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
+    """
+
+    rank: int
+    node: str
+    n_steps: int
+    step_s: float
+    own_s: float
+    waiting_s: float | None = None
+    waiting_n: int = 0
+    parts_s: dict[str, float] = {}
+    wait_share: float = 0.0
+    slowest_name: str | None = None
+    slowest_s: float = 0.0
+    n_batches: int | None = None
+    n_samples: int | None = None
+    n_unused: int | None = None
+    peak_bytes: int | None = None
+
+
+class Ranks(Record, frozen=True, kw_only=True):
+    """Figures of all ranks together.
+
+    Attributes:
+        step_mean_s: Mean over the ranks of the mean step.
+        step_max_s: The slowest rank's.
+        data_wait_share_mean: Mean over the ranks of the share of time spent waiting for data.
+        data_wait_share_max: The highest of any rank.
+        world_size: Ranks of the run; None in a session of an older version.
+        summaries: The ranks that reported, by rank.
+        missing: Rank → why nothing is known of it.
+        collected_s: What bringing them together took on rank 0, waiting for late ranks included.
+    """
+
+    step_mean_s: float
+    step_max_s: float
+    data_wait_share_mean: float
+    data_wait_share_max: float
+    world_size: int | None = None
+    summaries: tuple[RankSummary, ...] = ()
+    missing: dict[int, str] = {}
+    collected_s: float | None = None
+
+
+def together(
+    summaries: tuple[RankSummary, ...],
+    world_size: int,
+    missing: dict[int, str] | None = None,
+    collected_s: float | None = None,
+) -> Ranks | None:
+    """All ranks' figures from the summaries of those that reported; None where nobody did.
+
+    Args:
+        summaries: In any order; of a rank that is there twice the last counts.
+        world_size: Ranks of the run.
+        missing: Rank → why it is missing.
+        collected_s: As for ``Ranks``.
+    """
+    by_rank = {summary.rank: summary for summary in summaries}
+    if not by_rank:
+        return None
+    kept = tuple(by_rank[rank] for rank in sorted(by_rank))
+    return Ranks(
+        step_mean_s=sum(one.step_s for one in kept) / len(kept),
+        step_max_s=max(one.step_s for one in kept),
+        data_wait_share_mean=sum(one.wait_share for one in kept) / len(kept),
+        data_wait_share_max=max(one.wait_share for one in kept),
+        world_size=world_size,
+        summaries=kept,
+        missing=missing or {},
+        collected_s=collected_s,
+    )
