@@ -242,6 +242,8 @@ class DoctorHooks:
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Watches the first steps' gradients: are they cleared?"""
+        if self._ranks is not None:
+            self._guard("ranks", self._ranks.before_backward)
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.before_backward)

@@ -360,6 +360,22 @@ def tap_backward(trainer: Any, span: AbstractContextManager[None]) -> Undo | Non
     return _put(_Timed(strategy, "backward", span))
 
 
+def tap_reduce(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+    """Encloses ``strategy.reduce``, by which metrics logged with ``sync_dist=True`` are reduced over the ranks."""
+    strategy = getattr(trainer, "strategy", None)
+    if strategy is None or not callable(getattr(strategy, "reduce", None)):
+        return None
+    return _put(_Timed(strategy, "reduce", span))
+
+
+def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+    """Encloses the broadcast with which every training step of a run on several ranks begins; None before 2.6."""
+    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    if loop is None or not callable(getattr(loop, "_broadcast_sigterm_tensor", None)):
+        return None
+    return _put(_Timed(loop, "_broadcast_sigterm_tensor", span))
+
+
 def tap_optimizers(
     optimizers: Iterable[Any], span: AbstractContextManager[None], after_step: Callable[[Any], None]
 ) -> Undo:

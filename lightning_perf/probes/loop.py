@@ -18,6 +18,10 @@ from .steps import StageProbe
 
 NO_SPAN = NoSpan()
 
+REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
+"""The named times in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
+whether one was told to end: in both a rank waits for the others."""
+
 _STRATEGY_PHASES = {
     "batch_to_device": "transfer",
     "training_step": "forward",
@@ -115,6 +119,12 @@ class LoopProbe:
             "steady.phases.logging",
             "this Lightning has no logger connector",
         )
+        if self.trainer.world_size > 1:
+            reducing = self._span("logging", REDUCING, "loop", "reduce")
+            self._keep(seams.tap_reduce(self.trainer, reducing), "steady.named.sync_dist", "no strategy.reduce found")
+            broadcasting = self._span("other", BROADCASTING, "loop", "advance")
+            if (undo := seams.tap_sigterm_broadcast(self.trainer, broadcasting)) is not None:
+                self._undos.append(undo)
         if self.stage == "fit":
             self._keep(
                 seams.tap_validation(self.trainer, _Validation(self)),

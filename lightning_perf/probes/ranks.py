@@ -11,8 +11,10 @@ import itertools
 import math
 import platform
 import resource
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ import msgspec
 from lightning_perf.records import Epoch, NamedTime, Ranks, RankSummary, StageTimes, together
 
 from .clock import DeviceEvent
-from .loop import LoopProbe
+from .loop import BROADCASTING, REDUCING, LoopProbe
 from .spans import PHASE_INDEX, Timeline
 
 EPOCH_LIMIT_S = 2.0
@@ -37,6 +39,7 @@ _FIRST_SAMPLED_STEP = 11
 _FEW_STEPS = 7  # between the first samples; no usual number of accumulated batches divides it
 _N_FIRST_SAMPLES = 16
 _MANY_STEPS = 97
+_SAMPLES_KEPT = 64
 
 _HOST_KINDS = frozenset({"callback", "progress_bar", "checkpoint_callback", "module_hook", "logger"})
 
@@ -48,7 +51,7 @@ _runs = itertools.count()
 
 
 class BackwardWatch:
-    """On a few steps: how long backward goes on after this rank's own last gradient.
+    """On a few steps: how long backward takes until this rank's own last gradient is there.
 
     DistributedDataParallel starts its collectives while gradients are computed and waits for them at the end of
     backward: what comes after the last gradient is waiting, for the network and for ranks that come later.
@@ -63,12 +66,13 @@ class BackwardWatch:
         self, parameters: Iterable[Any], timeline: Timeline, make_event: Callable[[], DeviceEvent] | None = None
     ) -> None:
         self.n = 0
-        self.waiting_ns = 0
+        self._own_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
         self.n_unused: int | None = None
         self._parameters = [one for one in parameters if one.requires_grad]
         self._timeline = timeline
         self._make_event = make_event
         self._events = (make_event(), make_event()) if make_event is not None else None
+        """The begin of backward, and the latest gradient."""
         self._is_unresolved = False
         self._step = 0
         self._next = _FIRST_SAMPLED_STEP
@@ -101,11 +105,9 @@ class BackwardWatch:
         unused = len(self._parameters) - self._n_gradients
         self.n_unused = unused if self.n_unused is None else min(self.n_unused, unused)
         if self._events is not None:
-            self._events[1].record()
             self._is_unresolved = True
             return
-        self.n += 1
-        self.waiting_ns += max(0, self._backward_ns() - self._last_ns)
+        self._add(self._last_ns)
 
     def stop(self) -> None:
         """Takes the hooks out."""
@@ -113,15 +115,24 @@ class BackwardWatch:
             handle.remove()
         self._handles = []
 
-    def waiting_s(self) -> float | None:
-        """Mean seconds a step; None before one was looked at."""
+    def own_s(self) -> float | None:
+        """Median seconds of a step's backward up to the last gradient; None before one was looked at."""
         self._resolve()
-        return self.waiting_ns / self.n / 1e9 if self.n else None
+        return statistics.median(self._own_ns) / 1e9 if self._own_ns else None
+
+    def before_backward(self) -> None:
+        """Backward begins; does nothing where it is not looked at."""
+        if self._handles and self._events is not None:
+            self._events[0].record()
+
+    def _add(self, own_ns: int) -> None:
+        self.n += 1
+        self._own_ns.append(max(0, own_ns))
 
     def _gradient_is_there(self, _: Any) -> None:
         self._n_gradients += 1
         if self._events is not None:
-            self._events[0].record()
+            self._events[1].record()
         else:
             self._last_ns = self._backward_ns()
 
@@ -132,8 +143,7 @@ class BackwardWatch:
 
     def _resolve(self) -> None:
         if self._is_unresolved and self._events is not None and self._events[1].query():
-            self.n += 1
-            self.waiting_ns += max(0, int(self._events[0].elapsed_time(self._events[1]) * 1e6))
+            self._add(int(self._events[0].elapsed_time(self._events[1]) * 1e6))
             self._is_unresolved = False
 
 
@@ -173,17 +183,24 @@ def rank_summary(
     """What this rank has to tell; None before it measured a steady step."""
     if steady is None or steady.n_steps == 0:
         return None
-    waiting_s = watch.waiting_s() if watch is not None else None
+    own_backward_s = watch.own_s() if watch is not None else None
 
     def mean_s(*phases: str) -> float:
         return sum(steady.phases[name].total_s for name in phases if name in steady.phases) / steady.n_steps
 
-    backward_s = 0.0 if waiting_s is None else max(0.0, mean_s("backward") - waiting_s)
+    def median_s(*phases: str) -> float:
+        return sum(steady.phases[name].p50_s or 0.0 for name in phases if name in steady.phases)
+
+    # There the host waits for the other ranks too, outside backward.
+    outside = sum(one.share for one in named if one.kind == "loop" and one.name in (REDUCING, BROADCASTING))
+    outside_s = outside * steady.span_s / steady.n_steps
+    backward_s = min(own_backward_s or 0.0, mean_s("backward"))
     parts_s = {
         "data": mean_s("data_wait", "transfer"),
         "compute": mean_s("forward", "optimizer") + backward_s,
-        "host": mean_s("callbacks", "logging", "other"),
+        "host": max(0.0, mean_s("callbacks", "logging", "other") - outside_s),
     }
+    medians_s = median_s("data_wait", "transfer", "forward", "optimizer", "callbacks", "logging")
     hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]
     slowest = max(hosts, key=lambda one: one.share, default=None)
     latest = next((one for one in reversed(epochs) if one.n_steps), None)
@@ -194,7 +211,8 @@ def rank_summary(
         n_steps=steady.n_steps,
         step_s=steady.step_s.mean,
         own_s=sum(parts_s.values()),
-        waiting_s=waiting_s,
+        own_p50_s=medians_s + backward_s,
+        waiting_s=None if own_backward_s is None else mean_s("backward") - backward_s + outside_s,
         waiting_n=watch.n if watch is not None else 0,
         parts_s=parts_s,
         wait_share=wait.share if wait is not None else 0.0,
@@ -341,6 +359,11 @@ class RankProbe:
     def batch_begins(self) -> bool:
         """A step begins; whether ``after_backward`` must be called in it."""
         return self._watch is not None and self._watch.batch_begins()
+
+    def before_backward(self) -> None:
+        """Backward begins."""
+        if self._watch is not None:
+            self._watch.before_backward()
 
     def after_backward(self) -> None:
         """Backward is over."""

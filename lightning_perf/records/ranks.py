@@ -21,9 +21,11 @@ class RankSummary(Record, frozen=True, kw_only=True):
         n_steps: Steps in the steady state.
         step_s: Mean step.
         own_s: Mean seconds a step of its own work: the step without what it waited inside collectives.
-        waiting_s: Mean seconds a step from its own last gradient to the end of backward, in which it waited for the
-            collectives and so for the other ranks; None where that cannot be told, and ``own_s`` then leaves out
-            all of backward.
+        own_p50_s: The sum of the medians of its parts, without the loop's own: what it does in a usual step. A rank
+            that is slow in few steps has a high ``own_s`` and a usual ``own_p50_s``.
+        waiting_s: Mean seconds a step that it waited for the other ranks: from its own last gradient to the end of
+            backward, in reductions of metrics and in Lightning's own broadcast at each step; None where the first
+            cannot be told, and ``own_s`` then leaves out all of backward.
         waiting_n: Steps on which ``waiting_s`` rests.
         parts_s: ``own_s`` by ``PARTS``.
         wait_share: Share of its steady span spent waiting for data.
@@ -40,6 +42,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
     n_steps: int
     step_s: float
     own_s: float
+    own_p50_s: float = 0.0
     waiting_s: float | None = None
     waiting_n: int = 0
     parts_s: dict[str, float] = {}

@@ -1,0 +1,167 @@
+"""PD701: one rank does more of its own than the others, who wait for it at every step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import PARTS, Evidence, Finding, Prescription, Ranks, RankSummary, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rank_signals import ranks_of, usual_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD701"
+NAME = "straggling-rank"
+CATEGORY = "distributed"
+
+# TraceML calls a rank a straggler from 10 % above the median on.
+MIN_EXCESS = 0.10
+# A rank that does little of its own can do much more than the others and hold nobody up; and what else runs on a
+# machine makes the means of equal ranks differ by some percent of a step.
+MIN_STEP_SHARE = 0.05
+# A rank that is slow in some steps only must cost this much of the mean step: its usual step does not show it.
+MIN_SHARE_IF_UNUSUAL = 0.20
+# How surely the step becomes shorter by what the rank does beyond the others: part of it may hide behind their waiting
+# for the network.
+LOW_FRACTION = 0.5
+_MAX_NAMED = 4
+
+_PHASES = {
+    "data": ("data_wait", "transfer"),
+    "compute": ("backward", "forward", "optimizer"),
+    "host": ("callbacks", "logging", "other"),
+}
+_CAUSES = {
+    "data": "waiting for its data",
+    "compute": "computing",
+    "host": "in callbacks, logging and the loop",
+}
+
+DOCS = """\
+## What it measures
+What each rank does itself in a step: the step without what it waits inside collectives. The rank with most of it is
+compared with the median of the others, and the excess is split into data, compute and host. Waiting is what comes
+between a rank's last own gradient and the end of its backward, looked at in a few steps.
+
+## Why it costs
+Gradients are exchanged in every step, so all ranks take as long as the slowest one. That one waits least itself:
+by step times alone the ranks look alike.
+
+## Example
+```python
+class Images(Dataset):
+    def __getitem__(self, index):
+        return decode(self.paths[index])  # rank 3's shard lies on a slow disk
+```
+
+## Prescription
+By cause. Data: give that rank's loader what the others' have (the same disk, cores and workers; samples of like cost
+spread evenly). Compute: batches of like size, and a device that is not shared, throttled or of another kind.
+Host: run callbacks and logging on all ranks alike, or seldom.
+
+## When it is wrong
+Where strategies exchange in the middle of forward and backward (FSDP, tensor parallel), waiting cannot be told from
+computing by the host's clock; backward is then left out. Ranks may take turns in being slow: their means are alike and
+this rule is silent.
+
+## Sources
+TraceML's straggler threshold; HTA's comparison of ranks.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the rank that does most of its own with the others."""
+    ranks = ranks_of(session)
+    steady = steady_of(session)
+    worst = max(ranks.summaries, key=lambda one: one.own_s)
+    usual_s = usual_of(ranks, lambda one: one.own_s, worst)
+    excess_s = worst.own_s - usual_s
+    step_s = steady.step_s.mean
+    if usual_s <= 0 or step_s <= 0:
+        raise Skip("what the ranks do themselves was not measured")
+    usual_excess_s = worst.own_p50_s - usual_of(ranks, lambda one: one.own_p50_s, worst)
+    is_usual = usual_excess_s >= 0.5 * excess_s
+    least_share = MIN_STEP_SHARE if is_usual else MIN_SHARE_IF_UNUSUAL
+    if excess_s < MIN_EXCESS * usual_s or excess_s < least_share * step_s:
+        return None
+    part = max(PARTS, key=lambda name: _excess_s(ranks, worst, name))
+    lost_s = min(excess_s, step_s) * steady.n_steps
+    others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + MIN_EXCESS) * usual_s]
+    waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
+    where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"Rank {worst.rank}{where} holds the other {len(ranks.summaries) - 1} up: of each step it spends "
+            f"{duration(worst.own_s)} of its own, the others {duration(usual_s)}. The excess is mostly "
+            f"{_CAUSES[part]}{_name_of(worst, part)}." + (f" Ranks {_listed(others)} are slow too." if others else "")
+        ),
+        evidence=(
+            Evidence(
+                metric=f"own work of rank {worst.rank} ÷ the others' median",
+                value=worst.own_s / usual_s,
+                unit="ratio",
+                threshold=1 + MIN_EXCESS,
+                n=worst.n_steps,
+            ),
+            Evidence(
+                metric=f"of it {_CAUSES[part]}, beyond the others",
+                value=_excess_s(ranks, worst, part),
+                unit="s",
+                n=worst.n_steps,
+            ),
+            *(
+                Evidence(
+                    metric=f"rank {one.rank} waits for others, of each step",
+                    value=one.waiting_s or 0.0,
+                    unit="s",
+                    n=one.waiting_n,
+                )
+                for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
+            ),
+        ),
+        prescriptions=(_prescription(worst, part),),
+        claims=_claims(session, worst, part, lost_s),
+        low_s=LOW_FRACTION * lost_s,
+        basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)",
+    )
+
+
+def _excess_s(ranks: Ranks, worst: RankSummary, part: str) -> float:
+    return worst.parts_s.get(part, 0.0) - usual_of(ranks, lambda one: one.parts_s.get(part, 0.0), worst)
+
+
+def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> dict[str, float]:
+    """By the phases of the rank that the session is of: its own where it is the slow one, else its backward's end."""
+    steady = steady_of(session)
+    if worst.rank != session.run.rank:
+        return {"backward": lost_s}
+    claims: dict[str, float] = {}
+    for phase in _PHASES[part]:
+        claims[phase] = min(phase_s(steady, phase), lost_s - sum(claims.values()))
+    return claims
+
+
+def _name_of(worst: RankSummary, part: str) -> str:
+    if part == "host" and worst.slowest_name is not None:
+        return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} of each step)"
+    return ""
+
+
+def _listed(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+    return ", ".join(map(str, ranks[:_MAX_NAMED])) + more
+
+
+def _prescription(worst: RankSummary, part: str) -> Prescription:
+    summaries = {
+        "data": f"give rank {worst.rank}'s loader the disk, cores and samples that the others' have",
+        "compute": f"give rank {worst.rank} batches of the same size, and look at what else its device or cores do",
+        "host": f"run {worst.slowest_name or 'callbacks'} less often, or on all ranks alike",
+    }
+    return Prescription(treatment="", summary=summaries[part], safety="exact", effort="minutes")
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

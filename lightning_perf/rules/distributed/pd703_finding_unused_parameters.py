@@ -1,0 +1,108 @@
+"""PD703: DDP looks for unused parameters in every step and finds none."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rank_signals import ranks_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
+
+CODE = "PD703"
+NAME = "finding-unused-parameters"
+CATEGORY = "distributed"
+
+# DDP walks the autograd graph at the end of each forward and exchanges which parameters were used. What that takes
+# depends on the graph; a tenth of backward is the most that reports of it name, a hundredth the least.
+MAX_BACKWARD_FRACTION = 0.10
+MIN_BACKWARD_FRACTION = 0.01
+
+DOCS = """\
+## What it measures
+Whether DDP was told to look for parameters that get no gradient (`find_unused_parameters=True`), and whether in the
+steps looked at any rank had one.
+
+## Why it costs
+After each forward DDP walks the whole graph of the step to find them, and the ranks exchange a map of what was used.
+Where all parameters are used this finds nothing, every time.
+
+## Example
+```python
+Trainer(strategy="ddp_find_unused_parameters_true", devices=4)  # added for an earlier model
+```
+
+## Prescription
+`strategy="ddp"`. Where the graph is the same in each step, `DDPStrategy(static_graph=True)` also copes with
+parameters that are never used.
+
+## When it is wrong
+Branches that are taken seldom: a parameter may be unused in steps that were not looked at. DDP then stops
+with an error that names it.
+
+## Sources
+torch's documentation of DistributedDataParallel (`find_unused_parameters`); Lightning's issue 7093.
+"""
+
+_PRESCRIPTION = Prescription(
+    treatment="ddp-find-unused-off",
+    summary='set strategy="ddp": no parameter was unused',
+    safety="exact",
+    effort="one line",
+    trainer_flags={"strategy": "ddp"},
+    code='Trainer(..., strategy="ddp")',
+)
+
+
+def check(session: Session) -> Finding | None:
+    """Whether what DDP looks for is ever there."""
+    ranks = ranks_of(session)
+    is_on = session.settings.trainer.find_unused_parameters
+    if is_on is None:
+        raise Skip("the strategy is not DDP")
+    if not is_on:
+        return None
+    looked = [one for one in ranks.summaries if one.n_unused is not None]
+    if not looked:
+        raise Skip("the gradients of no step were looked at")
+    if any(one.n_unused for one in looked):
+        return None
+    steady = steady_of(session)
+    backward_s = phase_s(steady, "backward")
+    n_looked = sum(one.waiting_n for one in looked)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            "DDP looks for unused parameters in every step, and there are none: in the "
+            f"{n_looked} steps looked at on {len(looked)} ranks each parameter got its gradient."
+        ),
+        evidence=(
+            Evidence(metric="find_unused_parameters", value=True),
+            Evidence(metric="parameters without a gradient", value=0, unit="count", n=n_looked),
+        ),
+        prescriptions=(_PRESCRIPTION,),
+        claims={"backward": MAX_BACKWARD_FRACTION * backward_s},
+        low_s=MIN_BACKWARD_FRACTION * backward_s,
+        basis="1 to 10 % of backward, by reports of others; its cost here was not measured",
+        confidence="medium",
+    )
+
+
+def preflight(session: Session) -> Finding | None:
+    """The flag alone makes it likely."""
+    if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary="DDP will look for unused parameters in every step; that is needed only where there are some.",
+        evidence=(Evidence(metric="find_unused_parameters", value=True),),
+        prescriptions=(_PRESCRIPTION,),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)

@@ -1,0 +1,101 @@
+"""PD704: ranks get different amounts of data."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rank_signals import ranks_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD704"
+NAME = "uneven-data"
+CATEGORY = "distributed"
+
+# A sampler that pads gives ranks equal shares; one that does not differs by a sample. Beyond that time is lost.
+MIN_UNEVENNESS = 0.02
+
+DOCS = """\
+## What it measures
+Batches and samples of the latest epoch on each rank: the largest share against the mean.
+
+## Why it costs
+All ranks wait for the one with most to do. Where one rank runs out of batches before the others, the run hangs or
+stops early.
+
+## Example
+```python
+class Shards(IterableDataset):
+    def __iter__(self):
+        yield from read(self.files[rank::world_size])  # 10 files, 4 ranks: 3, 3, 2, 2
+```
+
+## Prescription
+`drop_last=True`, a sampler that deals samples out evenly (`DistributedSampler`), files of equal size and as many of
+them as a multiple of the ranks; batches by tokens or pixels rather than by samples where samples differ in size.
+
+## When it is wrong
+Where samples differ in cost, uneven counts may be what makes the work even.
+
+## Sources
+torch's documentation of `DistributedSampler`; its Join context for uneven inputs.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares what the ranks got."""
+    ranks = ranks_of(session)
+    batches = {one.rank: one.n_batches for one in ranks.summaries if one.n_batches is not None}
+    samples = {one.rank: one.n_samples for one in ranks.summaries if one.n_samples is not None}
+    if len(batches) < 2 and len(samples) < 2:
+        raise Skip("the ranks did not complete an epoch")
+    counted, unit = (samples, "samples") if len(samples) == len(ranks.summaries) else (batches, "batches")
+    most, least = max(counted, key=counted.__getitem__), min(counted, key=counted.__getitem__)
+    mean = sum(counted.values()) / len(counted)
+    unevenness = 1 - mean / counted[most] if counted[most] else 0.0
+    if unevenness < MIN_UNEVENNESS:
+        return None
+    steady = steady_of(session)
+    work_s = phase_s(steady, "forward", "backward", "data_wait", "transfer")
+    lost_s = unevenness * work_s
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"The ranks get uneven shares of the data: rank {most} {counted[most]} {unit} an epoch, rank {least} "
+            f"{counted[least]}; the mean is {percent(unevenness)} below the largest share."
+        ),
+        evidence=(
+            Evidence(
+                metric=f"{unit} of rank {most} beyond the mean, of its own",
+                value=unevenness,
+                unit="fraction",
+                threshold=MIN_UNEVENNESS,
+                n=len(counted),
+            ),
+            Evidence(metric=f"{unit} of rank {most}", value=counted[most], unit="count"),
+            Evidence(metric=f"{unit} of rank {least}", value=counted[least], unit="count"),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="deal the data out evenly: a DistributedSampler, drop_last=True, files of equal size",
+                safety="semantics",
+                effort="minutes",
+                loader_args={"drop_last": True},
+                code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
+            ),
+        ),
+        claims={
+            phase: unevenness * phase_s(steady, phase) for phase in ("forward", "backward", "data_wait", "transfer")
+        },
+        low_s=0.0,
+        basis=f"up to the mean's distance from the largest share ({percent(lost_s / steady.span_s)} of the time)",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,94 @@
+"""PD705: metrics are reduced over all ranks at every step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import claims_of, share_of, steady_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD705"
+NAME = "sync-dist-every-step"
+CATEGORY = "distributed"
+
+# As for other parts of the step that a flag takes away: what logging may take before it is spoken of.
+MIN_SHARE = 0.02
+# Where one rank is slow, the others then wait for it in backward.
+LOW_FRACTION = 0.5
+
+DOCS = """\
+## What it measures
+Whether a metric logged on each step is reduced over the ranks (`self.log(..., on_step=True, sync_dist=True)`), and the
+time that the reductions take.
+
+## Why it costs
+Each such metric is a collective of its own in every step: a round trip between all ranks for one number, at which
+every rank waits for the slowest.
+
+## Example
+```python
+self.log("loss", loss, on_step=True, sync_dist=True)
+```
+
+## Prescription
+`self.log("loss", loss, on_epoch=True, sync_dist=True)`: one reduction an epoch. On steps, log each rank's own value.
+
+## When it is wrong
+Where the step's own waiting for a slow rank merely moves into the metric's reduction: PD701 then speaks as well, and
+the time comes back only with that.
+
+## Sources
+Lightning's documentation of `sync_dist`, which warns of its cost on steps; Lightning's issue 17988.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """What collecting metrics takes where they are reduced on each step."""
+    if session.run.world_size < 2:
+        raise Skip("the run has one rank")
+    is_on = session.settings.trainer.sync_dist_on_step
+    if is_on is None:
+        raise Skip(session.missing.get("settings.trainer.sync_dist_on_step", "no step logged a metric"))
+    if not is_on:
+        return None
+    steady = steady_of(session)
+    reducing = [one for one in steady.named if one.name == "sync_dist"]
+    share = share_of(reducing)
+    if share < MIN_SHARE:
+        return None
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"Metrics are reduced over all ranks at every step (sync_dist=True with on_step=True), which takes "
+            f"{percent(share)} of the time."
+        ),
+        evidence=(
+            Evidence(
+                metric="share of the time in which metrics are reduced",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=sum(one.n_calls for one in reducing),
+            ),
+            Evidence(metric="sync_dist on each step", value=True),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="log it with on_epoch=True, and without sync_dist on steps",
+                safety="exact",
+                effort="one line",
+                code='self.log("loss", loss, on_epoch=True, sync_dist=True)',
+            ),
+        ),
+        claims=claims_of(reducing, steady.span_s),
+        low_s=LOW_FRACTION * share * steady.span_s,
+        basis="half to all of that time; waiting for a slow rank may come back elsewhere",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

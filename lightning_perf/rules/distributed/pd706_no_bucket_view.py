@@ -1,0 +1,73 @@
+"""PD706: DDP holds every gradient twice while memory is tight."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.memory_signals import is_tight, size_text
+from lightning_perf.rules.rule import Rule, Skip
+
+CODE = "PD706"
+NAME = "no-bucket-view"
+CATEGORY = "distributed"
+
+DOCS = """\
+## What it measures
+Whether DDP copies gradients into its communication buckets (`gradient_as_bucket_view=False`, the default) while memory
+is near the device's capacity.
+
+## Why it costs
+The buckets are as large as all gradients together: that much memory is held twice, and each step copies it.
+
+## Example
+```python
+Trainer(strategy="ddp", devices=8)  # 7 GB of gradients, and 7 GB of buckets
+```
+
+## Prescription
+`DDPStrategy(gradient_as_bucket_view=True)`: gradients are views into the buckets.
+
+## When it is wrong
+Code that detaches gradients or replaces `param.grad` does not work with views; DDP says so.
+
+## Sources
+torch's documentation of DistributedDataParallel (`gradient_as_bucket_view`).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Whether views would free memory where there is little."""
+    if session.run.world_size < 2:
+        raise Skip("the run has one rank")
+    is_view = session.settings.trainer.gradient_as_bucket_view
+    if is_view is None:
+        raise Skip("the strategy is not DDP")
+    if not session.memory.devices:
+        raise Skip(session.missing.get("memory.devices", "no device memory was read"))
+    if is_view or not is_tight(session):
+        return None
+    breakdown = session.memory.breakdown
+    n_bytes = breakdown.gradients_bytes if breakdown is not None else None
+    saved = f"{size_text(n_bytes)} of gradients are" if n_bytes else "all gradients are"
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium",
+        summary=f"Memory is tight and {saved} held twice: DDP copies them into its buckets.",
+        evidence=(
+            Evidence(metric="gradient_as_bucket_view", value=False),
+            *((Evidence(metric="gradients", value=n_bytes, unit="bytes"),) if n_bytes else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="ddp-bucket-view",
+                summary="let gradients be views into DDP's buckets",
+                safety="exact",
+                effort="one line",
+                code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
+            ),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

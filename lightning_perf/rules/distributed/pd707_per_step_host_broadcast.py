@@ -1,0 +1,90 @@
+"""PD707: the Trainer itself makes the host wait for the device at every step of a run on many ranks."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.trace_signals import reading_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD707"
+NAME = "per-step-host-broadcast"
+CATEGORY = "distributed"
+
+# One number read from the device in each step is the least that such a broadcast shows in a trace.
+MIN_ITEMS_A_STEP = 1
+MIN_SHARE = 0.02
+
+DOCS = """\
+## What it measures
+Runs on several ranks with devices of their own whose profiler window shows the host reading at least one number from
+the device in each step, and waiting there.
+
+## Why it costs
+At the start of each step Lightning broadcasts whether a rank was asked to end (SIGTERM), and reads the answer back from
+the device; with `max_time` it broadcasts whether the time is up. Each read empties the queue of work that keeps the
+device busy while Python runs.
+
+## Example
+```python
+Trainer(devices=8, max_time="00:12:00:00")
+```
+
+## Prescription
+No flag turns the check for SIGTERM off. Longer steps (more batches between exchanges, larger batches) make it
+matter less; `max_steps` or `max_epochs` instead of `max_time` saves the second broadcast.
+
+## When it is wrong
+The reads may be the model's own (`loss.item()`): PD501 names the lines.
+
+## Sources
+Lightning's training loop, which broadcasts the flag in every step from two ranks on.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Whether the window shows such reads on a run of several ranks."""
+    if session.run.world_size < 2:
+        raise Skip("the run has one rank")
+    if session.settings.trainer.accelerator == "cpu":
+        raise Skip("on a CPU there is no device to wait for")
+    reading = reading_of(session)
+    syncs = reading.trace.syncs
+    n_steps = len(reading.trace.steps)
+    if syncs is None or n_steps == 0:
+        raise Skip("the profiler window does not show its steps")
+    share = reading.share(syncs.wait_s)
+    if syncs.item_n < MIN_ITEMS_A_STEP * n_steps or share < MIN_SHARE:
+        return None
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=(
+            f"The host reads {syncs.item_n / n_steps:.3g} numbers a step from the device and waits "
+            f"{duration(syncs.wait_s / n_steps)} for it ({percent(share)}). On several ranks Lightning itself makes "
+            "one such read a step, to hear of a SIGTERM; no flag turns that off."
+        ),
+        evidence=(
+            Evidence(
+                metric="numbers read from the device, a step",
+                value=syncs.item_n / n_steps,
+                unit="count",
+                threshold=MIN_ITEMS_A_STEP,
+                n=n_steps,
+            ),
+            Evidence(metric="share of the time waiting for the device", value=share, unit="fraction", n=n_steps),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="leave max_time out in favour of max_steps; make steps longer",
+                safety="exact",
+                effort="one line",
+            ),
+        ),
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
