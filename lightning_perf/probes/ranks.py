@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from lightning_perf.records import Epoch, NamedTime, Ranks, RankSummary, StageTimes, together
+from lightning_perf.records import Epoch, MissingRank, NamedTime, Ranks, RankSummary, StageTimes, together
 
 from .clock import DeviceEvent
 from .loop import BROADCASTING, REDUCING, LoopProbe
@@ -298,22 +298,22 @@ class Exchange:
             self._round += 1
             return None if summary is None else together((summary,), self._world_size)
         reported = self._wait(begin + limit_s)
-        missing: dict[int, str] = {}
+        missing: list[MissingRank] = []
         for rank, told in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
             try:
                 found = msgspec.json.decode(told, type=RankSummary | None)
             except msgspec.DecodeError as error:
-                missing[rank] = f"it told what cannot be read: {error}"
+                missing.append(MissingRank(rank=rank, reason=f"it told what cannot be read: {error}"))
                 continue
             if found is None:
-                missing[rank] = "it measured nothing"
+                missing.append(MissingRank(rank=rank, reason="it measured nothing"))
             else:
                 self._known[rank] = found
         for rank in sorted(set(range(self._world_size)) - set(reported)):
             then = "; figures are of an earlier report" if rank in self._known else ""
-            missing[rank] = f"it did not report within {limit_s:g} s{then}"
+            missing.append(MissingRank(rank=rank, reason=f"it did not report within {limit_s:g} s{then}"))
         self._round += 1
-        return together(tuple(self._known.values()), self._world_size, missing, self._now_s() - begin)
+        return together(tuple(self._known.values()), self._world_size, tuple(missing), self._now_s() - begin)
 
     def _key(self, rank: int, number: int | None = None) -> str:
         return f"{self._round if number is None else number}/{rank}"

@@ -50,7 +50,7 @@ from .model_profile import (
     OperatorProfile,
     Utilisation,
 )
-from .ranks import PARTS, RANKS_FOLDER, Ranks, RankSummary, together
+from .ranks import PARTS, RANKS_FOLDER, MissingRank, Ranks, RankSummary, together
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
@@ -132,9 +132,9 @@ __all__ = [
     "GraphBreak", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry", "HotFunction", "HotLine",
     "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe", "LoaderSettings",
     "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape", "Memory",
-    "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime", "OperatorProfile", "OperatorTime",
-    "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime",
-    "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile", "Record", "Repeated",
+    "MissingRank", "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime", "OperatorProfile",
+    "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory",
+    "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile", "Record", "Repeated",
     "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread", "StageTimes",
     "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop",
     "TorchSettings", "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "Utilisation", "Verdict", "WhatIf",

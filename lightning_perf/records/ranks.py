@@ -55,6 +55,13 @@ class RankSummary(Record, frozen=True, kw_only=True):
     peak_bytes: int | None = None
 
 
+class MissingRank(Record, frozen=True, kw_only=True):
+    """A rank of which nothing, or nothing recent, is known, and why."""
+
+    rank: int
+    reason: str
+
+
 class Ranks(Record, frozen=True, kw_only=True):
     """Figures of all ranks together.
 
@@ -65,7 +72,7 @@ class Ranks(Record, frozen=True, kw_only=True):
         data_wait_share_max: The highest of any rank.
         world_size: Ranks of the run; None in a session of an older version.
         summaries: The ranks that reported, by rank.
-        missing: Rank → why nothing is known of it.
+        missing: The ranks that did not report.
         collected_s: What bringing them together took on rank 0, waiting for late ranks included.
     """
 
@@ -75,14 +82,14 @@ class Ranks(Record, frozen=True, kw_only=True):
     data_wait_share_max: float
     world_size: int | None = None
     summaries: tuple[RankSummary, ...] = ()
-    missing: dict[int, str] = {}
+    missing: tuple[MissingRank, ...] = ()
     collected_s: float | None = None
 
 
 def together(
     summaries: tuple[RankSummary, ...],
     world_size: int,
-    missing: dict[int, str] | None = None,
+    missing: tuple[MissingRank, ...] = (),
     collected_s: float | None = None,
 ) -> Ranks | None:
     """All ranks' figures from the summaries of those that reported; None where nobody did.
@@ -90,7 +97,7 @@ def together(
     Args:
         summaries: In any order; of a rank that is there twice the last counts.
         world_size: Ranks of the run.
-        missing: Rank → why it is missing.
+        missing: The others.
         collected_s: As for ``Ranks``.
     """
     by_rank = {summary.rank: summary for summary in summaries}
@@ -104,6 +111,6 @@ def together(
         data_wait_share_max=max(one.wait_share for one in kept),
         world_size=world_size,
         summaries=kept,
-        missing=missing or {},
+        missing=missing,
         collected_s=collected_s,
     )
