@@ -57,6 +57,10 @@ class DoctorHooks:
             write it for torch's own viewer when the run ends or memory runs out. It slows every allocation down.
         device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
             host beside the training (about once a second, in a thread that uses at most 0.5 % of a core).
+        probe_data: Take the training loader apart when an epoch ends that waited for it for more than 5 % of its time:
+            once, beside the training, for at most 20 seconds, in a child process that works on copies. It tells which
+            function of the dataset costs the time and how many workers are enough, and uses cores meanwhile; at the
+            end of ``fit`` a probe that still runs is waited for. False: only a few batches are timed there.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
         ignore: Codes or prefixes of rules to leave out; the longest match decides.
         profiler: What windows record, as keyword arguments of ``WindowOptions``: ``with_stack``, ``record_shapes``,
@@ -86,6 +90,7 @@ class DoctorHooks:
         memory: bool = True,
         memory_snapshot: bool = False,
         device_stats: bool = True,
+        probe_data: bool = False,
         select: list[str] | tuple[str, ...] | None = None,
         ignore: list[str] | tuple[str, ...] | None = None,
         profiler: dict[str, Any] | None = None,
@@ -102,6 +107,7 @@ class DoctorHooks:
         self.memory = arguments.checked_flag("memory", memory)
         self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
+        self.probe_data = arguments.checked_flag("probe_data", probe_data)
         self.select = arguments.checked_codes("select", select)
         self.ignore = arguments.checked_codes("ignore", ignore)
         check_codes(self.select, self.ignore)
@@ -166,6 +172,7 @@ class DoctorHooks:
                 wants_memory=self.memory,
                 wants_memory_history=self.memory_snapshot,
                 wants_device_clock=self.device_stats,
+                wants_data_probe=self.probe_data,
                 on_fail=self._switch_off,
                 rates=self.rates,
             )

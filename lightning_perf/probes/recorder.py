@@ -19,6 +19,7 @@ from lightning_perf.records import (
     PHASES,
     STEP_PHASES,
     Epoch,
+    LoaderProbe,
     Machine,
     Memory,
     Overhead,
@@ -32,7 +33,7 @@ from lightning_perf.records import (
 
 from .clock import device_clock, now_ns
 from .energy import Rates
-from .loader import InProcessCost
+from .loader import InProcessCost, LoaderProber
 from .loop import LoopProbe
 from .machine import read_machine
 from .memory import MemoryProbe
@@ -50,6 +51,7 @@ BUDGET_US = 20.0
 
 _EVALUATION_BATCHES_LOOKED_AT = 3
 _SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain anything worth a probe
+_PROBED_WAIT_SHARE = 0.05  # of the time: above it the loader is a bottleneck worth taking apart (as for rule PD101)
 _DEAR_STEP_SHARE = 0.02  # of the median step: measuring that costs more than this and its budget is cut down
 _PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that waiting for the loader's probe may take
 
@@ -65,6 +67,7 @@ class Recorder:
         wants_memory: Whether memory is read.
         wants_memory_history: Whether torch's history of allocations is recorded.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
+        wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
         rates: What the user says that time and energy cost; None for nothing.
         on_fail: Called with the name of a probe and its error; the probe is then off.
         clock: The host's clock, in nanoseconds.
@@ -80,6 +83,7 @@ class Recorder:
         wants_memory: bool,
         wants_memory_history: bool = False,
         wants_device_clock: bool,
+        wants_data_probe: bool = False,
         on_fail: Callable[[str, Exception], None],
         rates: Rates | None = None,
         clock: Callable[[], int] = now_ns,
@@ -93,7 +97,7 @@ class Recorder:
         self.machine = Machine(os=sys.platform, python=sys.version.split()[0])
         try:
             device = trainer.strategy.root_device
-            self.machine = read_machine(local_world_size=_local_world_size(trainer), device=device)
+            self.machine = read_machine(local_world_size=local_world_size(trainer), device=device)
         except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
             on_fail("machine", error)
         self._on_fail = on_fail
@@ -110,6 +114,9 @@ class Recorder:
         self.zero_grad_watch: ZeroGradWatch | None = None
         self._in_process: InProcessCost | None = None
         self._in_process_result: float | str | None = None
+        self._wants_data_probe = wants_data_probe
+        self._prober: LoaderProber | None = None
+        self.loader_probe: LoaderProbe | None = None
         self._span_cost_ns = span_cost_ns(lambda: Timeline(clock, lambda _: None))
         events = None
         if wants_device_clock:
@@ -185,6 +192,8 @@ class Recorder:
         with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
             if self._in_process is not None:
                 stop.callback(self._in_process.close)
+            if self._prober is not None:
+                stop.callback(self._close_prober, self._prober)
             stop.callback(self.pauses.stop)
             if self.memory is not None:
                 stop.callback(self.memory.close)
@@ -244,12 +253,17 @@ class Recorder:
             self.loop.epoch_ends()
 
     def epoch_ended(self, is_last: bool) -> None:
-        """Asks what a batch costs without workers, once there is reason to; measures less where measuring is dear."""
+        """Asks what batches cost, once there is reason to; measures less where measuring is dear."""
         self._keep_to_budget()
-        if self.stage != "fit" or self._in_process_result is not None:
-            return
+        if self.stage == "fit" and self._wants_data_probe:
+            self._probe_data(is_last)
+        elif self.stage == "fit" and self._in_process_result is None:
+            self._time_in_process(is_last)
+
+    def _time_in_process(self, is_last: bool) -> None:
         if self._in_process is None:
-            loader = self._suspicious_loader()
+            # Without workers the loader's own fetches are that cost.
+            loader = self._suspicious_loader(_SUSPICIOUS_WAIT_SHARE, needs_workers=True)
             if loader is None:
                 return
             self._in_process = InProcessCost()
@@ -263,6 +277,23 @@ class Recorder:
             time.sleep(0.01)
         self._in_process_result = result
 
+    def _probe_data(self, is_last: bool) -> None:
+        """Takes the loader apart beside the training; at the end of the run it is waited for, until its own limit."""
+        if self.loader_probe is not None or not self.trainer.is_global_zero:
+            return
+        if self._prober is None:
+            loader = self._suspicious_loader(_PROBED_WAIT_SHARE)
+            if loader is None:
+                return
+            self._prober = LoaderProber(is_beside_training=not is_last, local_world_size=local_world_size(self.trainer))
+            self.loader_probe = self._prober.start(loader)
+        if self.loader_probe is None:
+            self.loader_probe = self._prober.wait() if is_last else self._prober.poll()
+
+    def _close_prober(self, prober: LoaderProber) -> None:
+        prober.close()
+        self.loader_probe = prober.poll()
+
     def _keep_to_budget(self) -> None:
         step_ns = self.loop.main.recent_median_ns()
         per_step_us = self._overhead(self.loop.wall_ns() / 1e9).per_step_us
@@ -270,14 +301,28 @@ class Recorder:
         if is_dear and not self.loop.backed_off:
             self.loop.back_off()
 
-    def _suspicious_loader(self) -> Any:
-        """The training loader if it has workers and the run waits for it or for their start; else None."""
+    def _suspicious_loader(self, share: float, needs_workers: bool = False) -> Any:
+        """The training loader if the run waits for it, or for its start, for more than a share of its time; or None."""
         loaders = [s for s in self.settings.loaders if s.stage == "train"]
         steady = self.loop.main.stage_times()
-        if len(loaders) != 1 or not loaders[0].num_workers or steady is None:
+        if len(loaders) != 1 or loaders[0].num_workers is None or steady is None:
             return None
         shares = [steady.phases[name].share for name in ("data_wait", "epoch_boundary") if name in steady.phases]
-        return self.trainer.train_dataloader if sum(shares) > _SUSPICIOUS_WAIT_SHARE else None
+        if sum(shares) <= share or (needs_workers and not loaders[0].num_workers):
+            return None
+        return only_loader(self.trainer.train_dataloader)
+
+    def _why_no_probe(self) -> str:
+        if not self._wants_data_probe:
+            return "probe_data=False"
+        if self._prober is not None:
+            return "the probe runs"
+        if not self.trainer.is_global_zero:
+            return "rank 0 probes"
+        loaders = [s for s in self.settings.loaders if s.stage == "train"]
+        if len(loaders) > 1:
+            return f"{len(loaders)} training loaders are combined; one alone can be probed"
+        return f"no epoch ended that waited for its data for more than {_PROBED_WAIT_SHARE:.0%} of the time"
 
     # -- the session ------------------------------------------------------------------------------------------------
 
@@ -290,6 +335,8 @@ class Recorder:
             missing.setdefault("steady", f"{loop.main.n_steps} steps: too few to tell warm-up from steady state")
         validation = loop.validation.stage_times() if self.stage == "fit" else None
         epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
+        if self.loader_probe is None:
+            missing.setdefault("loader_probe", self._why_no_probe())
         wall_s = self._wall_s()  # after all that is within it
         return Session(
             run=self._run(status, error, wall_s, steady),
@@ -303,6 +350,7 @@ class Recorder:
             overhead=self._overhead(wall_s),
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
+            loader_probe=self.loader_probe,
         )
 
     def bare_session(self, status: Status, error: BaseException | None) -> Session:
@@ -332,6 +380,15 @@ class Recorder:
                 fetch,
                 in_process_batch_s=self._in_process_result,
                 in_process_basis="batches made in a child process without workers",
+            )
+        elif fetch is not None and self.loader_probe is not None:
+            alone = next((point for point in self.loader_probe.curve if point.num_workers == 0), None)
+            fetch = msgspec.structs.replace(
+                fetch,
+                in_process_batch_s=None if alone is None else alone.batch_s,
+                in_process_basis="the loader without workers, in a child process"
+                if alone is not None
+                else f"not measured: {self.loader_probe.reason}",
             )
         elif fetch is not None and isinstance(self._in_process_result, str):
             fetch = msgspec.structs.replace(fetch, in_process_basis=self._in_process_result)
@@ -456,12 +513,19 @@ def startup_parts(
     return {name: value for name, value in parts.items() if value > 0}
 
 
-def _local_world_size(trainer: Any) -> int:
+def local_world_size(trainer: Any) -> int:
     """Ranks on this node."""
     told = os.environ.get("LOCAL_WORLD_SIZE")
     if told and told.isdigit():
         return max(1, int(told))
     return max(1, int(trainer.world_size) // max(1, int(trainer.num_nodes)))
+
+
+def only_loader(loaders: Any) -> Any:
+    """The loader itself, where a Trainer was given a collection of one."""
+    while isinstance(loaders, (list, tuple, dict)) and len(loaders) == 1:
+        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+    return loaders
 
 
 def _has_graph(outputs: Any, depth: int = 3) -> bool:

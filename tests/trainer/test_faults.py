@@ -204,7 +204,7 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
     doctor = PerfDoctor(schedule=(2, 1, 2) if probe == "windows" else None)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         if fault == "stop":
-            patch.setattr(recorder.Recorder, "_suspicious_loader", lambda self: object())
+            patch.setattr(recorder.Recorder, "_suspicious_loader", lambda *_, **__: object())
         plant(patch)
         assert outcome(make_trainer, doctor) == without
     assert len(warnings_of(caplog)) == 1, warnings_of(caplog)

@@ -1,0 +1,171 @@
+"""``PerfDoctor(probe_data=True)``: a loader that the run waits for is taken apart once; the training stays the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from lightning_perf import ConfigError, PerfDoctor
+from lightning_perf.probes import recorder
+from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.records import Session
+
+from .conftest import Make
+from .models import N_FEATURES, Tiny
+from .test_faults import Augmented, outcome
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux"),
+    pytest.mark.alone,
+]
+
+N_SAMPLES = 64
+
+
+class Starving(Dataset):
+    """Every sample waits in a function of its own."""
+
+    def __len__(self) -> int:
+        return N_SAMPLES
+
+    def decode(self) -> None:
+        time.sleep(0.004)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.decode()
+        return torch.full((N_FEATURES,), float(index))
+
+
+class KillingProbes(Starving):
+    """Dies wherever it is not in the process that trains."""
+
+    def __init__(self) -> None:
+        self.trainers_pid = os.getpid()
+
+    def decode(self) -> None:
+        super().decode()
+        if os.getpid() != self.trainers_pid and get_worker_info() is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HangingProbes(KillingProbes):
+    """Hangs there instead."""
+
+    def decode(self) -> None:
+        Starving.decode(self)
+        if os.getpid() != self.trainers_pid and get_worker_info() is None:
+            time.sleep(3600)
+
+
+@pytest.fixture(autouse=True)
+def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(**arguments: Any) -> LoaderProber:
+        return LoaderProber(3.0, **arguments)
+
+    monkeypatch.setattr(recorder, "LoaderProber", short)
+
+
+def fitted(make_trainer: Make, dataset: Any, doctor: PerfDoctor, **arguments: Any) -> Session:
+    loader = DataLoader(dataset, batch_size=2, **arguments)
+    make_trainer(doctor, max_epochs=2).fit(Tiny(), loader)
+    assert doctor.session is not None
+    assert doctor.session.run.status == "finished"
+    assert doctor.session.probes_off == ()
+    return doctor.session
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def test_probe_names_the_function_when_the_run_waits_for_its_data(make_trainer: Make) -> None:
+    before = children(), sorted(os.listdir("/proc/self/fd"))
+    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=True, reports=[]))
+    probe = session.loader_probe
+    assert probe is not None
+    assert probe.status == "measured", probe.reason
+    assert probe.is_beside_training
+    assert probe.functions[0].name.endswith("decode")
+    assert probe.functions[0].file == __file__
+    assert probe.getitem_cpu_fraction is not None
+    assert probe.getitem_cpu_fraction < 0.5
+    assert session.steady is not None
+    assert session.steady.fetch is not None
+    assert session.steady.fetch.in_process_batch_s == probe.curve[0].batch_s
+    assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
+
+
+def test_nothing_is_probed_when_it_was_not_asked_for_or_nobody_waits(make_trainer: Make) -> None:
+    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+    assert session.loader_probe is None
+    assert session.missing["loader_probe"] == "probe_data=False"
+
+    class Quick(Starving):
+        def decode(self) -> None:
+            pass
+
+    class Slow(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            time.sleep(0.02)
+            return super().training_step(batch, batch_idx)
+
+    doctor = PerfDoctor(probe_data=True, reports=[])
+    make_trainer(doctor, max_epochs=2).fit(Slow(), DataLoader(Quick(), batch_size=2))
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is None
+    assert "no epoch ended that waited" in doctor.session.missing["loader_probe"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"), [(KillingProbes, "killed by SIGKILL"), (HangingProbes, "it took longer than 3 s")]
+)
+def test_training_goes_on_when_the_probed_data_misbehaves(make_trainer: Make, dataset: Any, reason: str) -> None:
+    session = fitted(make_trainer, dataset(), PerfDoctor(probe_data=True, reports=[]))
+    assert session.run.n_steps == N_SAMPLES  # two epochs of half as many batches
+    assert session.loader_probe is not None
+    assert session.loader_probe.status == "failed"
+    assert reason in session.loader_probe.reason
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_training_is_bit_identical_when_its_data_is_probed(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    without = outcome(make_trainer, num_workers=num_workers)
+    monkeypatch.setattr(recorder, "_PROBED_WAIT_SHARE", -1.0)  # whatever the share: it is probed
+    doctor = PerfDoctor(probe_data=True)
+    assert outcome(make_trainer, doctor, num_workers=num_workers) == without
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is not None
+    assert doctor.session.loader_probe.getitem is not None
+    assert isinstance(Augmented()[0], torch.Tensor)
+
+
+def test_probe_ends_with_the_training_when_that_fails(make_trainer: Make) -> None:
+    class Failing(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.current_epoch == 1:
+                raise RuntimeError("planted")
+            return super().training_step(batch, batch_idx)
+
+    before = children()
+    doctor = PerfDoctor(probe_data=True, reports=[])
+    with pytest.raises(RuntimeError, match="planted"):
+        make_trainer(doctor, max_epochs=2).fit(Failing(), DataLoader(Starving(), batch_size=2))
+    assert children() == before
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is not None
+    assert "ended before it was done" in doctor.session.loader_probe.reason
+
+
+def test_probe_data_is_refused_when_it_is_no_flag() -> None:
+    with pytest.raises(ConfigError, match="probe_data='yes': expected True or False"):
+        PerfDoctor(probe_data="yes")  # type: ignore[arg-type]
