@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback
 
+from .data_hooks import DataProbeHooks, OneBatchHooks
 from .meter import MeterHooks
 from .treater import TreaterHooks
 
@@ -14,3 +15,11 @@ class Meter(MeterHooks, Callback):
 
 class Treater(TreaterHooks, Callback):
     __doc__ = TreaterHooks.__doc__
+
+
+class DataProbe(DataProbeHooks, Callback):
+    __doc__ = DataProbeHooks.__doc__
+
+
+class OneBatchOnly(OneBatchHooks, Callback):
+    __doc__ = OneBatchHooks.__doc__

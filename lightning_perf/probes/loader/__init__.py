@@ -1,6 +1,7 @@
 """What a loader's batches cost: measured in child processes, on copies."""
 
 from .in_process import InProcessCost
+from .passing import time_passing, time_pinning
 from .prober import LIMIT_S, LoaderProber
 
-__all__ = ["LIMIT_S", "InProcessCost", "LoaderProber"]
+__all__ = ["LIMIT_S", "InProcessCost", "LoaderProber", "time_passing", "time_pinning"]
