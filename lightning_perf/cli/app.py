@@ -31,6 +31,7 @@ VERBS = {
     "demo": Verb("lightning_perf.cli.demo:demo", "Trains a small model with a planted fault and diagnoses it."),
     "run": Verb("lightning_perf.cli.run:run", "Runs any Lightning command with PerfDoctor and treatments added."),
     "trial": Verb("lightning_perf.cli.trial:trial", "Measures the prescriptions on a command and prints the ladder."),
+    "data": Verb("lightning_perf.cli.data:data", "Takes the training loader of a command apart."),
     "analyze": Verb("lightning_perf.cli.analyze:analyze", "Says what host and device did in PyTorch traces."),
     "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
     "view": Verb("lightning_perf.cli.view:view", "Opens a trace in an offline Perfetto."),

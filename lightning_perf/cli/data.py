@@ -1,0 +1,48 @@
+"""``lightning-perf data``: takes a command's training loader apart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightning_perf.errors import ConfigError
+
+
+def data(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What you would type to train.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where perf_session.json goes; perf_logs/data-<time> by default.")
+    ] = None,
+    limit: Annotated[float, typer.Option("--time", min=5.0, help="Seconds that the probe of the loader takes.")] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the session.")] = False,
+) -> None:
+    """Probes the training loader of a command instead of training: its functions, its workers, both ceilings.
+
+    The script runs up to its loader, which is then measured on copies; a second run trains some steps on one batch.
+    """
+    from lightning_perf.trials.data import default_folder, probe_command
+    from lightning_perf.trials.runner import CommandError
+
+    from .output import write_stdout
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    folder = default_folder() if out is None else out
+    try:
+        session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))
+    except CommandError as error:
+        for seen in error.log.splitlines():
+            print(f"  | {seen}", file=sys.stderr)
+        raise
+    if as_json:
+        from lightning_perf.reports.json import to_json
+
+        write_stdout(to_json(session))
+        return
+    from lightning_perf.reports.console import emit, run_report
+
+    emit(run_report(session))
+    print(f"The session is in {folder}: lightning-perf report {folder}", file=sys.stderr)

@@ -1,0 +1,99 @@
+"""Probes a command's training loader and its training without one, each in processes of their own."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from lightning_perf.records import SESSION_FILE, LoaderProbe, Session
+from lightning_perf.rules.engine import diagnose
+from lightning_perf.trials.job import Job
+from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
+
+STARTUP_ALLOWED_S = 900.0
+"""What a script may take to come to its training loader, beyond the probe's own time."""
+CEILING_S = 8.0
+"""What the steps on one batch may take; compiling and warming up included."""
+CEILING_BLOCKS = 4
+
+
+def default_folder() -> Path:
+    """Where a probe goes unless told otherwise."""
+    return Path("perf_logs") / f"data-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def probe_command(
+    command: Sequence[str], folder: Path, limit_s: float, tell: Callable[[str], None] = lambda _: None
+) -> Session:
+    """Runs a training command up to its loader, probes that, and runs some steps on one batch.
+
+    The script's checkpoints and logs go to a folder that is removed afterwards.
+
+    Args:
+        command: What one would type to train.
+        folder: Where ``perf_session.json`` goes; made where it is missing.
+        limit_s: Seconds that the probe of the loader may take.
+        tell: Called with what goes on, in a few words.
+
+    Returns:
+        The session, diagnosed and saved; its ``run.stage`` is ``"data"``.
+
+    Raises:
+        TrialError: There is no command, or it never came to a training loader.
+    """
+    check_command(command)
+    work = folder / "work"
+    try:
+        tell(f"probing the training loader, for at most {limit_s:g} s")
+        session = _probed(command, work / "probe", limit_s)
+        tell(f"training on one batch, for about {CEILING_S:g} s")
+        probe = session.loader_probe
+        if probe is not None:
+            session = msgspec.structs.replace(session, loader_probe=_with_ceiling(probe, command, work / "ceiling"))
+        session = diagnose(session)
+        session.save(folder / SESSION_FILE)
+        return session
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _probed(command: Sequence[str], folder: Path, limit_s: float) -> Session:
+    job = Job(mode="data", folder=str(folder), with_doctor=False, options={"limit_s": limit_s})
+    ended = run_kept(command, job, time_limit_s=limit_s + STARTUP_ALLOWED_S)
+    result = ended.result
+    if result is None or result.status != "ok":
+        raise CommandError(explain(command, ended, "the probe"), ended.log)
+    try:
+        return msgspec.convert(result.data["session"], Session)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise CommandError(f"the loader was probed, but what it showed cannot be read ({error})", ended.log) from error
+
+
+def _with_ceiling(probe: LoaderProbe, command: Sequence[str], folder: Path) -> LoaderProbe:
+    """The record with what a step takes when its batch is at hand, or why that is not known."""
+    job = Job(
+        mode="ceiling",
+        folder=str(folder),
+        with_doctor=False,
+        min_blocks=CEILING_BLOCKS,
+        max_s=CEILING_S,
+    )
+    ended = run_kept(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S)
+    compute_s, basis = _compute(ended)
+    return msgspec.structs.replace(probe, compute_s=compute_s, compute_basis=basis)
+
+
+def _compute(ended: Ended) -> tuple[float | None, str]:
+    result = ended.result
+    if result is None or result.status != "ok":
+        return None, f"not measured: {ended.failure}"
+    if not result.block_means_s:
+        return None, f"not measured: {result.missing.get('block_means_s', 'too few steps')}"
+    # Blocks are of optimizer steps; the loader feeds batches.
+    batch_s = statistics.median(result.block_means_s) / max(1, result.batches_per_step)
+    return batch_s, f"training on one batch, {result.n_steps} steps"
