@@ -63,6 +63,10 @@ def _default_doctor(folder: str) -> dict[str, Any]:
     return {"callbacks": [_doctor(out_dir=folder)]}
 
 
+def _doctor_without_memory(folder: str) -> dict[str, Any]:
+    return {"callbacks": [_doctor(out_dir=folder, memory=False)]}
+
+
 def _with_simple_profiler(folder: str) -> dict[str, Any]:
     return {"profiler": _simple_profiler(folder)}
 
@@ -118,6 +122,7 @@ ARMS: dict[str, Callable[[str], dict[str, Any]]] = {
     "empty callback": _empty_callback,
     "PerfDoctor(schedule=None, reports=())": _silent_doctor,
     "PerfDoctor()": _default_doctor,
+    "PerfDoctor(memory=False)": _doctor_without_memory,
     "SimpleProfiler": _with_simple_profiler,
     "PerfDoctor() and SimpleProfiler": _doctor_and_simple_profiler,
     "AdvancedProfiler": _advanced_profiler,

@@ -57,6 +57,7 @@ BASES = {
     "empty callback": "bare",
     "PerfDoctor(schedule=None, reports=())": "empty callback",
     "PerfDoctor()": "empty callback",
+    "PerfDoctor(memory=False)": "empty callback",
     "SimpleProfiler": "bare",
     "PerfDoctor() and SimpleProfiler": "SimpleProfiler",
     "AdvancedProfiler": "bare",

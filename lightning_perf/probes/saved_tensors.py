@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import graph
+from torch.nn.modules.module import register_module_forward_hook
 
-from .storages import StorageCount
+from .storages import Key, StorageCount, storages_of
 
 
 class SavedTensors:
@@ -19,6 +20,7 @@ class SavedTensors:
     Each is handed on as it is, so that the backward pass computes with the very same tensors. What was counted before
     (parameters, the batch) and views of it count nothing. Regions under activation checkpointing, or whose tensors
     the user moves elsewhere with hooks of their own, keep what they keep: only what reaches autograd here is counted.
+    Sharded parameters (FSDP) are gathered for the forward pass of their module and given back after it: no activations.
 
     Transforms of ``torch.func`` refuse to run below such hooks. Where one begins, these step aside for good, and the
     measurement has failed.
@@ -39,6 +41,7 @@ class SavedTensors:
         self._modules = modules
         self._now_ns = now_ns
         self._running: list[str] = []
+        self._kept: dict[Key, tuple[str, int]] = {}
         self._handles: list[Any] = []
         self._hooks: Any = None
         self._refuses: Any = None
@@ -49,6 +52,8 @@ class SavedTensors:
             for name, module in self._modules.items():
                 self._handles.append(module.register_forward_pre_hook(self._entering(name)))
                 self._handles.append(module.register_forward_hook(self._leaving, always_call=True))
+            # Hooks on all modules run before those of one module, which give gathered parameters back.
+            self._handles.append(register_module_forward_hook(self._gathered))
             hooks = graph.saved_tensors_hooks(self._pack, _unpack)
             hooks.__enter__()
             self._hooks = hooks
@@ -93,6 +98,21 @@ class SavedTensors:
         if self._running:
             self._running.pop()
 
+    def _gathered(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Takes out what autograd saved of parameters that were not there when the parameters were counted."""
+        begin = self._now_ns()
+        try:
+            for parameter in module.parameters(recurse=False):
+                for storage in storages_of(parameter):
+                    name, n_bytes = self._kept.pop(storage.key, ("", 0))
+                    if n_bytes:
+                        self.n_bytes -= n_bytes
+                        self.by_module[name] -= n_bytes
+                        self._count.forget(storage.key)
+        except Exception as error:  # noqa: BLE001 - told in the record; the step goes on whatever happens
+            self.failure = f"{type(error).__name__}: {error}"
+        self.own_ns += self._now_ns() - begin
+
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         begin = self._now_ns()
         try:
@@ -101,6 +121,8 @@ class SavedTensors:
             self.n_bytes += added
             name = self._running[-1] if self._running else ""
             self.by_module[name] = self.by_module.get(name, 0) + added
+            if added:
+                self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))
         except Exception as error:  # noqa: BLE001 - told in the record; the step needs its tensor whatever happens
             self.failure = f"{type(error).__name__}: {error}"
         self.own_ns += self._now_ns() - begin

@@ -111,6 +111,10 @@ class StorageCount:
                     self.elsewhere_bytes += storage.n_bytes
         return added
 
+    def forget(self, key: Key) -> None:
+        """Lets a storage count again: its memory is given back, and another may come to lie at its address."""
+        self._seen.discard(key)
+
 
 def _same_device(one: str, other: str) -> bool:
     return one == other or one.split(":")[0] == other or other.split(":")[0] == one
