@@ -106,7 +106,8 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         num_workers: Workers that the loader has now.
         getitem: Time of one ``dataset[i]`` in one process without workers (per sample of a batch where the
             dataset makes whole batches); None when not measured, as all that follow.
-        getitem_cpu_fraction: CPU time of making samples ÷ wall time: near 1 it computes, near 0 it waits.
+        getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
+            it computes, near 0 it waits.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
         indexes_tensors: Whether samples are rows of tensors that lie in memory, fetched one at a time.
         collate: Time of one collate.

@@ -102,7 +102,7 @@ class _Samples:
         self.sample_s: list[float] = []
         self.batch_s: list[float] = []
         self.collate_s: list[float] = []
-        self.wall_s = 0.0
+        self.wall_s = 0.0  # without queueing for a core
         self.cpu_s = 0.0
         self.n_samples = 0
         self.readings: list[tuple[float, float]] = []
@@ -199,7 +199,7 @@ class _Stages:
     def _make_batch(self, pipeline: Pipeline, unit: Any, samples: _Samples, late_s: float) -> list[Any]:
         gotten: list[Any] = []
         calls = pipeline.calls(unit)
-        cpu_begin_s, begin_s = time.process_time(), time.perf_counter()
+        queued_begin_s, cpu_begin_s, begin_s = _queued_s(), time.process_time(), time.perf_counter()
         last_s = begin_s
         for call in calls:
             self._asked = call
@@ -214,7 +214,7 @@ class _Stages:
                 break
         end_s = time.perf_counter()
         samples.cpu_s += time.process_time() - cpu_begin_s
-        samples.wall_s += end_s - begin_s
+        samples.wall_s += end_s - begin_s - (_queued_s() - queued_begin_s)
         if samples.indexes is None:
             samples.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, gotten[0])
         if len(gotten) < len(calls):  # slow samples: those there are stand for the others
@@ -375,6 +375,13 @@ def _read_bytes() -> int | None:
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
     return None
+
+
+def _queued_s() -> float:
+    """Seconds that this thread stood ready while others had its core; 0 where the kernel does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
 
 
 def _private_bytes(all_of_it: bool) -> float:

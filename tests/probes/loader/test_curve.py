@@ -1,0 +1,42 @@
+"""Which numbers of workers are tried, and what their times add up to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_perf.probes.loader.curve import candidates
+from lightning_perf.probes.loader.numbers import mean_interval, repeated
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpu_fraction", "now", "expected"),
+    [
+        (2, 0.9, 0, [0, 1, 2]),
+        (6, 0.9, 0, [0, 1, 2, 4, 6]),
+        (6, 0.9, 3, [0, 1, 2, 3, 4, 6]),
+        (2, 0.1, 0, [0, 1, 2, 4, 8]),  # samples that wait leave the cores to others
+        (1, None, 0, [0, 1]),
+        (0.5, 0.9, 0, [0, 1]),
+        (128, 0.9, 0, [0, 1, 2, 4, 8, 16, 32, 64]),
+        (2, 0.9, 16, [0, 1, 2]),  # the number in use is tried after the knee
+    ],
+)
+def test_candidates_double_up_to_the_cores(cores: float, cpu_fraction: float, now: int, expected: list[int]) -> None:
+    assert candidates(cores, cpu_fraction, now) == expected
+
+
+def test_repeated_tells_a_slow_few_by_mean_and_maximum() -> None:
+    times = repeated([0.001] * 97 + [0.03] * 3)
+    assert times is not None
+    assert (times.n, times.p50_s, times.max_s) == (100, 0.001, 0.03)
+    assert times.mean_s == pytest.approx(0.00187)
+    assert repeated([]) is None
+
+
+def test_mean_interval_holds_the_true_mean_in_95_of_100_cases() -> None:
+    rng = np.random.default_rng(0)
+    for n in (4, 12, 40):
+        inside = sum(low <= 1.0 <= high for low, high in (mean_interval(rng.normal(1, 0.1, n)) for _ in range(2000)))
+        assert 0.93 < inside / 2000 < 0.97
+    assert mean_interval([2.0]) == (2.0, 2.0)
