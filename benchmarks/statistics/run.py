@@ -23,6 +23,7 @@ from simulated import (
 
 from lightning_perf.stats.noise import MAX_BAND, MIN_BAND
 from lightning_perf.stats.permutation import LEVEL, smallest_p
+from lightning_perf.trials.ladder import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md"
 REPEATS = (2, 3, 5)
@@ -112,7 +113,8 @@ have at most 5 % of them:
 {_false_alarms(n)}
 
 The real strategy stops an arm as soon as its verdict is clear, after two rounds at the earliest, and runs it up to
-twice more where that would probably settle it. Looking more than once costs certainty; measured with all of it:
+{Plan().extra} times more where that would probably settle it. Looking more than once costs certainty; measured with all
+of it:
 
 {_early(few)}
 
@@ -201,7 +203,7 @@ def _powers(n: int) -> str:
                 told = calls(noise, repeats, speedup, n)
                 cells.append(f"{told.get('improved' if speedup > 1 else 'no_change', 0):.0%}")
             rows.append([noise.name, str(repeats), *cells])
-    head = ["noise", "R", "1.00× `no_change`", *(f"{speedup:.2f}×" for speedup in SPEEDUPS[1:])]
+    head = ["noise", "R", "1.00×", *(f"{speedup:.2f}×" for speedup in SPEEDUPS[1:])]
     return _table(head, rows)
 
 

@@ -231,7 +231,7 @@ def stopped_early(
         noise: Of the machine.
         speedup: True speed-up of each of two treatments, measured alone.
         n: Trials.
-        repeats: As planned; two more where they would probably settle an arm.
+        repeats: As planned; more where they would probably settle an arm.
         seed: Of the chance.
 
     Returns:

@@ -36,7 +36,7 @@ class ArmRun(Record, frozen=True, kw_only=True):
         batches_per_step: Batches an optimizer step (accumulation).
         samples_per_step: Samples an optimizer step, of all ranks together; None when batches have no known size.
         stage: Runs of one stage were interleaved and may be compared: 0 for the baseline and single treatments, then
-            one more for each rung tried.
+            one more for each rung tried; -1 for runs that each tried another batch size, once.
         peak_device_bytes: Peak of device memory; None on a CPU.
         peak_host_bytes: Peak resident memory of the training process; None when it was not read.
         losses: The loss of every ``loss_every`` th batch, from the first on.

@@ -90,6 +90,9 @@ def _trial(trial: Trial) -> Iterator[str]:
         yield _table(("rung", "speed-up", "on top", "predicted", "verdict"), "lrrrl", [_rung(row) for row in ladder])
     if alone:
         yield _table(("alone", "speed-up", "", "predicted", "verdict"), "lrrrl", [_rung(row) for row in alone])
+    batches = trial_rows.batch_fact(trial)
+    if batches:
+        yield _facts([batches])
     out = trial_rows.left_out(trial)
     if out:
         yield _table(("left out", "why"), "ll", [list(map(escape, row)) for row in out])

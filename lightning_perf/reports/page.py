@@ -159,6 +159,10 @@ class Page:
         if alone:
             yield Text("")
             yield self._ladder("alone", alone)
+        batches = trial_rows.batch_fact(trial)
+        if batches:
+            yield Text("")
+            yield self.quiet(batches)
         out = trial_rows.left_out(trial)
         if out:
             yield Text("")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import NamedTuple
 
-from lightning_perf.records import Arm, Interval, LossVerdict, Rung, Trial
+from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Trial
 
 from .wording import block, count, gain, line, seconds, share, size
 
@@ -21,6 +22,7 @@ _LOSSES: dict[LossVerdict, str] = {
     "unknown": "",
 }
 _VERDICTS = {"no_change": "no change"}
+_SEARCH = -1
 _NAME = 60
 _PASTED = 60
 
@@ -95,6 +97,23 @@ def alone_rows(trial: Trial) -> list[LadderRow]:
     return [_alone(arm) for arm in sorted(arms, key=lambda arm: -(arm.speedup.value if arm.speedup else 0))]
 
 
+def batch_fact(trial: Trial) -> str:
+    """Throughput by multiple of the batch size, over the arm it was tried on; empty where it was not looked for."""
+    tried = [run for run in trial.runs if run.stage == _SEARCH]
+    if not tried:
+        return ""
+    below = tried[0].arm.rpartition("+")[0] or _PAIR[0]
+    usual = [_rate(run, 1) for run in trial.runs if run.arm == below and run.block_means_s]
+    if not usual:
+        return ""
+    parts = []
+    for run in tried:
+        factor = int("".join(filter(str.isdigit, run.arm.rpartition("=")[2])) or 1)
+        rate = times(_rate(run, factor) / median(usual)) if run.block_means_s else line(run.reason, 80) or "failed"
+        parts.append((factor, f"{factor} times the size {rate}"))
+    return "samples a second by batch size: " + ", ".join(text for _, text in sorted(parts))
+
+
 def left_out(trial: Trial) -> list[tuple[str, str]]:
     """Treatments that are not on the ladder, and why: measured and left out, then never tried."""
     rows = [(line(rung.added, _NAME), _why(rung.verdict, rung.reason)) for rung in trial.ladder if not rung.is_kept]
@@ -123,8 +142,12 @@ def _range(interval: Interval) -> str:
     return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 
+def _rate(run: ArmRun, factor: int) -> float:
+    return factor * run.batches_per_step / median(run.block_means_s)
+
+
 def _was_on_top(rung: Rung) -> bool:
-    return "+" in rung.arm
+    return "+" in rung.arm or (rung.step_gain is not None and not rung.is_kept)
 
 
 def _row(rung: Rung) -> LadderRow:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
+from lightning_perf.records import ArmRun
 from lightning_perf.records.base import Record
 from lightning_perf.stats.headroom import fit_samples
 
@@ -26,12 +28,16 @@ SMALL_STEP = 1.26
 """Two sizes closer than a third of a doubling are not worth telling apart."""
 
 
+TREATMENT = "batch-size"
+"""Of which ``x2`` is twice the user's own size: sizes are searched as multiples."""
+
+
 class BatchPoint(Record, frozen=True, kw_only=True):
     """One batch size measured.
 
     Attributes:
-        batch_size: Samples a batch of one rank.
-        samples_per_s: Of all ranks; None when it failed.
+        batch_size: Samples a batch of one rank, or how many times the user's own size.
+        samples_per_s: Of all ranks, or batches of the user's own size a second; None when it failed.
         peak_bytes: Highest of any rank; None when it was not read.
         reason: Why it failed, ``"out of memory"``; empty otherwise.
     """
@@ -54,6 +60,31 @@ class BatchChoice(Record, frozen=True, kw_only=True):
     batch_size: int
     samples_per_s: float
     reason: str
+
+
+def resized(below: str, times: int) -> str:
+    """Id of an arm with so many times the batch size on top of another."""
+    added = f"{TREATMENT}=x{times}"
+    return added if below == "baseline" else f"{below}+{added}"
+
+
+def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
+    """What runs say of multiples of the batch size on top of an arm, in the order made.
+
+    Args:
+        runs: Finished ones: those of ``below`` are the multiple 1.
+        below: Id of the arm.
+    """
+    points = []
+    for run in runs:
+        times = 1 if run.arm == below else _times(run.arm, below)
+        if times is None:
+            continue
+        rate = times * run.batches_per_step / median(run.block_means_s) if run.block_means_s else None
+        peak = run.peak_device_bytes if run.peak_device_bytes is not None else run.peak_host_bytes
+        reason = "" if rate is not None else run.reason or "no steady state"
+        points.append(BatchPoint(batch_size=times, samples_per_s=rate, peak_bytes=peak, reason=reason))
+    return tuple(points)
 
 
 def knee(points: Sequence[BatchPoint]) -> BatchChoice | None:
@@ -92,8 +123,17 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
             larger = _rounded(limit, largest)
         return larger if larger is not None and larger >= SMALL_STEP * largest else None
     best = max(rates, key=lambda size: rates[size])
-    between = [_middle(best, other) for other in _neighbours(best, rates)]
+    # Between sizes that are about as fast there is nothing to find.
+    slower = [other for other in _neighbours(best, rates) if rates[other] < (1 - TOLERANCE) * rates[best]]
+    between = [_middle(best, other) for other in slower]
     return next((size for size in between if size is not None and size <= limit), None)
+
+
+def _times(arm: str, below: str) -> int | None:
+    """By how much an arm's batch is larger than that of the arm below; None where it is not such an arm."""
+    start = resized(below, 0)[:-1]
+    rest = arm[len(start) :]
+    return int(rest) if arm.startswith(start) and rest.isdigit() else None
 
 
 def _rates(points: Sequence[BatchPoint]) -> dict[int, float]:
@@ -125,11 +165,15 @@ def _neighbours(best: int, rates: dict[int, float]) -> list[int]:
 
 
 def _middle(a: int, b: int) -> int | None:
-    """A size between two, on their common step; None where they are too close to tell apart."""
+    """A size between two, a multiple of what they are multiples of if possible; None where they are too close."""
     low, high = min(a, b), max(a, b)
     step = math.gcd(math.gcd(low, high), 8)
-    middle = round(math.sqrt(low * high) / step) * step
-    return middle if middle >= SMALL_STEP * low and high >= SMALL_STEP * middle else None
+    while step >= 1:
+        middle = round(math.sqrt(low * high) / step) * step
+        if middle >= SMALL_STEP * low and high >= SMALL_STEP * middle:
+            return middle
+        step //= 2
+    return None
 
 
 def _reason(points: Sequence[BatchPoint], rates: dict[int, float], size: int, best: float) -> str:

@@ -13,6 +13,9 @@ from lightning_perf.stats.verdicts import Comparison, compare
 
 from .losses import loss_parity, not_finite
 
+SEARCH = -1
+"""Stage of the runs that look for the fastest batch: points on a curve, not arms to be judged."""
+
 BASELINE = "baseline"
 AGAIN = "baseline-again"
 
@@ -47,7 +50,7 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
         predicted: By treatment as given, e.g. ``"loader-workers=4"``; used for arms of that treatment alone.
         safety: By treatment as given; ``exact`` where it is not told. An arm is as unsafe as its least safe treatment.
     """
-    done = [run for run in runs if run.status != "interrupted"]
+    done = [run for run in runs if run.status != "interrupted" and run.stage != SEARCH]
     band, aa = measured_pair(done)
     ids = list(dict.fromkeys(run.arm for run in done))
     arms = tuple(_arm(id_, done, band, predicted, safety) for id_ in ids)
@@ -96,7 +99,7 @@ def _arm(
 ) -> Arm:
     own = [run for run in done if run.arm == id_]
     treatments = treatments_of(id_)
-    least_safe = _SAFETIES[max((_SAFETIES.index(safety.get(t, "exact")) for t in treatments), default=0)]
+    least_safe = _SAFETIES[max((_SAFETIES.index(_safety(t, safety)) for t in treatments), default=0)]
     verdict, reason, comparison = _verdict(id_, own, done, band)
     is_failed = verdict == "failed"
     loss: LossVerdict = "unknown"
@@ -117,6 +120,10 @@ def _arm(
         loss=loss,
         repeats_needed=comparison.repeats_needed if comparison and verdict == "inconclusive" else None,
     )
+
+
+def _safety(treatment: str, told: Mapping[str, Safety]) -> Safety:
+    return told.get(treatment, "semantics" if treatment.partition("=")[0] == _RESIZING else "exact")
 
 
 def _verdict(id_: str, own: list[ArmRun], done: list[ArmRun], band: float) -> tuple[ArmVerdict, str, Comparison | None]:

@@ -17,19 +17,22 @@ from lightning_perf.records import ArmRun, ArmVerdict, Gain, Interval, Rung, Saf
 from lightning_perf.records.base import Record
 from lightning_perf.stats.verdicts import Comparison
 
-from .judge import AGAIN, BASELINE, Judgement, compare_arms, failure_of, judge, measured_pair, rounds_of, treatments_of
+from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
+from .judge import (
+    AGAIN,
+    BASELINE,
+    SEARCH,
+    Judgement,
+    compare_arms,
+    failure_of,
+    judge,
+    measured_pair,
+    rounds_of,
+    treatments_of,
+)
 
 __all__ = [
-    "AGAIN",
-    "BASELINE",
-    "Candidate",
-    "Plan",
-    "PlannedRun",
-    "arm_id",
-    "best",
-    "ladder",
-    "next_runs",
-    "runs_left",
+    "AGAIN", "BASELINE", "Candidate", "Plan", "PlannedRun", "arm_id", "best", "ladder", "next_runs", "runs_left",
 ]  # fmt: skip
 
 MIN_ROUNDS = 2
@@ -69,13 +72,18 @@ class Plan(Record, frozen=True, kw_only=True):
         extra: Repeats beyond those for an arm that is inconclusive where so many would probably settle it.
         allow: Safeties that the ladder may keep; others are measured alone only.
         has_ladder: Whether treatments are combined after they were measured alone.
+        finds_batch: Whether the fastest multiple of the batch size is looked for on top of the rungs kept, and
+            measured as the last rung. Needs ``semantics`` in ``allow``.
+        capacity_bytes: Memory that batches must fit into, the smallest of any rank; None where it is not known.
     """
 
     candidates: tuple[Candidate, ...] | None = None
     repeats: int = 3
-    extra: int = 2
+    extra: int = 3
     allow: tuple[Safety, ...] = ("exact", "numerics")
     has_ladder: bool = True
+    finds_batch: bool = False
+    capacity_bytes: int | None = None
 
 
 class PlannedRun(Record, frozen=True, kw_only=True):
@@ -188,7 +196,7 @@ def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
     pair = [run for run in done if run.arm in (BASELINE, AGAIN)]
     if pair and all(run.status == "failed" for run in pair):
         return _Walk(rungs, None, 0)
-    if plan.candidates is None:
+    if plan.candidates is None or (plan.finds_batch and not plan.candidates and len(pair) < 2):
         return _Walk(rungs, _open_round(done, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), _compared_alone), 0)
     arms = list(dict.fromkeys(candidate.treatment for candidate in plan.candidates))
     open_round = _open_round(done, 0, [BASELINE, AGAIN], arms, plan, _compared_alone)
@@ -213,7 +221,7 @@ def _climb(plan: Plan, done: list[ArmRun]) -> _Walk:
             open_round = climb.measure(candidate)
             if open_round is not None:
                 return _Walk(climb.rungs, open_round, len(queue) - i - 1)
-    return _Walk(climb.rungs, None, 0)
+    return _Walk(climb.rungs, climb.fastest_batch(), 0)
 
 
 class _Climb:
@@ -291,6 +299,25 @@ class _Climb:
         own = [run for run in self._done if run.stage == self._stage]
         self._decide(candidate, id_, below, own, band)
         return None
+
+    def fastest_batch(self) -> _Round | None:
+        """Looks for the fastest batch, one run a size, then measures it as a rung; None when that is done."""
+        names = {candidate.treatment.partition("=")[0] for candidate in self.kept}
+        if not self._plan.finds_batch or "semantics" not in self._plan.allow or TREATMENT in names:
+            return None
+        below = arm_id([candidate.treatment for candidate in self.kept])
+        # Runs of the search, and those of the rung below from before it: later ones must not move the knee.
+        began = min((run.position for run in self._done if run.stage == SEARCH), default=len(self._done))
+        points = points_of([run for run in self._done if run.stage == SEARCH or run.position < began], below)
+        size = next_size(points, self._plan.capacity_bytes)
+        if size is not None:
+            arm = resized(below, size)
+            return _Round(SEARCH, 0, [arm], [arm])
+        choice = knee(points)
+        if choice is None or choice.batch_size == 1:
+            return None
+        candidate = Candidate(treatment=f"{TREATMENT}=x{choice.batch_size}", safety="semantics")
+        return self.measure(candidate)
 
     def _decide(self, candidate: Candidate, id_: str, below: str, own: list[ArmRun], band: float) -> None:
         arm = self._judgement.arm(id_)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from lightning_perf.records import ArmVerdict, Trial
+from lightning_perf.records import ArmRun, ArmVerdict, Trial
 from lightning_perf.reports import trial_rows
 from lightning_perf.reports.console import run_report, to_text, trial_report
 from lightning_perf.reports.markdown import to_markdown
@@ -117,3 +117,20 @@ def test_every_verdict_has_its_words(verdict: ArmVerdict) -> None:
     arm = msgspec.structs.replace(climbed().arms[3], verdict=verdict)
     trial = msgspec.structs.replace(fruitless(), arms=(arm,), ladder=())
     assert trial_rows.alone_rows(trial)[0].verdict == verdict.replace("_", " ")
+
+
+def test_throughput_by_batch_size_is_told_where_it_was_looked_for() -> None:
+    def searched(times: int, step_s: float, **others: object) -> ArmRun:
+        blocks = (step_s,) if step_s else ()
+        fields = {"repeat": 0, "position": times, "status": "ok", "stage": -1, "block_means_s": blocks} | others
+        return ArmRun(arm=f"a+batch-size=x{times}", **fields)  # type: ignore[arg-type]
+
+    below = ArmRun(arm="a", repeat=0, position=0, status="ok", block_means_s=(0.1,))
+    failed = searched(8, 0.0, status="failed", reason="out of memory")
+    trial = msgspec.structs.replace(climbed(), runs=(below, searched(2, 0.15), searched(4, 0.25), failed))
+    text = trial_rows.batch_fact(trial)
+    assert text == (
+        "samples a second by batch size: 2 times the size 1.33×, 4 times the size 1.60×, 8 times the size out of memory"
+    )
+    assert text in " ".join(to_text(trial_report(trial), 120).split())
+    assert trial_rows.batch_fact(climbed()) == ""

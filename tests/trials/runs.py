@@ -51,6 +51,7 @@ class Lab:
         self.pairs: dict[frozenset[str], float] = {}
         self.plan = plan or Plan(candidates=tuple(Candidate(treatment=name) for name in effects))
         self.runs: list[ArmRun] = []
+        self.largest = 10**9  # times the batch size that memory holds; half of a step is a cost that no size changes
         self._noise = noise
         self._rng = np.random.default_rng(0)
 
@@ -60,12 +61,15 @@ class Lab:
         for treatment in planned.treatments:
             if treatment in self.failing:
                 return run(planned.arm, **place, status="failed", reason=self.failing[treatment], block_means_s=())  # type: ignore[arg-type]
-        speed = math.prod(self.effects[t] for t in planned.treatments)
+        times = next((int(t[12:]) for t in planned.treatments if t.startswith("batch-size=x")), 1)
+        if times > self.largest:
+            return run(planned.arm, **place, status="failed", reason="out of memory", block_means_s=())  # type: ignore[arg-type]
+        speed = math.prod(self.effects.get(t, 1.0) for t in planned.treatments) / (0.5 + 0.5 * times)
         for pair, factor in self.pairs.items():
             speed *= factor if pair <= set(planned.treatments) else 1.0
         level = 0.1 / speed * math.exp(self._noise * float(self._rng.normal()))
         losses = next((self.losses[t] for t in planned.treatments if t in self.losses), LOSSES)
-        return run(planned.arm, level, losses=losses, **place)  # type: ignore[arg-type]
+        return run(planned.arm, level, losses=losses, samples_per_step=32.0 * times, **place)  # type: ignore[arg-type]
 
     def finish(self, at_most: int = 500) -> Lab:
         """Runs the trial to its end."""

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_perf.trials.fastest_batch import MARGIN, TOLERANCE, BatchPoint, knee, next_size
+from lightning_perf.trials.fastest_batch import MARGIN, TOLERANCE, BatchPoint, knee, next_size, points_of
+from trials.runs import run
 
 GIB = 2**30
 
@@ -137,3 +138,23 @@ def test_search_ends_near_the_best_of_what_fits(
     assert choice is not None
     assert choice.samples_per_s >= (1 - TOLERANCE) * max(p.samples_per_s or 0 for p in points)
     assert len(points) <= 20
+
+
+def test_search_looks_between_sizes_when_the_best_stands_above_its_neighbours() -> None:
+    rates = {8: 500.0, 16: 1000.0, 32: 600.0}
+    points = [BatchPoint(batch_size=size, samples_per_s=rate) for size, rate in rates.items()]
+    assert next_size(points) == 24
+    assert next_size([*points, BatchPoint(batch_size=24, samples_per_s=800.0)]) == 12
+
+
+def test_points_are_read_from_runs_as_multiples_of_the_batch_of_the_arm_below() -> None:
+    below = run("a", 0.1, batches_per_step=2, peak_host_bytes=100)
+    doubled = run("a+batch-size=x2", 0.1, batches_per_step=1, peak_device_bytes=200, peak_host_bytes=9)
+    failed = run("a+batch-size=x4", status="failed", reason="out of memory", block_means_s=())
+    others = [run("baseline"), run("batch-size=x2"), run("a+b+batch-size=x2")]
+    assert points_of([below, doubled, failed, *others], "a") == (
+        BatchPoint(batch_size=1, samples_per_s=pytest.approx(20, rel=0.01), peak_bytes=100),
+        BatchPoint(batch_size=2, samples_per_s=pytest.approx(20, rel=0.01), peak_bytes=200),
+        BatchPoint(batch_size=4, samples_per_s=None, reason="out of memory"),
+    )
+    assert [p.batch_size for p in points_of(others, "baseline")] == [1, 2]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_perf.records import Gain
+from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import Candidate, Plan, arm_id, best, ladder, next_runs, runs_left
 from trials.runs import LOSSES, Lab, run
 
@@ -90,7 +91,7 @@ def test_an_arm_stops_as_soon_as_its_verdict_is_clear() -> None:
 
 def test_an_arm_gets_more_repeats_only_where_they_would_probably_settle_it() -> None:
     noisy = Lab({"a": 1.0}, noise=0.012).finish()
-    assert 3 <= max(Counter(r.arm for r in noisy.runs).values()) <= 5
+    assert 3 <= max(Counter(r.arm for r in noisy.runs).values()) <= 6
     capped = Lab({"a": 1.0}, Plan(candidates=(Candidate(treatment="a"),), extra=0), noise=0.012).finish()
     assert max(Counter(r.arm for r in capped.runs).values()) == 3
     once = Lab({"a": 1.0}, Plan(candidates=(Candidate(treatment="a"),), repeats=1)).finish()
@@ -225,6 +226,58 @@ def test_runs_left_falls_to_zero_and_is_never_negative() -> None:
         assert runs_left(lab.plan, lab.runs) >= len(planned)
         lab.runs.append(lab.make(planned[0]))
     assert runs_left(lab.plan, lab.runs) == 0
+
+
+def searching(effects: dict[str, float], **others: object) -> Lab:
+    plan = Plan(
+        candidates=tuple(Candidate(treatment=name) for name in effects),
+        allow=("exact", "numerics", "semantics"),
+        finds_batch=True,
+        **others,  # type: ignore[arg-type]
+    )
+    return Lab(effects, plan)
+
+
+def test_fastest_batch_is_looked_for_on_top_of_the_rungs_kept_and_measured_as_the_last_rung() -> None:
+    lab = searching({"a": 1.5}).finish()
+    searched = [r.arm for r in lab.runs if r.stage == -1]
+    assert searched[:4] == [f"a+batch-size=x{times}" for times in (2, 4, 8, 16)]
+    assert len(set(searched)) == len(searched)
+    top = ladder(lab.plan, lab.runs)[-1]
+    assert (top.added, top.is_kept, top.verdict) == ("batch-size=x16", True, "improved")
+    assert top.loss == "not_judged"
+    assert top.step_gain is not None
+    assert top.step_gain.value == pytest.approx(16 / 8.5, rel=0.02)
+    assert all("batch-size" not in arm.id or arm.id == top.arm for arm in judge(lab.runs).arms)
+
+
+def test_fastest_batch_is_found_below_what_runs_out_of_memory() -> None:
+    lab = searching({"a": 1.5})
+    lab.largest = 5
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert [r.arm for r in lab.runs if r.status == "failed"] == ["a+batch-size=x8", "a+batch-size=x6"]
+    assert best(rungs) == "a+batch-size=x4"
+
+
+def test_fastest_batch_is_looked_for_when_nothing_else_gained_and_kept_as_it_is_when_no_other_is_faster() -> None:
+    lab = searching({})
+    lab.largest = 1
+    lab.finish()
+    assert [r.arm for r in lab.runs] == ["baseline", "baseline-again", "batch-size=x2"]
+    assert best(ladder(lab.plan, lab.runs)) == "baseline"
+
+
+def test_fastest_batch_is_not_looked_for_unless_semantics_are_allowed() -> None:
+    lab = searching({"a": 1.5})
+    lab.plan = msgspec.structs.replace(lab.plan, allow=("exact",))
+    assert all("batch-size" not in r.arm for r in lab.finish().runs)
+
+
+def test_search_of_the_batch_resumes_to_the_same_runs_from_any_point() -> None:
+    lab = searching({"a": 1.5}).finish()
+    for stop in range(len(lab.runs)):
+        planned = next_runs(lab.plan, lab.runs[:stop])[0]
+        assert (planned.arm, planned.stage) == (lab.runs[stop].arm, lab.runs[stop].stage)
 
 
 @given(
