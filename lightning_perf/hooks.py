@@ -406,9 +406,8 @@ class DoctorHooks:
         """The session up to now, with findings."""
         session = self._session_now(status, error)
         applied = self._live.applied if self._live is not None else ()
-        return self._diagnose(msgspec.structs.replace(session, ranks=self._ranks, applied=applied))
         ranks = self._ranks.ranks if self._ranks is not None else None
-        return self._diagnose(msgspec.structs.replace(session, ranks=ranks))
+        return self._diagnose(msgspec.structs.replace(session, ranks=ranks, applied=applied))
 
     def _session_now(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """What the probes know; where that cannot be put together, what stands without them."""

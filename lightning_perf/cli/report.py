@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lightning_perf.errors import ConfigError
-from lightning_perf.records import Session, load
+from lightning_perf.records import Session, load_run
 
 from .output import write_file, write_stdout
 
@@ -34,7 +34,7 @@ def report(
         raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
     if (select or ignore) and not diagnose:
         raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
-    loaded = load(session)
+    loaded = load_run(session)
     if diagnose:
         from lightning_perf.rules.engine import diagnose as run_rules
 

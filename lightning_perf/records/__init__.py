@@ -41,6 +41,7 @@ from .memory import (
     PhaseMemory,
     Suspect,
 )
+from .merge import load_run
 from .model_profile import (
     Bound,
     Ceilings,
@@ -138,5 +139,5 @@ __all__ = [
     "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread", "StageTimes",
     "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop",
     "TorchSettings", "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "Utilisation", "Verdict", "WhatIf",
-    "Window", "WorkerPoint", "load", "together",
+    "Window", "WorkerPoint", "load", "load_run", "together",
 ]  # fmt: skip

@@ -81,6 +81,7 @@ class RunReport:
             yield from page.stage(title, session.steady, summary.step_word(session))
         if session.validation is not None:
             yield from page.stage(summary.validation_title(session.validation), session.validation, "batch")
+        yield from page.ranks(session)
         yield from page.memory(session)
         findings = summary.ordered_findings(session)
         if findings:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import Finding, Session, StageTimes, Trial
 
-from . import memory_rows, summary, trial_rows, wording
+from . import memory_rows, rank_rows, summary, trial_rows, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -36,6 +36,7 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
         parts += _trial(trial)
     if session.validation is not None:
         parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
+    parts += _ranks(session)
     parts += _memory(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
@@ -77,6 +78,19 @@ def _memory(session: Session) -> Iterator[str]:
         yield _table(("component", "bytes", "share", "how known"), "lrrl", cells)
     elif facts:
         yield "### Memory"
+    if facts:
+        yield "\n".join(f"- {escape(fact)}" for fact in facts)
+
+
+def _ranks(session: Session) -> Iterator[str]:
+    ranks = session.ranks
+    if ranks is None or len(ranks.summaries) < 2:
+        return
+    yield f"### {escape(rank_rows.rank_title(ranks))}"
+    rows = [[escape(cell) for cell in (r.rank, r.own, f"{r.data} / {r.compute} / {r.host}", r.waits, r.batches)]
+            for r in rank_rows.rank_rows(ranks)]  # fmt: skip
+    yield _table(("rank", "own work", "data / compute / host", "waits", "batches"), "lrrrr", rows)
+    facts = [*filter(None, [rank_rows.rank_strip(ranks)]), *rank_rows.rank_facts(ranks)]
     if facts:
         yield "\n".join(f"- {escape(fact)}" for fact in facts)
 

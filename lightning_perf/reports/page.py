@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes, Trial
 
-from . import memory_rows, summary, trial_rows, wording
+from . import memory_rows, rank_rows, summary, trial_rows, wording
 from .summary import PhaseRow
 
 _NARROW = 70
@@ -134,6 +134,21 @@ class Page:
         fits = memory_rows.headroom_fact(session.memory.headroom)
         if fits:
             yield self.quiet(fits)
+
+    def ranks(self, session: Session) -> Iterator[RenderableType]:
+        """The ranks beside one another, where there are several."""
+        ranks = session.ranks
+        if ranks is None or len(ranks.summaries) < 2:
+            return
+        yield self.title(rank_rows.rank_title(ranks))
+        rows = rank_rows.rank_rows(ranks)
+        yield self.table([rank_rows.HEADS, *rows], alignments=("left", *["right"] * (len(rank_rows.HEADS) - 1)))
+        strip = rank_rows.rank_strip(ranks)
+        if strip:
+            yield self._labelled("own", strip)
+        facts = rank_rows.rank_facts(ranks)
+        if facts:
+            yield self.facts(facts)
 
     def breakdown_of_memory(self, breakdown: Breakdown) -> Iterator[RenderableType]:
         rows = memory_rows.memory_rows(breakdown)

@@ -214,8 +214,44 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
     document["settings"]["loaders"] = rest.pop(
         "loaders", [{**LOADER, **loader}, {**LOADER, "stage": "val", **val_loader}]
     )
+    ranks = rest.pop("rank_parts_ms", None)
+    if ranks is not None:
+        document["ranks"] = _ranks(ranks, rest.pop("rank_facts", {}), steady["step_s"]["mean"])
+        rest["run"] = {"world_size": len(ranks), **rest.get("run", {})}
     document["epochs"] = _epochs(rest.pop("epoch_boundaries_ms", [70.0, 70.0, None]), steady)
     return msgspec.convert(_merged(document, rest), Session)
+
+
+def _ranks(parts_ms: list[list[float]], facts: dict[int, dict[str, Any]], step_s: float) -> dict[str, Any]:
+    """Ranks by their own data, compute and host time in a step; the rest of it they wait for one another."""
+    summaries = []
+    for rank, (data, compute, host) in enumerate(parts_ms):
+        own_s = (data + compute + host) / 1e3
+        summaries.append(
+            {
+                "rank": rank,
+                "node": "a",
+                "n_steps": 1000,
+                "step_s": step_s,
+                "own_s": own_s,
+                "own_p50_s": own_s,
+                "waiting_s": max(0.0, step_s - own_s),
+                "waiting_n": 20,
+                "parts_s": {"data": data / 1e3, "compute": compute / 1e3, "host": host / 1e3},
+                "n_batches": 100,
+                "n_samples": 3200,
+                "n_unused": 0,
+                **facts.get(rank, {}),
+            }
+        )
+    return {
+        "step_mean_s": step_s,
+        "step_max_s": step_s,
+        "data_wait_share_mean": 0.0,
+        "data_wait_share_max": 0.0,
+        "world_size": len(parts_ms),
+        "summaries": summaries,
+    }
 
 
 def _stage(step_ms: float, n_steps: int, shares: dict[str, float], defaults: dict[str, float]) -> dict[str, Any]:

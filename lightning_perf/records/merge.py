@@ -1,0 +1,76 @@
+"""The sessions that the ranks of one run left on disk, brought together after the fact."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from lightning_perf.errors import SessionError
+
+from .ranks import RANKS_FOLDER, MissingRank, RankSummary, together
+from .session import SESSION_FILE, Session, load
+
+_CLOCKS_DIFFER_S = 300.0
+"""How far apart the clocks of machines, and the starts of their processes, may lie for sessions to be of one run."""
+
+
+def load_run(path: str | os.PathLike[str]) -> Session:
+    """Reads the session of a run with all that its other ranks left beside it.
+
+    Args:
+        path: As for ``load``. In a folder without a session of rank 0 (which may have died), that of the lowest rank
+            found stands in for it.
+
+    Returns:
+        The session; ``ranks`` holds every rank whose file was found, of those that rank 0 did not hear of too.
+
+    Raises:
+        SessionError: As for ``load``.
+    """
+    source = Path(path)
+    file = source / SESSION_FILE if source.is_dir() else source
+    others = sorted((file.parent / RANKS_FOLDER).glob(f"{file.stem}.rank*.json"))
+    if not file.exists() and others:
+        session = min((load(other) for other in others), key=lambda one: one.run.rank)
+    else:
+        session = load(file)
+    if not others or session.run.world_size < 2:
+        return session
+    known = list(session.ranks.summaries) if session.ranks is not None else []
+    problems: list[MissingRank] = []
+    for other in others:
+        try:
+            found = load(other)
+        except SessionError as error:
+            rank = other.stem.rpartition("rank")[2]
+            problems.append(MissingRank(rank=int(rank) if rank.isdigit() else -1, reason=str(error)))
+            continue
+        if _is_same_run(session, found) and found.ranks is not None:
+            known += found.ranks.summaries
+    return _with(session, known, problems)
+
+
+def _is_same_run(one: Session, other: Session) -> bool:
+    """Whether two ranks' sessions are of one run: files of an earlier run may lie in the same folder."""
+    if one.run.world_size != other.run.world_size or one.run.stage != other.run.stage:
+        return False
+    try:
+        apart = datetime.fromisoformat(one.run.started_at) - datetime.fromisoformat(other.run.started_at)
+    except ValueError:
+        return True
+    return abs(apart.total_seconds()) <= _CLOCKS_DIFFER_S
+
+
+def _with(session: Session, known: list[RankSummary], problems: list[MissingRank]) -> Session:
+    told = {summary.rank for summary in known}
+    unread = {problem.rank for problem in problems}
+    earlier = session.ranks.missing if session.ranks is not None else ()
+    missing = [one for one in earlier if one.rank not in told | unread] + [p for p in problems if p.rank not in told]
+    silent = set(range(session.run.world_size)) - told - {one.rank for one in missing}
+    missing += [MissingRank(rank=rank, reason="it left no session") for rank in sorted(silent)]
+    collected_s = session.ranks.collected_s if session.ranks is not None else None
+    ranks = together(tuple(known), session.run.world_size, tuple(missing), collected_s)
+    return msgspec.structs.replace(session, ranks=ranks)
