@@ -38,6 +38,9 @@ _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 # advice; the weights grow more slowly than the time, so that a large gain still beats a small convenience.
 _EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours": 8.0}
 
+# A cause that accounts for this much of what a symptom claims explains it; what is left is the interval of both figures.
+EXPLAINED_SHARE = 0.75
+
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +94,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         outcomes.append(outcome)
         if finding is not None:
             findings.append(_weakened(finding, weakening))
-    findings.sort(key=_rank)
+    findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(
         session,
         findings=tuple(findings),
@@ -202,6 +205,24 @@ def _without_explained(
         else (rule, finding, outcome)
         for rule, finding, outcome in answers
     ]
+
+
+def _causes_first(findings: list[Finding]) -> list[Finding]:
+    """The findings with each cause moved up to the first symptom that it explains, among findings as severe as it."""
+    explains = {rule.code: rule.explains for rule in all_rules() if rule.explains}
+    ordered = list(findings)
+    for cause in findings:
+        place = ordered.index(cause)
+        for symptom in ordered[:place]:
+            if symptom.code in explains.get(cause.code, ()) and _is_as_much(cause, symptom):
+                ordered.insert(ordered.index(symptom), ordered.pop(place))
+                break
+    return ordered
+
+
+def _is_as_much(cause: Finding, symptom: Finding) -> bool:
+    is_as_severe = cause.severity == symptom.severity
+    return is_as_severe and sum(cause.claims.values()) >= EXPLAINED_SHARE * sum(symptom.claims.values())
 
 
 def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:

@@ -1,114 +1,324 @@
-"""How many worker processes a loader needs, and what the step would then take."""
+"""A loader beside the step that it feeds: how long a step takes with so many workers. Numbers only, no session.
+
+``n`` workers that take ``batch_s`` for a batch deliver one every ``batch_s / n``; the step takes as long as computing
+or as fetching, whichever is longer. Two things make it longer than that. Workers that compute and the training process
+share cores: while more of them want to run than there are cores, each gets its even share of them, which is what a fair
+scheduler gives. And batches are handed out in order, each made by the next worker in turn and begun only once there is
+room ahead, so that batches of uneven cost stop the step although others are ready.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
-from lightning_perf.records import LoaderSettings, Session, StageTimes
+from lightning_perf.records.loader_probe import LoaderProbe, WorkerPoint
 
-from .signals import cores_per_rank, is_cpu_run
-
-# Workers are enough when a batch arrives within this fraction of the compute time: below what can be measured.
+# A setting within this fraction of the best is as good: differences below it cannot be measured in a training.
 SLACK = 0.02
 # What the main process pays to take a batch of a few small tensors from a worker (queue, shared memory, unpickling),
 # from about 50 us on an idle machine to 500 us on a busy one. A batch that is made faster gains nothing by workers.
 TRANSPORT_LOW_S = 50e-6
 TRANSPORT_HIGH_S = 500e-6
-# Fewer cores than this for a rank leave none for a worker beside the training process itself.
+# Fewer cores than this for a rank leave none for a worker that computes beside the training process itself.
 MIN_CORES = 2.0
+# Making samples that is on a core for less than this share of its time waits rather than computes.
+COMPUTES_FRACTION = 0.5
+# Waiting workers outnumber the cores by at most this: the probe looks no further either.
+WAITING_REACH = 4
+MAX_WORKERS = 64
+# Of /dev/shm: what batches in flight may fill (PD112 asks for twice what they need).
+SHM_SHARE = 0.5
+DEFAULT_PREFETCH = 2
+PREFETCH_FACTORS = (2, 4, 8)
+# Standard deviation ÷ mean of a batch's cost above which its unevenness is worth simulating: below, two batches ahead
+# even it out. Samples of exponentially distributed cost, 32 of them, have 0.18.
+UNEVEN = 0.25
+# What two measurements of the same loader in one minute differ by on a machine that does other things too.
+MIN_ERROR = 0.05
+# Where no curve was measured, or a training ran beside.
+ERROR_WITHOUT_CURVE = 0.2
+ERROR_BESIDE_TRAINING = 0.1
+# Threads of one operation wait for the slowest: of what sharing cores costs, so much more may be lost at most.
+BARRIER_LOSS = 0.5
+_N_SIMULATED = 256
 
 
-class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model says about one loader.
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loader costs.
 
     Attributes:
-        n_now: Workers in use.
-        batch_s: Seconds that one process needs to make one batch.
-        basis: Where ``batch_s`` comes from.
-        compute_s: Seconds a step takes without waiting for data.
-        n_needed: Workers that would hide the loading behind the computing.
-        n_cap: Workers that the cores of this rank allow; 0 on less than two cores.
-        n_workers: The number to prescribe; 0 where more workers cannot help.
-        saved_low_s: Seconds a step that this saves at least: the dataset computes and shares the cores.
-        saved_high_s: The same at most: the dataset waits (disk, network) and leaves the cores alone.
+        batch_s: Seconds for a batch without workers.
+        worker_batch_s: Seconds that a worker alone on its core takes for one, handing it over included.
+        take_s: Seconds of the main process to take a batch from a worker.
+        cpu_fraction: Share of a worker's time on a core, 0…1; the rest it waits.
+        error: Relative half width of the interval of these times.
+        costs: Cost of successive batches ÷ their mean; empty where they are even.
     """
 
-    n_now: int
     batch_s: float
-    basis: str
+    worker_batch_s: float
+    take_s: float = 150e-6
+    cpu_fraction: float = 1.0
+    error: float = ERROR_WITHOUT_CURVE
+    costs: tuple[float, ...] = ()
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training asks of its loader, and of the cores.
+
+    Attributes:
+        compute_s: Seconds of a step with nothing to wait for and the cores to itself.
+        cores: Cores of this rank.
+        threads: Cores that the training process keeps busy while it computes.
+        computes_on_cores: Whether the computing itself slows down with the cores shared (no accelerator).
+    """
+
     compute_s: float
-    n_needed: int
-    n_cap: int
-    n_workers: int
-    saved_low_s: float
-    saved_high_s: float
-
-    @property
-    def is_too_cheap(self) -> bool:
-        """Whether a batch costs less to make than to fetch from a worker."""
-        return self.n_now == 0 and self.batch_s < TRANSPORT_HIGH_S
+    cores: float
+    threads: float = 1.0
+    computes_on_cores: bool = True
 
 
-def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
-    """Finds the smallest number of workers that hides a loader's work, within what the cores allow.
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model says of one setting.
 
-    ``n`` workers deliver a batch every ``batch_s / n`` seconds; the step waits where that exceeds its compute time.
+    Attributes:
+        num_workers: Workers.
+        prefetch_factor: Batches each makes ahead; None without workers.
+        step_s: Seconds a step.
+        low_s: Lower end of its interval.
+        high_s: Upper end.
+        fetch_s: Seconds from one batch to the next if nobody computed meanwhile: the loader's own ceiling.
+    """
+
+    num_workers: int
+    prefetch_factor: int | None
+    step_s: float
+    low_s: float
+    high_s: float
+    fetch_s: float
+
+
+def forecast(delivery: Delivery, demand: Demand, num_workers: int, prefetch_factor: int = DEFAULT_PREFETCH) -> Forecast:
+    """A step with so many workers.
 
     Args:
-        session: For the cores and threads.
-        loader: Its settings; ``num_workers`` must be known.
-        stage: The steps that it fed.
-        wait_s: Seconds a step lost to waiting, by the device's clock where there is one.
+        delivery: The loader.
+        demand: The training.
+        num_workers: 0 for batches made between two steps.
+        prefetch_factor: Batches each worker makes ahead.
     """
-    n_now = loader.num_workers or 0
-    step_s = stage.step_s.mean
-    compute_s = max(step_s - wait_s, 0.0)
-    batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
-    cores = cores_per_rank(session)
-    n_cap = math.floor(cores) if cores >= MIN_CORES else 0
-    if loader.n_batches is not None:
-        n_cap = min(n_cap, loader.n_batches)
-    n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
-    n_workers = min(n_needed, n_cap)
-    saved_low_s = saved_high_s = 0.0
-    if n_workers > n_now:
-        fastest_s = max(compute_s + TRANSPORT_LOW_S, batch_s / n_workers)
-        slowest_s = max(fastest_s, compute_s + TRANSPORT_HIGH_S, _shared_step_s(session, batch_s, compute_s, n_workers))
-        saved_low_s, saved_high_s = max(0.0, step_s - slowest_s), max(0.0, step_s - fastest_s)
-    return WorkerPlan(
-        n_now=n_now,
-        batch_s=batch_s,
-        basis=basis,
-        compute_s=compute_s,
-        n_needed=n_needed,
-        n_cap=n_cap,
-        n_workers=n_workers if n_workers > n_now else 0,
-        saved_low_s=saved_low_s,
-        saved_high_s=saved_high_s,
+    fetch_s = _fetch_s(delivery, demand.cores, num_workers)
+    if num_workers == 0:
+        step_s = demand.compute_s + delivery.batch_s
+        spread_s = delivery.error * delivery.batch_s
+        return Forecast(num_workers=0, prefetch_factor=None, step_s=step_s, low_s=step_s - spread_s,
+                        high_s=step_s + spread_s, fetch_s=fetch_s)  # fmt: skip
+    uneven = _unevenness(delivery, demand, num_workers, prefetch_factor)
+    step_s = uneven * _step_s(delivery, demand, num_workers, 1.0)
+    alone = msgspec.structs.replace(demand, cores=math.inf)
+    low_s = _step_s(delivery, alone, num_workers, 1.0 - delivery.error)
+    slow_s = uneven * _step_s(delivery, demand, num_workers, 1.0 + delivery.error)
+    shared_s = max(0.0, step_s - uneven * _step_s(delivery, alone, num_workers, 1.0))
+    return Forecast(
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        step_s=step_s,
+        low_s=min(low_s, step_s),
+        high_s=max(slow_s, step_s) + BARRIER_LOSS * shared_s,
+        fetch_s=fetch_s,
     )
 
 
-def _batch_cost(stage: StageTimes, n_now: int, step_s: float, compute_s: float, wait_s: float) -> tuple[float, str]:
-    """Seconds to make one batch, and how they are known."""
-    fetch = stage.fetch
-    if n_now == 0:
-        if fetch is None or fetch.wait_s.p50 <= 0:
-            return wait_s, "mean wait for a batch"
-        return fetch.wait_s.p50, "median wait for a batch, made in the training process"
-    measured_s = fetch.in_process_batch_s if fetch is not None else None
-    # A measured cost that n workers would hide does not explain the wait: they get in one another's way.
-    if measured_s is not None and measured_s > n_now * compute_s:
-        return measured_s, "measured in a process without workers"
-    return n_now * step_s, f"{n_now} workers deliver one batch a step between them"
+def forecasts(delivery: Delivery, demand: Demand, n_cap: int, prefetch_factor: int | None = None) -> list[Forecast]:
+    """Every number of workers from 0 to the cap, at one prefetch factor."""
+    factor = prefetch_factor or DEFAULT_PREFETCH
+    return [forecast(delivery, demand, n, factor) for n in range(n_cap + 1)]
 
 
-def _shared_step_s(session: Session, batch_s: float, compute_s: float, n_workers: int) -> float:
-    """The step where making samples takes a core of its own as long as it lasts."""
-    cores = cores_per_rank(session)
-    if not is_cpu_run(session):
-        # The training process keeps one core busy launching work.
-        return batch_s / max(1.0, min(n_workers, cores - 1))
-    n_threads = min(session.settings.torch.n_threads or cores, cores)
-    return max(batch_s / n_workers, (compute_s * n_threads + batch_s) / cores)
+def choose(options: Sequence[Forecast]) -> Forecast:
+    """The fewest workers, then the fewest batches ahead, whose step is within ``SLACK`` of the best.
+
+    Raises:
+        ValueError: There are none.
+    """
+    best_s = min(each.step_s for each in options)
+    good = [each for each in options if each.step_s <= (1 + SLACK) * best_s]
+    return min(good, key=lambda each: (each.num_workers, each.prefetch_factor or 0))
+
+
+def worker_cap(
+    cores: float,
+    cpu_fraction: float,
+    n_batches: int | None = None,
+    shm_batches: float | None = None,
+    prefetch_factor: int = DEFAULT_PREFETCH,
+) -> int:
+    """The most workers that may be prescribed.
+
+    Args:
+        cores: Of this rank.
+        cpu_fraction: Workers that compute get no more than the cores, and none where there are less than two; those
+            that wait may outnumber them.
+        n_batches: Batches an epoch; None when unsized.
+        shm_batches: Batches that this rank's part of /dev/shm holds; None when not known.
+        prefetch_factor: Batches each worker makes ahead.
+    """
+    computing = math.floor(cores) if cores >= MIN_CORES else 0
+    cap = computing
+    if cpu_fraction < COMPUTES_FRACTION:
+        cap = max(computing, min(WAITING_REACH * max(1, math.floor(cores)),
+                                 math.floor(cores / max(cpu_fraction, 1e-3))))  # fmt: skip
+    if n_batches is not None:
+        cap = min(cap, n_batches)
+    if shm_batches is not None:
+        cap = min(cap, math.floor(SHM_SHARE * shm_batches / prefetch_factor))
+    return max(0, min(cap, MAX_WORKERS))
+
+
+def fit_delivery(probe: LoaderProbe) -> Delivery | None:
+    """The loader that was probed.
+
+    The time of a batch in a worker and the cores that the workers found are those with which the model comes closest to
+    the curve, in logarithms, each point weighted by how sure it is.
+
+    Returns:
+        None where the probe does not say what a batch costs.
+    """
+    alone = next((point.batch_s for point in probe.curve if point.num_workers == 0), None)
+    batch_s = alone or _made_s(probe)
+    if batch_s is None or not 0 < batch_s < math.inf:
+        return None
+    cpu_fraction = 1.0 if probe.getitem_cpu_fraction is None else min(1.0, max(0.0, probe.getitem_cpu_fraction))
+    points = [point for point in probe.curve if point.num_workers > 0 and point.batch_s > 0]
+    takes = [point.take_s for point in points if point.take_s]
+    take_s = float(np.median(takes)) if takes else math.sqrt(TRANSPORT_LOW_S * TRANSPORT_HIGH_S)
+    error = ERROR_BESIDE_TRAINING if probe.is_beside_training else 0.0
+    if points:
+        worker_batch_s, misfit = _fit(points, batch_s, cpu_fraction, take_s, probe.usable_cores or 1.0)
+        error += max(MIN_ERROR, misfit)
+    else:
+        worker_batch_s = batch_s + (probe.transport.p50_s if probe.transport is not None else take_s)
+        error += ERROR_WITHOUT_CURVE
+    return Delivery(
+        batch_s=batch_s,
+        worker_batch_s=worker_batch_s,
+        take_s=min(take_s, batch_s + TRANSPORT_HIGH_S) if not takes else take_s,
+        cpu_fraction=cpu_fraction,
+        error=min(error, 0.5),
+        costs=batch_costs(probe),
+    )
+
+
+def batch_costs(probe: LoaderProbe) -> tuple[float, ...]:
+    """Cost of a row of batches ÷ their mean, where slow samples make batches uneven; else nothing.
+
+    Samples are taken to be either usual (the median) or slow (the longest seen), as many of them slow as explain
+    the mean.
+    """
+    getitem = probe.getitem
+    n = 1 if probe.dataset_is_batched else probe.batch_size
+    if getitem is None or not n or not getitem.p50_s < getitem.mean_s < getitem.max_s < math.inf:
+        return ()
+    slow = (getitem.mean_s - getitem.p50_s) / (getitem.max_s - getitem.p50_s)
+    extra = getitem.max_s - getitem.p50_s
+    if math.sqrt(n * slow * (1 - slow)) * extra < UNEVEN * n * getitem.mean_s:
+        return ()
+    drawn = np.random.default_rng(0).binomial(n, slow, _N_SIMULATED)
+    costs = n * getitem.p50_s + drawn * extra
+    return tuple(float(each) for each in costs / costs.mean())
+
+
+def burst_share(probe: LoaderProbe) -> float:
+    """Share of the time of making samples that samples cost beyond a usual one: what evening them out would spare."""
+    getitem = probe.getitem
+    if getitem is None or getitem.mean_s <= 0:
+        return 0.0
+    return max(0.0, 1.0 - getitem.p50_s / getitem.mean_s)
+
+
+def _made_s(probe: LoaderProbe) -> float | None:
+    if probe.getitem is None or not probe.batch_size:
+        return None
+    return probe.getitem.mean_s * probe.batch_size + (probe.collate.mean_s if probe.collate is not None else 0.0)
+
+
+def _fetch_s(delivery: Delivery, cores: float, num_workers: int) -> float:
+    if num_workers == 0:
+        return delivery.batch_s
+    stretch = max(1.0, delivery.cpu_fraction * num_workers / cores)
+    waits_s = (1 - delivery.cpu_fraction) * delivery.worker_batch_s
+    return max((waits_s + delivery.cpu_fraction * delivery.worker_batch_s * stretch) / num_workers, delivery.take_s)
+
+
+def _step_s(delivery: Delivery, demand: Demand, n: int, factor: float) -> float:
+    """A step of even batches whose cost is multiplied by ``factor``."""
+    waits_s = (1 - delivery.cpu_fraction) * delivery.worker_batch_s * factor
+    on_core_s = delivery.cpu_fraction * delivery.worker_batch_s * factor
+    compute_s = demand.compute_s + delivery.take_s
+    busy = delivery.cpu_fraction * n
+    # The share of a core that each process gets while all want to run.
+    rate = min(1.0, demand.cores / (demand.threads + busy))
+    shared_s = waits_s + on_core_s / rate
+    if not demand.computes_on_cores:
+        return max(compute_s, shared_s / n)
+    if compute_s * n >= rate * shared_s:
+        # The workers keep up. They are busy for a part of the step, and slow it down for as long.
+        return compute_s + (1 - rate) * shared_s / n
+    # They do not. Once the step has computed, the rest of its next batch is made with the cores free.
+    free_s = waits_s + on_core_s * max(1.0, busy / demand.cores)
+    return compute_s / rate + (1 - compute_s * n / (rate * shared_s)) * free_s / n
+
+
+def _unevenness(delivery: Delivery, demand: Demand, n: int, prefetch_factor: int) -> float:
+    """By how much batches of uneven cost stretch a step, at least 1."""
+    if not delivery.costs:
+        return 1.0
+    compute_s = demand.compute_s + delivery.take_s
+    rate = min(1.0, demand.cores / (demand.threads + delivery.cpu_fraction * n))
+    batch_s = delivery.worker_batch_s * ((1 - delivery.cpu_fraction) + delivery.cpu_fraction / rate)
+    if demand.computes_on_cores:
+        compute_s /= rate
+    even_s = max(compute_s, batch_s / n)
+    return max(1.0, _simulated_s([batch_s * cost for cost in delivery.costs], compute_s, n, prefetch_factor) / even_s)
+
+
+def _simulated_s(costs_s: Sequence[float], compute_s: float, n: int, prefetch_factor: int) -> float:
+    """Mean step when batches of these costs are made by ``n`` workers in turn and taken in order."""
+    made_s = [0.0] * len(costs_s)
+    taken_s = [0.0] * len(costs_s)
+    ahead = n * prefetch_factor
+    for i, cost_s in enumerate(costs_s):
+        begun_s = max(made_s[i - n] if i >= n else 0.0, taken_s[i - ahead] if i >= ahead else 0.0)
+        made_s[i] = begun_s + cost_s
+        taken_s[i] = max(made_s[i], taken_s[i - 1] + compute_s if i else 0.0)
+    first = min(ahead, len(costs_s) // 2)
+    return (taken_s[-1] - taken_s[first]) / (len(costs_s) - 1 - first)
+
+
+def _fit(
+    points: Sequence[WorkerPoint], batch_s: float, cpu_fraction: float, take_s: float, usable_cores: float
+) -> tuple[float, float]:
+    """Seconds of a batch in a worker alone on its core, and the relative misfit of the model."""
+    # Points at which taking batches was the limit say nothing of making them.
+    telling = [point for point in points if point.batch_s > 1.2 * take_s]
+    if not telling:
+        return max(batch_s, min(point.num_workers * point.batch_s for point in points)), ERROR_WITHOUT_CURVE
+    workers = np.array([point.num_workers for point in telling], dtype=np.float64)
+    measured = np.log([point.batch_s for point in telling])
+    widths = np.array([max(MIN_ERROR, (p.high_s - p.low_s) / (2 * p.batch_s)) for p in telling])
+    weights = 1 / widths**2 / np.sum(1 / widths**2)
+    best: tuple[float, float] = (math.inf, batch_s)
+    # From the most cores down, so that fewer are believed only where they explain the curve better.
+    for cores in np.linspace(max(1.0, usable_cores), min(0.5, usable_cores), 24):
+        stretched = (1 - cpu_fraction) + cpu_fraction * np.maximum(1.0, cpu_fraction * workers / cores)
+        shape = np.log(stretched / workers)
+        level = float(np.sum(weights * (measured - shape)))
+        misfit = math.sqrt(float(np.sum(weights * (measured - shape - level) ** 2)))
+        if misfit < best[0] - 0.005:
+            best = (misfit, math.exp(level))
+    return best[1], best[0]

@@ -6,7 +6,7 @@ import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import WorkerPlan, plan_workers
+from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding, without

@@ -1,0 +1,384 @@
+"""How many workers the loader of a session needs, and what its step would then take."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from lightning_perf.records import (
+    Distribution,
+    Evidence,
+    LoaderProbe,
+    LoaderSettings,
+    PhaseTime,
+    Session,
+    StageTimes,
+)
+
+from .loader_model import (
+    DEFAULT_PREFETCH,
+    MIN_CORES,
+    PREFETCH_FACTORS,
+    SLACK,
+    TRANSPORT_HIGH_S,
+    TRANSPORT_LOW_S,
+    Delivery,
+    Demand,
+    Forecast,
+    choose,
+    fit_delivery,
+    forecast,
+    forecasts,
+    worker_cap,
+)
+from .machine_signals import COMPUTE_PHASES
+from .rule import Skip
+from .signals import cores_per_rank, is_cpu_run, loaders_of, phase_s, steady_of
+
+# A batch in the probe and in the training differ by more than this only if one of them was not what it seemed.
+MAX_SCALE = 2.0
+
+
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model says about one loader.
+
+    Attributes:
+        n_now: Workers in use.
+        batch_s: Seconds that one process needs to make one batch.
+        basis: Where ``batch_s`` comes from.
+        compute_s: Seconds a step takes without waiting for data.
+        n_needed: Workers that would hide the loading behind the computing.
+        n_cap: Workers that the cores of this rank allow; 0 on less than two cores.
+        n_workers: The number to prescribe; 0 where more workers cannot help.
+        saved_low_s: Seconds a step that this saves at least: the dataset computes and shares the cores.
+        saved_high_s: The same at most: the dataset waits (disk, network) and leaves the cores alone.
+        now: The step by the model with the workers in use; None where the loader was not probed, as all that follow.
+        chosen: The step with the workers to choose: the fewest within 2 % of the best; may be those in use.
+        naive: The step with as many workers as cores.
+        options: The step by number of workers, from 0 to ``n_cap``.
+        points: Numbers of workers that the probe tried.
+    """
+
+    n_now: int
+    batch_s: float
+    basis: str
+    compute_s: float
+    n_needed: int
+    n_cap: int
+    n_workers: int
+    saved_low_s: float
+    saved_high_s: float
+    now: Forecast | None = None
+    chosen: Forecast | None = None
+    naive: Forecast | None = None
+    options: tuple[Forecast, ...] = ()
+    points: tuple[int, ...] = ()
+
+    @property
+    def is_too_cheap(self) -> bool:
+        """Whether a batch costs less to make than to fetch from a worker."""
+        if self.chosen is not None:
+            is_cheap = self.n_cap > 0 or self.batch_s < TRANSPORT_HIGH_S
+            return is_cheap and self.n_now == 0 and self.chosen.num_workers == 0
+        return self.n_now == 0 and self.batch_s < TRANSPORT_HIGH_S
+
+
+def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
+    """Finds the smallest number of workers that hides a loader's work, within what the cores allow.
+
+    Where the loader was probed, by the model of ``loader_model`` fitted to what was measured. Else ``n`` workers
+    deliver a batch every ``batch_s / n`` seconds, and the step waits where that exceeds its compute time.
+
+    Args:
+        session: For the cores and threads.
+        loader: Its settings; ``num_workers`` must be known.
+        stage: The steps that it fed.
+        wait_s: Seconds a step lost to waiting, by the device's clock where there is one.
+    """
+    probe = session.loader_probe
+    if probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index):
+        plan = _probed_plan(session, probe, loader, stage, wait_s)
+        if plan is not None:
+            return plan
+    n_now = loader.num_workers or 0
+    step_s = stage.step_s.mean
+    compute_s = max(step_s - wait_s, 0.0)
+    batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
+    cores = cores_per_rank(session)
+    n_cap = math.floor(cores) if cores >= MIN_CORES else 0
+    if loader.n_batches is not None:
+        n_cap = min(n_cap, loader.n_batches)
+    n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
+    n_workers = min(n_needed, n_cap)
+    saved_low_s = saved_high_s = 0.0
+    if n_workers > n_now:
+        fastest_s = max(compute_s + TRANSPORT_LOW_S, batch_s / n_workers)
+        slowest_s = max(fastest_s, compute_s + TRANSPORT_HIGH_S, _shared_step_s(session, batch_s, compute_s, n_workers))
+        saved_low_s, saved_high_s = max(0.0, step_s - slowest_s), max(0.0, step_s - fastest_s)
+    return WorkerPlan(
+        n_now=n_now,
+        batch_s=batch_s,
+        basis=basis,
+        compute_s=compute_s,
+        n_needed=n_needed,
+        n_cap=n_cap,
+        n_workers=n_workers if n_workers > n_now else 0,
+        saved_low_s=saved_low_s,
+        saved_high_s=saved_high_s,
+    )
+
+
+def _batch_cost(stage: StageTimes, n_now: int, step_s: float, compute_s: float, wait_s: float) -> tuple[float, str]:
+    """Seconds to make one batch, and how they are known."""
+    fetch = stage.fetch
+    if n_now == 0:
+        if fetch is None or fetch.wait_s.p50 <= 0:
+            return wait_s, "mean wait for a batch"
+        return fetch.wait_s.p50, "median wait for a batch, made in the training process"
+    measured_s = fetch.in_process_batch_s if fetch is not None else None
+    # A measured cost that n workers would hide does not explain the wait: they get in one another's way.
+    if measured_s is not None and measured_s > n_now * compute_s:
+        return measured_s, "measured in a process without workers"
+    return n_now * step_s, f"{n_now} workers deliver one batch a step between them"
+
+
+def _shared_step_s(session: Session, batch_s: float, compute_s: float, n_workers: int) -> float:
+    """The step where making samples takes a core of its own as long as it lasts."""
+    cores = cores_per_rank(session)
+    if not is_cpu_run(session):
+        # The training process keeps one core busy launching work.
+        return batch_s / max(1.0, min(n_workers, cores - 1))
+    n_threads = min(session.settings.torch.n_threads or cores, cores)
+    return max(batch_s / n_workers, (compute_s * n_threads + batch_s) / cores)
+
+
+def demand_of(session: Session, stage: StageTimes, wait_s: float, cpu_fraction: float, n_now: int) -> Demand:
+    """What the training asks of loader and cores.
+
+    Args:
+        session: For cores, threads and what was sampled.
+        stage: The steps.
+        wait_s: Seconds a step lost to waiting.
+        cpu_fraction: Of making samples.
+        n_now: Workers in use.
+    """
+    step_s = stage.step_s.mean
+    compute_s = max(step_s - wait_s, 0.0)
+    probe = session.loader_probe
+    if n_now and probe is not None and probe.compute_s is not None:
+        compute_s = min(compute_s, probe.compute_s)  # workers take their part of the cores from what was timed
+    cores = cores_per_rank(session)
+    is_cpu = is_cpu_run(session)
+    most = min(float(session.settings.torch.n_threads or cores), cores) if is_cpu else 1.0
+    host = session.telemetry.host if session.telemetry is not None else None
+    threads = most
+    if host is not None and host.process_cpu_cores is not None and compute_s > 0:
+        loading_s = 0.0 if n_now else cpu_fraction * wait_s
+        threads = (host.process_cpu_cores.mean * step_s - loading_s) / compute_s
+    least = min(1.0, most) if is_cpu else 0.1
+    return Demand(compute_s=compute_s, cores=cores, threads=max(least, min(threads, most)), computes_on_cores=is_cpu)
+
+
+def delivery_of(session: Session, stage: StageTimes | None, wait_s: float, n_now: int) -> Delivery | None:
+    """The loader that was probed; where the training made its batches itself, as fast as it made them."""
+    probe = session.loader_probe
+    delivery = fit_delivery(probe) if probe is not None else None
+    if delivery is None or n_now or stage is None or stage.fetch is None or wait_s <= 0:
+        return delivery
+    made_s = stage.fetch.wait_s.mean
+    scale = made_s / delivery.batch_s
+    if not 1 / MAX_SCALE <= scale <= MAX_SCALE:
+        return msgspec.structs.replace(delivery, error=min(0.5, 2 * delivery.error))
+    return msgspec.structs.replace(delivery, batch_s=made_s, worker_batch_s=scale * delivery.worker_batch_s)
+
+
+def _probed_plan(
+    session: Session, probe: LoaderProbe, loader: LoaderSettings, stage: StageTimes, wait_s: float
+) -> WorkerPlan | None:
+    n_now = loader.num_workers or 0
+    delivery = delivery_of(session, stage, wait_s, n_now)
+    if delivery is None:
+        return None
+    demand = demand_of(session, stage, wait_s, delivery.cpu_fraction, n_now)
+    prefetch_factor = loader.prefetch_factor or DEFAULT_PREFETCH
+    n_cap = worker_cap(demand.cores, delivery.cpu_fraction, loader.n_batches, _shm_batches(session, probe),
+                       prefetch_factor)  # fmt: skip
+    options = forecasts(delivery, demand, n_cap, prefetch_factor)
+    chosen = choose(options)
+    if delivery.costs and chosen.num_workers:
+        chosen = choose([chosen, *(forecast(delivery, demand, chosen.num_workers, f)
+                                   for f in PREFETCH_FACTORS if f > prefetch_factor)])  # fmt: skip
+    now = forecast(delivery, demand, n_now, prefetch_factor)
+    n_naive = max(1, math.floor(demand.cores))
+    step_s = stage.step_s.mean
+    is_more = chosen.num_workers > n_now
+    n_needed = math.ceil(delivery.worker_batch_s / max((1 + SLACK) * demand.compute_s, 1e-6))
+    return WorkerPlan(
+        n_now=n_now,
+        batch_s=delivery.batch_s,
+        basis="loader probe" + (", beside the training" if probe.is_beside_training else ""),
+        compute_s=demand.compute_s,
+        n_needed=max(1, n_needed),
+        n_cap=n_cap,
+        n_workers=chosen.num_workers if is_more else 0,
+        saved_low_s=max(0.0, step_s - chosen.high_s) if is_more else 0.0,
+        saved_high_s=max(0.0, step_s - chosen.low_s) if is_more else 0.0,
+        now=now,
+        chosen=chosen,
+        naive=forecast(delivery, demand, n_naive, prefetch_factor),
+        options=tuple(options),
+        points=tuple(point.num_workers for point in probe.curve),
+    )
+
+
+def _shm_batches(session: Session, probe: LoaderProbe) -> float | None:
+    """Batches that this rank's part of /dev/shm holds; None when not known."""
+    size = session.machine.shm_bytes
+    if size is None or not probe.batch_bytes:
+        return None
+    return size / max(1, session.machine.local_world_size) / probe.batch_bytes
+
+
+class Feeding(msgspec.Struct, frozen=True, kw_only=True):
+    """A probed loader beside the steps that it feeds.
+
+    Attributes:
+        probe: What was measured of it.
+        stage: The steps; where none were timed, the step that the probe foretells.
+        share: Of the time, what waits for data.
+        wait_s: Seconds a step that wait for data.
+        batch_s: Seconds to make a batch in one process.
+        plan: What workers would do.
+        is_foretold: Whether no step was timed.
+    """
+
+    probe: LoaderProbe
+    loader: LoaderSettings
+    stage: StageTimes
+    share: float
+    wait_s: float
+    batch_s: float
+    plan: WorkerPlan
+    is_foretold: bool
+
+    def saved_s(self, session: Session, share: float) -> float:
+        """Seconds of the span that go away where a batch costs this share less, with the workers in use.
+
+        Args:
+            session: It was made from.
+            share: Of what a batch costs, 0…1.
+        """
+        if self.plan.n_now == 0:
+            return self.stage.n_steps * min(self.wait_s, share * self.batch_s)
+        delivery = delivery_of(session, self.stage, self.wait_s, self.plan.n_now)
+        if delivery is None or self.plan.now is None:
+            return 0.0
+        left = 1.0 - min(max(share, 0.0), 1.0)
+        cheaper = msgspec.structs.replace(
+            delivery, batch_s=left * delivery.batch_s, worker_batch_s=left * delivery.worker_batch_s
+        )
+        demand = demand_of(session, self.stage, self.wait_s, delivery.cpu_fraction, self.plan.n_now)
+        then = forecast(cheaper, demand, self.plan.n_now, self.loader.prefetch_factor or DEFAULT_PREFETCH)
+        return self.stage.n_steps * min(self.wait_s, max(0.0, self.plan.now.step_s - then.step_s))
+
+
+def timed_steps_of(session: Session) -> StageTimes:
+    """The steady steps; without any, those that the probe foretells.
+
+    Raises:
+        Skip: Neither were steps timed nor was the model's own step measured.
+    """
+    if session.steady is not None:
+        return steady_of(session)
+    foretold = foretold_steps(session)
+    return steady_of(session) if foretold is None else foretold
+
+
+def foretold_steps(session: Session) -> StageTimes | None:
+    """A thousand steps as the probe foretells them, from the loader's ceiling and the model's; None where one lacks."""
+    probe = session.loader_probe
+    if session.steady is not None or probe is None or not probe.compute_s:
+        return None
+    delivery = fit_delivery(probe)
+    if delivery is None:
+        return None
+    cores = cores_per_rank(session)
+    threads = min(float(session.settings.torch.n_threads or cores), cores)
+    demand = Demand(
+        compute_s=probe.compute_s,
+        cores=cores,
+        threads=threads if is_cpu_run(session) else 1.0,
+        computes_on_cores=is_cpu_run(session),
+    )
+    step_s = forecast(delivery, demand, probe.num_workers or 0).step_s
+    wait_s = max(0.0, step_s - probe.compute_s)
+    n = 1000
+    return StageTimes(
+        n_steps=n,
+        n_warmup_steps=0,
+        span_s=n * step_s,
+        step_s=Distribution(p50=step_s, p95=step_s, p99=step_s, mean=step_s, std=0.0),
+        samples_per_s=probe.batch_size / step_s if probe.batch_size else None,
+        phases={
+            "data_wait": PhaseTime(total_s=n * wait_s, share=wait_s / step_s),
+            COMPUTE_PHASES[0]: PhaseTime(total_s=n * probe.compute_s, share=probe.compute_s / step_s),
+        },
+    )
+
+
+def probe_of(session: Session) -> LoaderProbe:
+    """The probe of a loader.
+
+    Raises:
+        Skip: There is none, or it could not measure what a sample costs.
+    """
+    probe = session.loader_probe
+    if probe is None:
+        raise Skip(session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))"))
+    if probe.getitem is None:
+        raise Skip(f"the loader could not be probed: {probe.reason or 'no sample was timed'}")
+    return probe
+
+
+def feeding_of(session: Session) -> Feeding:
+    """The probed loader beside the steps that it feeds.
+
+    Raises:
+        Skip: It was not probed, or no step is known.
+    """
+    probe = probe_of(session)
+    stage = timed_steps_of(session)
+    loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
+    if loader is None:
+        raise Skip("the settings of the probed loader are not known")
+    device = stage.device
+    share = device.starved_share if device is not None else phase_s(stage, "data_wait") / stage.span_s
+    wait_s = share * stage.span_s / max(1, stage.n_steps)
+    plan = plan_workers(session, loader, stage, wait_s)
+    return Feeding(
+        probe=probe,
+        loader=loader,
+        stage=stage,
+        share=share,
+        wait_s=wait_s,
+        batch_s=plan.batch_s,
+        plan=plan,
+        is_foretold=session.steady is None,
+    )
+
+
+def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
+    """The steps that the model foretells; nothing where the loader was not probed."""
+    if plan.chosen is None or plan.naive is None:
+        return ()
+    tried = ", ".join(str(n) for n in plan.points)
+    basis = f"probed at {tried} workers" if tried else "from the cost of a sample"
+    return (
+        Evidence(metric=f"step expected with {_workers(plan.chosen)} ({basis})", value=plan.chosen.step_s, unit="s"),
+        Evidence(metric=f"step expected with {_workers(plan.naive)}, one a core", value=plan.naive.step_s, unit="s"),
+    )
+
+
+def _workers(option: Forecast) -> str:
+    return f"{option.num_workers} worker{'' if option.num_workers == 1 else 's'}"
