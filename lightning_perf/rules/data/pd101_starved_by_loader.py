@@ -6,7 +6,9 @@ import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
+from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
+from lightning_perf.rules.loader_plan import WorkerPlan, foretold_steps, plan_evidence, plan_workers
+from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding, without
@@ -41,7 +43,10 @@ DataLoader(Images(), batch_size=32)  # 160 ms a batch, made while the model wait
 
 ## Prescription
 The number of workers is the smallest `w` for which cost of a batch ÷ `w` is no more than the compute time of a step,
-capped by the cores that a rank may use. On a single core no workers are prescribed: make samples cheaper, or cache
+capped by the cores that a rank may use. Where the loader was probed (`probe_data=True`), the number comes from its
+measured throughput at several numbers of workers, the cores that loading and training share, what `/dev/shm` holds, and
+whether samples compute or wait (those that wait may have more workers than cores): the fewest whose step is within 2 %
+of the best. Otherwise on a single core no workers are prescribed: make samples cheaper, or cache
 them. The lower end of the gain assumes that making samples computes and shares the cores with the training; the
 upper end assumes that it waits for a disk or a network.
 
@@ -58,8 +63,9 @@ and its ResNet-50 case (1.4x by workers); a case study of 40 % in `DataLoader.__
 
 def check(session: Session) -> Finding | None:
     """Compares the starved share with the threshold and asks the worker model what would help."""
+    foretold = foretold_steps(session)
     try:
-        steady = steady_of(session)
+        steady = steady_of(session) if foretold is None else foretold
     except Skip:
         if not session.windows:
             raise
@@ -73,7 +79,7 @@ def check(session: Session) -> Finding | None:
     wait_s = share * steady.span_s / steady.n_steps
     plan = plan_workers(session, loader, steady, wait_s)
     fetch = steady.fetch
-    in_process_s = fetch.in_process_batch_s if fetch is not None else None
+    in_process_s, _ = in_process_of(session, steady)
     if plan.n_now and fetch is not None and in_process_s is not None and in_process_s < fetch.wait_s.p50:
         return None  # The workers themselves are what costs: PD103.
     evidence = (
@@ -82,12 +88,13 @@ def check(session: Session) -> Finding | None:
             value=share,
             unit="fraction",
             threshold=MIN_SHARE,
-            n=steady.n_steps,
+            n=steady.n_steps if foretold is None else None,
         ),
         Evidence(metric=f"time to make one batch ({plan.basis})", value=plan.batch_s, unit="s"),
         Evidence(metric="time of a step without waiting", value=plan.compute_s, unit="s", n=steady.n_steps),
         Evidence(metric="num_workers", value="unknown" if loader.num_workers is None else loader.num_workers),
         Evidence(metric="workers that the cores of this rank allow", value=plan.n_cap, unit="count"),
+        *plan_evidence(plan),
     )
     who = "the device waits for data" if device else "each step waits for data"
     summary = (
@@ -111,14 +118,18 @@ def check(session: Session) -> Finding | None:
         prescriptions=prescriptions,
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=_low_s(steady, plan) if can_prescribe else 0.0,
-        basis=(
-            f"model: a batch takes {duration(plan.batch_s)} ({plan.basis}) on {max(1, plan.n_workers)} workers; "
-            "from a dataset that computes on shared cores to one that waits"
-            if can_prescribe
-            else "all of the waiting, if batches were made as fast as they are used"
-        ),
+        basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
         confidence="high" if device is not None or plan.n_now == 0 else "medium",
     )
+
+
+def _basis(plan: WorkerPlan) -> str:
+    made = f"a batch takes {duration(plan.batch_s)} ({plan.basis})"
+    if plan.chosen is not None and plan.points:
+        tried = ", ".join(str(n) for n in plan.points)
+        return f"the loader measured with {tried} workers beside the step's computing; {made}"
+    n = max(1, plan.n_workers)
+    return f"model: {made} on {n} workers; from a dataset that computes on shared cores to one that waits"
 
 
 def _exposed_share(session: Session, steady: StageTimes) -> float:
@@ -199,10 +210,17 @@ def _low_s(steady: StageTimes, plan: WorkerPlan) -> float:
 def _workers(session: Session, loaders: tuple[LoaderSettings, ...], plan: WorkerPlan) -> Prescription:
     loader = loaders[0]
     arguments: dict[str, object] = {"num_workers": plan.n_workers, "persistent_workers": True}
+    chosen = plan.chosen
+    if chosen is not None and chosen.prefetch_factor != (loader.prefetch_factor or DEFAULT_PREFETCH):
+        arguments["prefetch_factor"] = chosen.prefetch_factor
     if session.settings.trainer.accelerator == "cuda" or any(d.kind == "cuda" for d in session.machine.devices):
         arguments["pin_memory"] = True
     code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
     summary = f"set num_workers={plan.n_workers}"
+    if chosen is not None:
+        if "prefetch_factor" in arguments:
+            summary += f" and prefetch_factor={chosen.prefetch_factor}"
+        summary += f", the fewest within 2 % of the best: a step of about {duration(chosen.step_s)}"
     is_certain = loader.is_plain and not loader.is_iterable and len(loaders) == 1
     if loader.is_iterable:
         summary += ", once the IterableDataset shards itself by torch.utils.data.get_worker_info()"

@@ -6,6 +6,8 @@ import math
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
+from lightning_perf.rules.loader_signals import is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
@@ -67,6 +69,9 @@ def check(session: Session) -> Finding | None:
     is_contended = busy >= MIN_BUSY_FRACTION if queueing is None else queueing >= MIN_QUEUEING_FRACTION
     if not is_contended or is_blocked(wait, MAX_BLOCKED_FRACTION):
         return None
+    if session.loader_probe is not None and is_waiting(session.loader_probe):
+        return None  # PD106
+    plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores
     lost = queueing if queueing is not None else max(0.0, 1.0 - usable / max(1, n_processes))
@@ -86,7 +91,7 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="usable cores busy", value=busy, unit="fraction", threshold=MIN_BUSY_FRACTION),
             *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
         ),
-        prescriptions=(_prescription(session, loader, n_processes),),
+        prescriptions=(_prescription(session, loader, n_processes, plan),),
         claims={"data_wait": lost * phase_s(steady, "data_wait")},
         low_s=0.0,
         basis="from nothing to all of the wait in which the loading queued",
@@ -101,13 +106,16 @@ def _busy_fraction(session: Session, host: HostTelemetry) -> float:
     return max(busy, min(1.0, own / session.machine.usable_cores))
 
 
-def _prescription(session: Session, loader: LoaderSettings, n_processes: int) -> Prescription:
+def _prescription(session: Session, loader: LoaderSettings, n_processes: int, plan: WorkerPlan) -> Prescription:
     n_fitting = max(1, math.floor(cores_per_rank(session)))
+    why = "cores ÷ ranks on this node"
+    if plan.chosen is not None and 0 < plan.chosen.num_workers < n_fitting:
+        n_fitting, why = plan.chosen.num_workers, "more deliver no faster by the loader probe"
     if n_processes > session.machine.usable_cores and (loader.num_workers or 0) > n_fitting:
         arguments = {"num_workers": n_fitting}
         return Prescription(
             treatment="loader-workers" if loader.is_plain else "",
-            summary=f"set num_workers={n_fitting}: cores ÷ ranks on this node",
+            summary=f"set num_workers={n_fitting}: {why}",
             safety="exact",
             effort="one line",
             loader_args=arguments if loader.is_plain else {},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_plan import feeding_of
+from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
@@ -44,6 +46,8 @@ Lightning issue 17410 (tiny data trains faster without workers).
 
 def check(session: Session) -> Finding | None:
     """Compares the cost with workers to the measured cost without."""
+    if session.steady is None and session.loader_probe is not None:
+        return _foretold(session)
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
@@ -51,17 +55,60 @@ def check(session: Session) -> Finding | None:
         raise Skip("the number of workers is not known")
     if loader.num_workers == 0:
         return None
-    if fetch is None or fetch.in_process_batch_s is None:
-        raise Skip(f"the cost of a batch without workers: {fetch.in_process_basis if fetch else 'no fetch was seen'}")
-    in_process_s = fetch.in_process_batch_s
+    in_process_s, basis = in_process_of(session, steady)
+    if fetch is None or in_process_s is None:
+        raise Skip(f"the cost of a batch without workers: {basis}")
+    if _has_another_cause(session):
+        return None
     restart_s = 0.0 if loader.persistent_workers else phase_s(steady, "epoch_boundary")
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)
     if saved_s < MIN_SHARE * steady.span_s:
         return None
     from_boundary_s = min(saved_s, restart_s)
-    return timed_finding(
+    return _finding(
         steady,
+        loader,
+        with_workers_s,
+        in_process_s,
+        basis,
+        claims={"data_wait": saved_s - from_boundary_s, "epoch_boundary": from_boundary_s},
+        # Without the part at the epoch's boundary, some of which stays without workers too.
+        low_s=max(0.0, saved_s - restart_s),
+    )
+
+
+def _foretold(session: Session) -> Finding | None:
+    """The same where no step was timed, from the probe's curve and the model's own step."""
+    feeding = feeding_of(session)
+    plan = feeding.plan
+    if plan.n_now == 0 or plan.now is None or not plan.options or _has_another_cause(session):
+        return None
+    saved_s = feeding.stage.n_steps * (plan.now.step_s - plan.options[0].step_s)
+    if saved_s < MIN_SHARE * feeding.stage.span_s:
+        return None
+    return _finding(
+        feeding.stage,
+        feeding.loader,
+        plan.now.fetch_s,
+        plan.batch_s,
+        plan.basis,
+        claims={"data_wait": saved_s},
+        low_s=0.0,
+    )
+
+
+def _finding(
+    stage: StageTimes,
+    loader: LoaderSettings,
+    with_workers_s: float,
+    in_process_s: float,
+    basis: str,
+    claims: dict[str, float],
+    low_s: float,
+) -> Finding:
+    return timed_finding(
+        stage,
         code=CODE,
         name=NAME,
         category=CATEGORY,
@@ -70,11 +117,9 @@ def check(session: Session) -> Finding | None:
             "The samples are too cheap to be made elsewhere."
         ),
         evidence=(
-            Evidence(metric="time a batch with workers", value=with_workers_s, unit="s", n=fetch.n),
-            Evidence(
-                metric=f"time to make a batch without workers ({fetch.in_process_basis})", value=in_process_s, unit="s"
-            ),
-            Evidence(metric="num_workers", value=loader.num_workers),
+            Evidence(metric="time a batch with workers", value=with_workers_s, unit="s"),
+            Evidence(metric=f"time to make a batch without workers ({basis})", value=in_process_s, unit="s"),
+            Evidence(metric="num_workers", value=loader.num_workers or 0),
         ),
         prescriptions=(
             Prescription(
@@ -87,12 +132,19 @@ def check(session: Session) -> Finding | None:
                 code="DataLoader(..., num_workers=0)",
             ),
         ),
-        claims={"data_wait": saved_s - from_boundary_s, "epoch_boundary": from_boundary_s},
-        # Without the part at the epoch's boundary, some of which stays without workers too.
-        low_s=max(0.0, saved_s - restart_s),
+        claims=claims,
+        low_s=low_s,
         basis="measured cost of a batch without workers against the median fetch and the restarts of workers",
         confidence="medium",
     )
+
+
+def _has_another_cause(session: Session) -> bool:
+    """Whether the probe saw batches that are costly to move (PD109), uneven (PD105) or waited for (PD106)."""
+    probe = session.loader_probe
+    if probe is None or probe.getitem is None:
+        return False
+    return is_waiting(probe) or is_bursty(probe) or is_transport_costly(feeding_of(session))
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import SLACK
+from lightning_perf.rules.loader_model import PREFETCH_FACTORS, SLACK, burst_share
+from lightning_perf.rules.loader_plan import Feeding, feeding_of
+from lightning_perf.rules.loader_signals import (
+    MIN_BURST_SHARE,
+    function_evidence,
+    indexes_rows,
+    is_bursty,
+    wait_evidence,
+    where_from,
+)
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD105"
 NAME = "bursty-fetch"
@@ -26,7 +35,8 @@ DEFAULT_PREFETCH = 2
 DOCS = """\
 ## What it measures
 How unevenly batches arrive: the 90th percentile of the wait over its median, and whether waits recur once every
-`num_workers` steps.
+`num_workers` steps. Where the loader was probed, how uneven the cost of its samples is: whether slow ones take more
+than a third of the time beyond what usual ones would have taken.
 
 ## Why it costs
 Workers take turns. When one is late, the batches of the others stand ready behind it, since batches are handed out in
@@ -51,7 +61,11 @@ The documentation of `torch.utils.data.DataLoader` on order and `prefetch_factor
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for waits that recur with the workers' round."""
+    """Looks for samples of uneven cost; without a probe, for waits that recur with the workers' round."""
+    probe = session.loader_probe
+    if probe is not None and probe.getitem is not None:
+        is_uneven = is_bursty(probe) and not indexes_rows(probe)
+        return _probed(session, feeding_of(session), probe) if is_uneven else None
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
@@ -125,4 +139,55 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding | None:
+    """The same from the loader probe, which timed the samples one by one."""
+    plan, getitem = feeding.plan, probe.getitem
+    if feeding.share < MIN_SHARE or plan.is_too_cheap or getitem is None:
+        return None
+    stage, uneven = feeding.stage, burst_share(probe)
+    waited_s = stage.n_steps * feeding.wait_s
+    evened_s = feeding.saved_s(session, uneven)
+    workers = plan.chosen.num_workers if plan.n_workers and plan.chosen is not None else plan.n_now
+    factor = max(
+        plan.chosen.prefetch_factor or DEFAULT_PREFETCH if plan.chosen is not None else DEFAULT_PREFETCH,
+        next(
+            (f for f in PREFETCH_FACTORS if f > (feeding.loader.prefetch_factor or DEFAULT_PREFETCH)), DEFAULT_PREFETCH
+        ),
+    )
+    arguments = {"num_workers": workers, "prefetch_factor": factor, "persistent_workers": True}
+    ahead = Prescription(
+        treatment="loader-prefetch" if feeding.loader.is_plain and plan.n_now else "",
+        summary=f"make batches further ahead: num_workers={workers}, prefetch_factor={factor}",
+        safety="exact",
+        effort="one line",
+        loader_args=arguments if feeding.loader.is_plain else {},
+        code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
+    )
+    even = Prescription(treatment="", summary="make samples of more even cost", safety="exact", effort="hours", code="")
+    return timed_finding(
+        stage,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(feeding.share)} of the time waits for data, and a few slow samples take {percent(uneven)} of "
+            f"making it. The slowest of {getitem.n} took {duration(getitem.max_s)}, a usual one takes "
+            f"{duration(getitem.p50_s)}.{where_from(probe)}"
+        ),
+        evidence=(
+            wait_evidence(feeding),
+            Evidence(metric="time of the samples beyond usual ones", value=uneven, unit="fraction", n=getitem.n,
+                     threshold=MIN_BURST_SHARE),
+            Evidence(metric="median time of a sample", value=getitem.p50_s, unit="s", n=getitem.n),
+            Evidence(metric="longest", value=getitem.max_s, unit="s", n=getitem.n),
+            *function_evidence(probe, "getitem", n=1),
+        ),
+        prescriptions=(ahead, even) if workers else (even,),
+        claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
+        low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
+        basis="from what more batches ahead hide of it by the model to samples of even cost",
+        confidence="high",
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))

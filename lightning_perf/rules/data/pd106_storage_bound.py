@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session, StageTimes
+from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_model import COMPUTES_FRACTION
+from lightning_perf.rules.loader_plan import timed_steps_of
+from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s
 from lightning_perf.rules.wording import percent
 
 CODE = "PD106"
@@ -27,7 +30,8 @@ DOCS = """\
 What the processes that make batches do while the training waits for them: by the kernel's account they are neither on
 a core nor queueing for one, nor does the training thread queue for one amid its fetch. With it stand the time that
 cores were idle for a disk, the rate of reading, how busy the disk was, and what kind of disk the dataset lies on, where
-these can be told.
+these can be told. Where the loader was probed, its word counts: the dataset alone waited for more
+than half of its time, and this function did.
 
 ## Why it costs
 A loader that waits for bytes is not made faster by faster transforms. Many small files, each opened on its own, pay
@@ -52,12 +56,25 @@ SageMaker's IOBottleneck rule (iowait above half); the kernel's `schedstat` for 
 """
 
 
+PRESCRIPTION = Prescription(
+    treatment="",
+    summary="keep the dataset in memory if it fits, else pack it in large shards or copy it to a fast disk",
+    safety="exact",
+    effort="hours",
+)
+
+
 def check(session: Session) -> Finding | None:
     """Asks what loading does while it is waited for."""
-    steady = steady_of(session)
+    steady = timed_steps_of(session)
     share = wait_share(steady)
     if share < MIN_WAIT_SHARE:
         return None
+    probe = session.loader_probe
+    if probe is not None and probe.getitem_cpu_fraction is not None:
+        if not is_waiting(probe) or is_bursty(probe):
+            return None  # it computes, or a few samples decide: PD107, PD105
+        return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)
     wait = loading_wait(host, n_workers)
@@ -90,18 +107,42 @@ def check(session: Session) -> Finding | None:
             *((Evidence(metric="file system of the dataset", value=host.dataset_disk.file_system),)
               if host.dataset_disk is not None else ()),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="keep the dataset in memory if it fits, else pack it in large shards or copy it to a fast disk",
-                safety="exact",
-                effort="hours",
-            ),
-        ),
+        prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * phase_s(steady, "data_wait")},
         low_s=0.0,
         basis="from nothing to all of the wait in which the loading was blocked",
         confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
+    )  # fmt: skip
+
+
+def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
+    """The same from the loader probe, which saw the dataset alone and knows the function that waits."""
+    host = session.telemetry.host if session.telemetry is not None else None
+    sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of the time waits for data, and making a sample waits for "
+            f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its time "
+            f"rather than computing.{where_from(probe)}"
+        ),
+        evidence=(
+            Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
+                     threshold=MIN_WAIT_SHARE),
+            Evidence(metric="time of making a sample that it waits", value=waited, unit="fraction",
+                     threshold=1.0 - COMPUTES_FRACTION),
+            Evidence(metric="time of a sample", value=sample_s, unit="s"),
+            *told("read from storage a sample", probe.read_bytes, "bytes"),
+            *function_evidence(probe, "getitem", n=1),
+        ),
+        prescriptions=(PRESCRIPTION,),
+        claims={"data_wait": waited * phase_s(steady, "data_wait")},
+        low_s=0.0,
+        basis="from nothing to all the time that making samples waited",
+        confidence="high",
     )  # fmt: skip
 
 
@@ -126,4 +167,4 @@ def _what(host: HostTelemetry) -> str:
     return f"{kind} ({disk.file_system} at {disk.mount})"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))

@@ -83,6 +83,9 @@ def check(session: Session) -> Finding | None:
 
 def _batch_bytes(session: Session) -> int:
     host = session.telemetry.host if session.telemetry is not None else None
+    probe = session.loader_probe
+    if probe is not None and probe.batch_bytes and probe.stage == "train":
+        return max(probe.batch_bytes, (host.batch_bytes or 0) if host is not None else 0)
     if host is None or not host.batch_bytes:
         raise Skip("the size of a batch is not known")
     return host.batch_bytes

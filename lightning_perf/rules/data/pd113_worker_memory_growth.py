@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
+from lightning_perf.rules.loader_signals import costliest, place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 CODE = "PD113"
 NAME = "worker-memory-growth"
@@ -12,7 +14,8 @@ CATEGORY = "data"
 
 DOCS = """\
 ## What it measures
-The slope of the mean resident memory of the worker processes over the steps, as for the training process itself.
+The slope of the mean resident memory of the worker processes over the steps, as for the training process itself;
+where the loader was probed, also what a process kept that made samples and nothing else.
 
 ## Why it costs
 Each worker keeps what it gains, times the number of workers, until the host's memory is used up and the kernel kills
@@ -39,14 +42,36 @@ torch issue 13246 (workers that copy on access); P. K. Sen, JASA 63, 1968.
 """
 
 
+PRESCRIPTIONS = (
+    Prescription(
+        treatment="",
+        summary="bound what workers keep, or hold it in numpy arrays or memory-mapped files that they share",
+        safety="exact",
+        effort="hours",
+    ),
+    Prescription(
+        treatment="",
+        summary="let workers end with each epoch, which gives their memory back",
+        safety="exact",
+        effort="one line",
+        loader_args={"persistent_workers": False},
+        code="DataLoader(..., persistent_workers=False)",
+    ),
+)
+
+
 def check(session: Session) -> Finding | None:
     """Looks for a rising trend of the workers."""
     growth = next((g for g in session.memory.growth if g.where == "workers"), None)
+    loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
+    if growth is None or not is_leak(growth):
+        probed = _probed(session.loader_probe, loader)
+        if probed is not None:
+            return probed
     if growth is None:
         raise Skip(session.missing.get("memory", "there were no workers, or they were not watched for long enough"))
     if not is_leak(growth):
         return None
-    loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
     n_workers = loader.num_workers if loader is not None and loader.num_workers else 1
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
@@ -64,24 +89,38 @@ def check(session: Session) -> Finding | None:
             *growth_evidence(growth),
             *(Evidence(metric=f"container of {dataset}", value=name) for name in candidates),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="bound what workers keep, or hold it in numpy arrays or memory-mapped files that they share",
-                safety="exact",
-                effort="hours",
-            ),
-            Prescription(
-                treatment="",
-                summary="let workers end with each epoch, which gives their memory back",
-                safety="exact",
-                effort="one line",
-                loader_args={"persistent_workers": False},
-                code="DataLoader(..., persistent_workers=False)",
-            ),
-        ),
+        prescriptions=PRESCRIPTIONS,
         confidence="high" if candidates else "medium",
     )
+
+
+def _probed(probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
+    """The same from a loader probe, which made samples in a process of its own and watched what it kept."""
+    if probe is None or loader is None or not loader.num_workers or probe.rss_growth_bytes is None:
+        return None
+    per_step = probe.rss_growth_bytes * (probe.batch_size or 1)
+    if per_step < LEAK_BYTES_PER_STEP:
+        return None
+    dataset = loader.dataset_class or "the dataset"
+    function = costliest(probe, "getitem")
+    where = f" Look at what {dataset} keeps" + (f", e.g. in {place(function)}." if function is not None else ".")
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="medium",
+        summary=(
+            f"Making samples keeps {size_text(probe.rss_growth_bytes)} of each: {size_text(per_step)} a step, spread "
+            f"over {loader.num_workers} workers.{where}"
+        ),
+        evidence=(
+            Evidence(metric="kept of a sample in the loader probe", value=probe.rss_growth_bytes, unit="bytes"),
+            Evidence(metric="a thousand steps keep", value=1000 * per_step, unit="bytes",
+                     threshold=1000 * LEAK_BYTES_PER_STEP),
+        ),
+        prescriptions=PRESCRIPTIONS,
+        confidence="medium",
+    )  # fmt: skip
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

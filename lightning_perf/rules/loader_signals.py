@@ -1,0 +1,145 @@
+"""What the rules on the input pipeline read from a loader probe."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Literal
+
+from lightning_perf.records import Evidence, HotFunction, LoaderProbe, Session, StageTimes
+
+from .loader_model import COMPUTES_FRACTION, TRANSPORT_HIGH_S, burst_share
+from .loader_plan import Feeding
+from .wording import percent
+
+# Where waiting begins to count: the bound of PD101.
+MIN_WAIT_SHARE = 0.05
+# A few slow samples decide where usual ones would need two thirds of the time or less …
+MIN_BURST_SHARE = 1 / 3
+# … and the slowest is several times a usual one.
+MIN_BURST_RATIO = 5.0
+# The project's catalogue: what moving a batch from worker to main process takes of fetching it.
+MIN_TRANSPORT_SHARE = 0.30
+# What makes a batch costly to move. Each tensor is a segment of shared memory of its own, with a descriptor that
+# travels through a socket (some 50 us); objects are pickled one by one; 4 MiB take as long to copy as a dozen tensors
+# to send.
+MIN_TENSORS = 16
+MIN_OBJECTS = 1000
+MIN_BYTES = 4 * 2**20
+
+
+def is_waiting(probe: LoaderProbe) -> bool:
+    """Whether making samples waits for something for most of its time."""
+    return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_FRACTION
+
+
+def is_bursty(probe: LoaderProbe) -> bool:
+    """Whether a few slow samples take much of the time."""
+    getitem = probe.getitem
+    return (
+        getitem is not None
+        and burst_share(probe) >= MIN_BURST_SHARE
+        and getitem.max_s >= MIN_BURST_RATIO * getitem.p50_s
+    )
+
+
+def indexes_rows(probe: LoaderProbe) -> bool:
+    """Whether samples are rows of tensors in memory, fetched one at a time."""
+    return bool(probe.indexes_tensors) and not probe.dataset_is_batched
+
+
+def sample_share(probe: LoaderProbe) -> float:
+    """Share of a batch that making its samples takes; the rest is collating them."""
+    samples_s = probe.getitem.mean_s * (probe.batch_size or 1) if probe.getitem is not None else 0.0
+    collate_s = probe.collate.mean_s if probe.collate is not None else 0.0
+    return samples_s / (samples_s + collate_s) if samples_s + collate_s > 0 else 0.0
+
+
+def transport_share(feeding: Feeding) -> float:
+    """Share of a fetch that moving the batch out of a worker takes; 0 without workers, or where nothing makes it so."""
+    probe = feeding.probe
+    if feeding.plan.n_now == 0 or probe.transport is None:
+        return 0.0
+    is_heavy = (
+        (probe.n_tensors or 0) >= MIN_TENSORS
+        or (probe.n_objects or 0) >= MIN_OBJECTS
+        or (probe.batch_bytes or 0) >= MIN_BYTES
+    )
+    moved_s = probe.transport.p50_s
+    if not is_heavy or moved_s < TRANSPORT_HIGH_S:
+        return 0.0
+    return moved_s / (moved_s + feeding.batch_s)
+
+
+def is_transport_costly(feeding: Feeding) -> bool:
+    """Whether moving batches out of workers is what they cost."""
+    return transport_share(feeding) >= MIN_TRANSPORT_SHARE
+
+
+def costliest(probe: LoaderProbe, where: Literal["getitem", "collate"]) -> HotFunction | None:
+    """The function that most of the time is to be blamed on; None where none was found."""
+    found = [function for function in probe.functions if function.where == where]
+    return max(found, key=blamed) if found else None
+
+
+def blamed(function: HotFunction) -> float:
+    """The share of the time that a function is to be blamed for."""
+    return function.blamed_share or function.own_share
+
+
+def place(function: HotFunction) -> str:
+    """A function and where it stands: ``"Images.augment (data/images.py:31)"``."""
+    if not function.file:
+        return function.name
+    return f"{function.name} ({'/'.join(PurePath(function.file).parts[-2:]).lstrip('/')}:{function.line})"
+
+
+def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getitem") -> str:
+    """The costliest function as a closing sentence; empty where none was found."""
+    function = costliest(probe, where)
+    if function is None:
+        return ""
+    what = "making a sample" if where == "getitem" else "collating"
+    return f" {percent(blamed(function))} of {what} is spent in {place(function)}."
+
+
+def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], n: int = 3) -> tuple[Evidence, ...]:
+    """The costliest functions with their whole path, and the costliest line."""
+    functions = sorted((f for f in probe.functions if f.where == where), key=lambda f: -blamed(f))[:n]
+    what = "making a sample" if where == "getitem" else "collating"
+    shown = [
+        Evidence(
+            metric=f"{what} spent in {function.name}"
+            + (f" ({function.file}:{function.line})" if function.file else ""),
+            value=blamed(function),
+            unit="fraction",
+        )
+        for function in functions
+    ]
+    if where == "getitem" and probe.lines and functions:
+        line = max(probe.lines, key=lambda each: each.share)
+        shown.append(
+            Evidence(metric=f"of its time in line {line.line}: {line.text.strip()}", value=line.share, unit="fraction")
+        )
+    return tuple(shown)
+
+
+def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
+    """Seconds to make a batch in a process without workers, and how they were measured; or None and why not."""
+    fetch, probe = stage.fetch, session.loader_probe
+    if fetch is not None and fetch.in_process_batch_s is not None:
+        return fetch.in_process_batch_s, fetch.in_process_basis
+    alone = next((p.batch_s for p in probe.curve if p.num_workers == 0), None) if probe is not None else None
+    if alone is not None:
+        return alone, "loader probe"
+    return None, fetch.in_process_basis if fetch is not None else "no fetch was seen"
+
+
+def wait_evidence(feeding: Feeding) -> Evidence:
+    """The share of the time that waits for data."""
+    return Evidence(
+        metric="share of the time waiting for data" + (" (foretold by the probe)" if feeding.is_foretold else ""),
+        value=feeding.share,
+        unit="fraction",
+        threshold=MIN_WAIT_SHARE,
+        n=feeding.stage.n_steps if not feeding.is_foretold else None,
+    )

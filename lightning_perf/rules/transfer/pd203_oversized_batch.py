@@ -1,0 +1,115 @@
+"""PD203: batches are twice as large as what they say needs."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_plan import probe_of, timed_steps_of
+from lightning_perf.rules.memory_signals import size_text
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s
+
+CODE = "PD203"
+NAME = "oversized-batch"
+CATEGORY = "transfer"
+
+# The project's catalogue: less is not worth a change of dtype.
+MIN_RATIO = 2.0
+# Smaller batches cost next to nothing to move: at 10 GB/s this is 0.1 ms.
+MIN_BYTES = 2**20
+
+DOCS = """\
+## What it measures
+The loader probe looks at the batches: bytes by dtype, and which float fields hold nothing but values of an 8-bit scale
+(0 to 255, or 0 to 1 in steps of 1/255), as images do that were decoded from bytes. float64 needs half, such fields a
+quarter (of float32) or an eighth.
+
+## Why it costs
+All of these bytes are written by a worker, moved to the training process, perhaps pinned, and copied to the device.
+
+## Example
+```python
+def __getitem__(self, index):
+    return torch.from_numpy(np.asarray(image) / 255.0)  # uint8 became float64: eight times the bytes
+```
+
+## Prescription
+Hand over what was stored, and convert on the device after the copy.
+
+## When it is wrong
+Values may fit an 8-bit scale by chance where batches hold few of them, such as one-hot labels. A model that
+computes in float64 needs it. The rule looks at a few batches only.
+
+## Sources
+The project's catalogue for the factor of two; the issue of float64 arrays is one of numpy's default dtype.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares the bytes of a batch with what its values need."""
+    probe = probe_of(session)
+    if probe.batch_bytes is None:
+        raise Skip(probe.missing.get("batch_bytes", "the size of a batch is not known"))
+    needed_bytes = _needed_bytes(probe)
+    if probe.batch_bytes < MIN_BYTES or probe.batch_bytes < MIN_RATIO * needed_bytes:
+        return None
+    stage = timed_steps_of(session)
+    ratio = probe.batch_bytes / max(1, needed_bytes)
+    part = 1.0 - needed_bytes / probe.batch_bytes
+    moved_s = probe.transport.p50_s if probe.transport is not None and probe.num_workers else 0.0
+    wide = probe.bytes_by_dtype.get("float64", 0)
+    return timed_finding(
+        stage,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"A batch takes {size_text(probe.batch_bytes)} where its values need {size_text(needed_bytes)}, "
+            f"{ratio:.1f} times less. {_why(probe)}"
+        ),
+        evidence=(
+            Evidence(metric="bytes of a batch", value=probe.batch_bytes, unit="bytes", threshold=MIN_BYTES),
+            Evidence(metric="of what its values need", value=ratio, unit="ratio", threshold=MIN_RATIO),
+            *((Evidence(metric="float64", value=wide, unit="bytes"),) if wide else ()),
+            *((Evidence(metric="floats whose values fit one byte", value=probe.narrow_bytes, unit="bytes"),)
+              if probe.narrow_bytes else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="hand over uint8 (or float32) and convert on the device"
+                if probe.narrow_bytes
+                else "hand over float32",
+                # Rounding float64 to float32 changes what is computed; bytes converted later do not.
+                safety="exact" if probe.narrow_bytes and not wide - probe.narrow_bytes > 0 else "numerics",
+                effort="minutes",
+                code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255"
+                if probe.narrow_bytes
+                else "torch.as_tensor(values, dtype=torch.float32)",
+            ),
+        ),
+        claims={
+            "transfer": part * phase_s(stage, "transfer"),
+            "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
+        },
+        low_s=0.0,
+        basis="from nothing to the same part of the time in which batches are moved",
+        confidence="medium",
+    )  # fmt: skip
+
+
+def _needed_bytes(probe: LoaderProbe) -> int:
+    n_bytes, wide, narrow = probe.batch_bytes or 0, probe.bytes_by_dtype.get("float64", 0), probe.narrow_bytes or 0
+    narrow_single = min(narrow, probe.bytes_by_dtype.get("float32", 0))
+    narrow_double = min(narrow - narrow_single, wide)
+    spared = 0.75 * narrow_single + 0.875 * narrow_double + 0.5 * (wide - narrow_double)
+    return max(0, round(n_bytes - spared))
+
+
+def _why(probe: LoaderProbe) -> str:
+    if probe.narrow_bytes and probe.narrow_bytes >= probe.bytes_by_dtype.get("float64", 0):
+        return "Every value of its floats fits one byte."
+    return "It is float64." if not probe.narrow_bytes else "It is float64, and in part bytes made into floats."
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
