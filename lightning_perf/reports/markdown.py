@@ -7,7 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import Finding, Session, StageTimes, Trial
 
+<<<<<<< HEAD
 from . import memory_rows, rank_rows, summary, trial_rows, wording
+=======
+from . import loader_rows, memory_rows, summary, trial_rows, wording
+>>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -36,7 +40,11 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
         parts += _trial(trial)
     if session.validation is not None:
         parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
+<<<<<<< HEAD
     parts += _ranks(session)
+=======
+    parts += _loader(session)
+>>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
     parts += _memory(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
@@ -62,6 +70,26 @@ def _stage(title: str, stage: StageTimes, word: str) -> Iterator[str]:
         for row, bar, total, p50 in zip(rows, bars, totals, p50s, strict=True)
     ]
     yield _table(("phase", "", "share", "total", f"p50 a {word}"), "llrrr", cells)
+
+
+def _loader(session: Session) -> Iterator[str]:
+    probe = session.loader_probe
+    if probe is None:
+        return
+    yield f"### {escape(loader_rows.loader_title(probe))}"
+    ceilings = loader_rows.ceiling_facts(session)
+    if ceilings:
+        yield _facts(ceilings)
+    rows = loader_rows.curve_rows(session)
+    if rows:
+        yield _table(
+            loader_rows.CURVE_HEADS,
+            "rlrrl",
+            [tuple(map(escape, row)) for row in loader_rows.curve_cells(rows, _BAR_WIDTH, "▇")],
+        )
+    facts = [f"{name}: {told}" for name, told in loader_rows.function_rows(probe)] + loader_rows.sample_facts(probe)
+    if facts:
+        yield "\n".join(f"- {escape(fact)}" for fact in facts)
 
 
 def _memory(session: Session) -> Iterator[str]:

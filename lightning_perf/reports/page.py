@@ -13,13 +13,18 @@ from rich.text import Text
 
 from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes, Trial
 
+<<<<<<< HEAD
 from . import memory_rows, rank_rows, summary, trial_rows, wording
+=======
+from . import loader_rows, memory_rows, summary, trial_rows, wording
+>>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
 from .summary import PhaseRow
 
 _NARROW = 70
 _WIDEST = 100
 _ROOM_FOR_VERDICTS = 92
 _BAR = {False: 30, True: 14}
+_CURVE_BAR = {False: 18, True: 8}
 _SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
 _QUIET = "dim"
 _INDENT = 8
@@ -135,6 +140,7 @@ class Page:
         if fits:
             yield self.quiet(fits)
 
+<<<<<<< HEAD
     def ranks(self, session: Session) -> Iterator[RenderableType]:
         """The ranks beside one another, where there are several."""
         ranks = session.ranks
@@ -147,6 +153,31 @@ class Page:
         if strip:
             yield self._labelled("own", strip)
         facts = rank_rows.rank_facts(ranks)
+=======
+    def loader(self, session: Session) -> Iterator[RenderableType]:
+        """The loader taken apart, where it was probed."""
+        probe = session.loader_probe
+        if probe is None:
+            return
+        yield self.title(loader_rows.loader_title(probe))
+        ceilings = loader_rows.ceiling_facts(session)
+        if ceilings:
+            yield self.facts(ceilings)
+        rows = loader_rows.curve_rows(session)
+        if rows:
+            width = _CURVE_BAR[self._is_narrow]
+            grid = self._grid("right", "left", "right", "right", "left")
+            grid.add_row(*(self.text(head, _QUIET) for head in loader_rows.CURVE_HEADS))
+            for number, bar, rate, step, mark in loader_rows.curve_cells(rows, width, "█"):
+                style = "bold" if "enough" in mark else ""
+                grid.add_row(self.text(number, style), self.text(bar.ljust(width), "cyan"),
+                             *(self.text(cell, style) for cell in (rate, step, mark)))  # fmt: skip
+            yield Constrain(grid, self._width)
+        functions = loader_rows.function_rows(probe)
+        if functions:
+            yield self.table(functions, alignments=("left", "right"))
+        facts = loader_rows.sample_facts(probe)
+>>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
         if facts:
             yield self.facts(facts)
 

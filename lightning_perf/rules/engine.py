@@ -38,8 +38,8 @@ _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 # advice; the weights grow more slowly than the time, so that a large gain still beats a small convenience.
 _EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours": 8.0}
 
-# A cause that accounts for this much of what a symptom claims explains it; both figures are upper ends of intervals.
-EXPLAINED_SHARE = 0.75
+# A cause that accounts for most of what a symptom claims explains it.
+EXPLAINED_SHARE = 0.5
 
 _log = logging.getLogger(__name__)
 

@@ -374,8 +374,11 @@ def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
         return ()
     tried = ", ".join(str(n) for n in plan.points)
     basis = f"probed at {tried} workers" if tried else "from the cost of a sample"
+    told = Evidence(metric=f"step expected with {_workers(plan.chosen)} ({basis})", value=plan.chosen.step_s, unit="s")
+    if plan.naive.num_workers == plan.chosen.num_workers:
+        return (told,)
     return (
-        Evidence(metric=f"step expected with {_workers(plan.chosen)} ({basis})", value=plan.chosen.step_s, unit="s"),
+        told,
         Evidence(metric=f"step expected with {_workers(plan.naive)}, one a core", value=plan.naive.step_s, unit="s"),
     )
 

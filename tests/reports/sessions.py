@@ -18,6 +18,8 @@ from lightning_perf.records import (
     Gain,
     Growth,
     Headroom,
+    HotFunction,
+    LoaderProbe,
     LoaderSettings,
     Machine,
     Memory,
@@ -27,6 +29,7 @@ from lightning_perf.records import (
     PhaseTime,
     Prescription,
     ProbeFailure,
+    Repeated,
     RuleOutcome,
     Run,
     Session,
@@ -35,7 +38,9 @@ from lightning_perf.records import (
     TorchSettings,
     TrainerSettings,
     Verdict,
+    WorkerPoint,
 )
+from lightning_perf.rules.engine import diagnose
 
 GIB = 1024**3
 
@@ -374,6 +379,52 @@ def memory_looked_at() -> Session:
     return msgspec.structs.replace(base, memory=memory)
 
 
+def loader_probed() -> Session:
+    """A starved run whose loader was taken apart."""
+    base = starved()
+
+    def repeated(seconds: float, longest: float) -> Repeated:
+        return Repeated(n=512, mean_s=seconds, p50_s=seconds, p95_s=1.2 * seconds, max_s=longest)
+
+    def point(n: int, batch_s: float) -> WorkerPoint:
+        return WorkerPoint(
+            num_workers=n,
+            prefetch_factor=2 if n else None,
+            batch_s=batch_s,
+            low_s=0.98 * batch_s,
+            high_s=1.02 * batch_s,
+            first_batch_s=2 * batch_s + 0.05 * n,
+            n_batches=80,
+            take_s=0.0002 if n else None,
+        )
+
+    probe = LoaderProbe(
+        status="measured",
+        wall_s=12.0,
+        usable_cores=8.0,
+        batch_size=32,
+        num_workers=0,
+        getitem=repeated(0.00052, 0.0009),
+        getitem_cpu_fraction=0.99,
+        dataset_is_batched=False,
+        indexes_tensors=False,
+        collate=repeated(0.0004, 0.001),
+        transport=repeated(0.0006, 0.002),
+        batch_bytes=32 * 3 * 224 * 224 * 4,
+        n_tensors=2,
+        n_objects=0,
+        read_bytes=110_000.0,
+        functions=(
+            HotFunction(name="Images.augment", file="/home/user/train.py", line=31, share=0.72, own_share=0.7,
+                        blamed_share=0.71, n_calls=1.0),
+            HotFunction(name="Images.decode", file="/home/user/train.py", line=22, share=0.2, own_share=0.01,
+                        blamed_share=0.2, n_calls=1.0, kind="native"),
+        ),
+        curve=(point(0, 0.0171), point(1, 0.0175), point(2, 0.0089), point(4, 0.0046), point(8, 0.0031)),
+    )  # fmt: skip
+    return diagnose(msgspec.structs.replace(base, loader_probe=probe))
+
+
 SESSIONS: dict[str, Callable[[], Session]] = {
     "starved": starved,
     "healthy": healthy,
@@ -383,4 +434,5 @@ SESSIONS: dict[str, Callable[[], Session]] = {
     "ddp": ddp,
     "validate_stage": validate_stage,
     "memory_looked_at": memory_looked_at,
+    "loader_probed": loader_probed,
 }

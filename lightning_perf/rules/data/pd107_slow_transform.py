@@ -83,7 +83,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data, and {place(function)} takes "
-            f"{percent(share)} of making a sample. It is {'Python' if function.kind == 'python' else 'C code that it calls'} that computes: "
+            f"{percent(share)} of making a sample. {_who(function)} computes: "
             f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} of a batch."
         ),
         evidence=(
@@ -98,6 +98,10 @@ def check(session: Session) -> Finding | None:
         basis="from the function twice as fast to the function gone; with the workers in use",
         confidence="medium" if feeding.is_foretold else "high",
     )
+
+
+def _who(function: HotFunction) -> str:
+    return "Python itself" if function.kind == "python" else "C code that it calls"
 
 
 def _prescription(function: HotFunction) -> Prescription:
