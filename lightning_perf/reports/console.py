@@ -81,11 +81,8 @@ class RunReport:
             yield from page.stage(title, session.steady, summary.step_word(session))
         if session.validation is not None:
             yield from page.stage(summary.validation_title(session.validation), session.validation, "batch")
-<<<<<<< HEAD
         yield from page.ranks(session)
-=======
         yield from page.loader(session)
->>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
         yield from page.memory(session)
         findings = summary.ordered_findings(session)
         if findings:

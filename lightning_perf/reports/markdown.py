@@ -7,11 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import Finding, Session, StageTimes, Trial
 
-<<<<<<< HEAD
-from . import memory_rows, rank_rows, summary, trial_rows, wording
-=======
-from . import loader_rows, memory_rows, summary, trial_rows, wording
->>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
+from . import loader_rows, memory_rows, rank_rows, summary, trial_rows, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -40,11 +36,8 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
         parts += _trial(trial)
     if session.validation is not None:
         parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
-<<<<<<< HEAD
     parts += _ranks(session)
-=======
     parts += _loader(session)
->>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
     parts += _memory(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"

@@ -13,11 +13,7 @@ from rich.text import Text
 
 from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes, Trial
 
-<<<<<<< HEAD
-from . import memory_rows, rank_rows, summary, trial_rows, wording
-=======
-from . import loader_rows, memory_rows, summary, trial_rows, wording
->>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
+from . import loader_rows, memory_rows, rank_rows, summary, trial_rows, wording
 from .summary import PhaseRow
 
 _NARROW = 70
@@ -140,7 +136,6 @@ class Page:
         if fits:
             yield self.quiet(fits)
 
-<<<<<<< HEAD
     def ranks(self, session: Session) -> Iterator[RenderableType]:
         """The ranks beside one another, where there are several."""
         ranks = session.ranks
@@ -153,7 +148,9 @@ class Page:
         if strip:
             yield self._labelled("own", strip)
         facts = rank_rows.rank_facts(ranks)
-=======
+        if facts:
+            yield self.facts(facts)
+
     def loader(self, session: Session) -> Iterator[RenderableType]:
         """The loader taken apart, where it was probed."""
         probe = session.loader_probe
@@ -177,7 +174,6 @@ class Page:
         if functions:
             yield self.table(functions, alignments=("left", "right"))
         facts = loader_rows.sample_facts(probe)
->>>>>>> b637335 (A probed loader in reports: both ceilings, the curve with what is enough, the costliest functions; rules PD107 to PD110 and PD203 with cases and pages)
         if facts:
             yield self.facts(facts)
 
