@@ -21,8 +21,9 @@ from simulated import (
     welch_with_drift_left_in,
 )
 
-from lightning_perf.stats.noise import MAX_BAND, MIN_BAND
+from lightning_perf.stats.noise import MIN_BAND
 from lightning_perf.stats.permutation import LEVEL, smallest_p
+from lightning_perf.stats.verdicts import MAX_SAME
 from lightning_perf.trials.ladder import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md"
@@ -81,15 +82,15 @@ degrees of freedom, estimated from two variances of two values each, err on the 
 ## The noise band
 
 A change may be real and still be none that matters. The *noise band* is what two runs of the same training differ
-by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%} and at most ±{MAX_BAND:.0%}. It
-belongs to the machine and the training; more repeats make intervals narrower, not the band, so
-they settle at last what lies in it.
+by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%}. It belongs
+to the machine and the training; more repeats make intervals narrower, not the band, so they settle at last what lies in
+it. No change beyond it is claimed, and none within it is called the same where it is wider than ±{MAX_SAME:.0%}.
 
 | the interval of the speed-up | verdict |
 |:--|:--|
 | wholly above the band | `improved` |
 | wholly below it | `regressed` |
-| wholly inside it | `no_change` |
+| wholly inside it, and inside ±{MAX_SAME:.0%} | `no_change` |
 | anything else | `inconclusive`, with the repeats that would probably settle it |
 
 "Not significant" is not "the same": only an interval inside the band says so.

@@ -43,8 +43,10 @@ class Progress:
         self._end()
         trial = state.trial
         self.console.print(f"Diagnosis: {line(session.verdict.text, 300)}")
-        names = ", ".join(one.treatment for one in state.plan.candidates or ()) or "nothing"
-        self.console.print(f"To try: {names}; {trial.steps} steps a run, at most {trial.repeats} runs each")
+        named = [one.treatment for one in state.plan.candidates or ()]
+        names = ", ".join([*named, *["the fastest batch size"] * state.plan.finds_batch]) or "nothing"
+        often = f"{trial.repeats} runs each, a few more or fewer where that settles it"
+        self.console.print(f"To try: {names}; {trial.steps} steps a run, {often}")
         for name, reason in trial.not_tried.items():
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")
 

@@ -22,7 +22,7 @@ def trial(
         str, typer.Option("--try", metavar="ID,...", help="Treatments to try instead of those prescribed.")
     ] = "",
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps a run; found by itself.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of an arm at most; fewer where it is clear.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of an arm; fewer or more where that settles it.")] = 3,
     time_limit: Annotated[float | None, typer.Option(min=1.0, help="Seconds a run may take in all.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Memory that a run may use, e.g. 8G.")] = None,
     semantics: Annotated[

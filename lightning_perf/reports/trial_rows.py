@@ -59,8 +59,10 @@ def trial_title(trial: Trial) -> str:
 def headline(trial: Trial) -> str:
     """What came of it, in one sentence."""
     best = next((arm for arm in trial.arms if arm.id == trial.best and arm.treatments), None)
-    if best is not None and best.speedup is not None:
+    if best is not None:
         which = ", ".join(line(treatment, _NAME) for treatment in best.treatments)
+        if best.speedup is None:
+            return f"Faster with {which}, by how much over the baseline could not be measured"
         return f"{times(best.speedup.value)} faster ({_range(best.speedup)}) with {which}"
     baseline = next((arm for arm in trial.arms if arm.id == _PAIR[0]), None)
     if baseline is not None and baseline.verdict == "failed":

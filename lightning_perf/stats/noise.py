@@ -12,9 +12,7 @@ from .estimates import MIN_RUNS, MIN_RUNS_FOR_DRIFT, Runs, drift, levels
 MIN_BAND = 0.01
 """Below 1 % a machine that does other things too differs from itself."""
 
-MAX_BAND = 0.05
-"""More is a change that matters to its user: where runs differ by more, an arm is inconclusive, never the same."""
-
+_LARGEST = 10.0  # of the logarithm: a factor of 22,000 is as good as any
 _REACH = 1.959964 * math.sqrt(2)  # standard deviations that a difference of two normal values exceeds 1 time in 20
 
 
@@ -30,7 +28,7 @@ def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
             drift is taken out.
 
     Returns:
-        From ``MIN_BAND``, which is also the answer to fewer than ``MIN_RUNS`` runs, to ``MAX_BAND``.
+        At least ``MIN_BAND``, which is also the answer to fewer than ``MIN_RUNS`` runs.
     """
     logs = levels(runs)
     n, n_fitted = len(logs), 1
@@ -40,4 +38,4 @@ def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
         places = np.asarray(at, dtype=np.float64)
         logs, n_fitted = logs - drift([(logs, places)]) * (places - places.mean()), 2
     deviation = math.sqrt(float(((logs - logs.mean()) ** 2).sum()) / (n - n_fitted))
-    return min(MAX_BAND, max(MIN_BAND, math.expm1(min(1.0, _REACH * deviation))))
+    return max(MIN_BAND, math.expm1(min(_LARGEST, _REACH * deviation)))

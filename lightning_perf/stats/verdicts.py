@@ -13,6 +13,10 @@ from .permutation import LEVEL, can_reach, permutation_p
 
 Call = Literal["improved", "regressed", "no_change", "inconclusive"]
 
+MAX_SAME = 0.05
+"""Where runs differ by more than 5 %, an interval within the noise does not say that nothing changed: 5 % is a change
+that matters to its user."""
+
 MAX_MORE = 30
 """More repeats than anyone would wait for."""
 
@@ -72,14 +76,14 @@ def compare(
 def call(speedup: Interval, band: float) -> Call:
     """``improved`` or ``regressed`` wholly beyond the band, ``no_change`` wholly inside, else ``inconclusive``.
 
-    The band is as wide on either side in ratios: 1/(1 + band) … 1 + band.
+    The band is as wide on either side in ratios: 1/(1 + band) … 1 + band. No change is one within ``MAX_SAME`` at most.
     """
-    low, high = 1 / (1 + band), 1 + band
-    if speedup.low > high:
+    if speedup.low > 1 + band:
         return "improved"
-    if speedup.high < low:
+    if speedup.high < 1 / (1 + band):
         return "regressed"
-    return "no_change" if low <= speedup.low and speedup.high <= high else "inconclusive"
+    same = 1 + min(band, MAX_SAME)
+    return "no_change" if 1 / same <= speedup.low and speedup.high <= same else "inconclusive"
 
 
 def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
@@ -91,17 +95,19 @@ def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
         band: Relative change that counts as none.
 
     Returns:
-        At least 1; None where ``MAX_MORE`` would not do: the estimate lies at the edge of the band.
+        At least 1; None where ``MAX_MORE`` would not do: the estimate lies at the edge of the band, or in a band that
+        is wider than ``MAX_SAME``.
     """
     a, b = levels(base), levels(new)
     if len(a) < MIN_RUNS or len(b) < MIN_RUNS:
         return max(1, MIN_RUNS - min(len(a), len(b)))
-    centre, edge = abs(float(a.mean() - b.mean())), math.log1p(band)
+    centre = abs(float(a.mean() - b.mean()))
+    room = max(centre - math.log1p(band), math.log1p(min(band, MAX_SAME)) - centre)
     variance_a, variance_b = float(a.var(ddof=1)), float(b.var(ddof=1))
     growth = max(1, round(len(a) / len(b)))
     for more in range(1, MAX_MORE + 1):
         reach = welch_reach(variance_a, len(a) + growth * more, variance_b, len(b) + more)
-        if reach < abs(centre - edge):
+        if reach < room:
             return more
     return None
 
@@ -109,5 +115,6 @@ def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
 def _why(speedup: Interval, band: float, needed: int | None) -> str:
     if needed is not None:
         return f"about {needed} more {'repeat' if needed == 1 else 'repeats'} would probably settle it"
-    edge = f"the edge of the noise (±{100 * band:.1f} %)"
-    return f"{speedup.value:.2f}× lies too near {edge} for more repeats to settle it"
+    noise = f"the noise (±{100 * band:.1f} %)"
+    where = "within" if band > MAX_SAME and abs(math.log(speedup.value)) < math.log1p(band) else "too near the edge of"
+    return f"{speedup.value:.2f}× lies {where} {noise}, so more repeats would not settle it"

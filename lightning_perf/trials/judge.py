@@ -7,9 +7,9 @@ from statistics import median
 from typing import NamedTuple
 
 from lightning_perf.records import Arm, ArmRun, ArmVerdict, Gain, Interval, LossVerdict, Safety
-from lightning_perf.stats.estimates import ratio_interval, step_interval
-from lightning_perf.stats.noise import noise_band
-from lightning_perf.stats.verdicts import Comparison, compare
+from lightning_perf.stats.estimates import MIN_RUNS, ratio_interval, step_interval
+from lightning_perf.stats.noise import MIN_BAND, noise_band
+from lightning_perf.stats.verdicts import Comparison, call, compare
 
 from .losses import loss_parity, not_finite
 
@@ -20,6 +20,7 @@ BASELINE = "baseline"
 AGAIN = "baseline-again"
 
 _SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
+_CHANGES = ("improved", "regressed")
 _SAME_SIZE = 1e-3  # samples a step that differ by less are the same batches, but for a short last one
 _RESIZING = "batch-size"
 
@@ -69,6 +70,8 @@ def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: fl
     done = [run for run in runs if run.status != "interrupted"]
     ours, theirs = _same_rounds(done, base, new)
     usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
+    if len(usable_base) < MIN_RUNS:  # too many were lost: those of other rounds are better than none
+        usable_base = [run for run in done if run.arm in base and run.status == "ok" and run.block_means_s]
     units = _units(usable_base, usable_new, new)
     if units is None:
         return Comparison(
@@ -143,7 +146,7 @@ def _verdict(id_: str, own: list[ArmRun], done: list[ArmRun], band: float) -> tu
     reasons = [comparison.reason] if comparison.reason else []
     if unsteady:
         reasons.append(f"{len(unsteady)} of {len(ended_well)} runs left out: they had no steady state")
-    if id_ == AGAIN and comparison.call in ("improved", "regressed"):
+    if id_ == AGAIN and comparison.speedup is not None and call(comparison.speedup, MIN_BAND) in _CHANGES:
         reasons.append("the same training differs from itself, so this machine is too noisy")
     return comparison.call, "; ".join(reasons), comparison
 

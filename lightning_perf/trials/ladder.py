@@ -73,7 +73,7 @@ class Plan(Record, frozen=True, kw_only=True):
         allow: Safeties that the ladder may keep; others are measured alone only.
         has_ladder: Whether treatments are combined after they were measured alone.
         finds_batch: Whether the fastest multiple of the batch size is looked for on top of the rungs kept, and
-            measured as the last rung. Needs ``semantics`` in ``allow``.
+            measured as the last rung, whatever ``allow`` says: to be set only where the user asked for it.
         capacity_bytes: Memory that batches must fit into, the smallest of any rank; None where it is not known.
     """
 
@@ -303,7 +303,7 @@ class _Climb:
     def fastest_batch(self) -> _Round | None:
         """Looks for the fastest batch, one run a size, then measures it as a rung; None when that is done."""
         names = {candidate.treatment.partition("=")[0] for candidate in self.kept}
-        if not self._plan.finds_batch or "semantics" not in self._plan.allow or TREATMENT in names:
+        if not self._plan.finds_batch or TREATMENT in names:
             return None
         below = arm_id([candidate.treatment for candidate in self.kept])
         # Runs of the search, and those of the rung below from before it: later ones must not move the knee.

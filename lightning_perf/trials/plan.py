@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Session
 from lightning_perf.treatments.doses import Dose, check_together, parse, parse_all, with_default
+from lightning_perf.trials import fastest_batch
 from lightning_perf.trials.judge import treatments_of
 from lightning_perf.trials.ladder import Candidate
 
@@ -19,11 +20,13 @@ class Choice(NamedTuple):
         candidates: Best first.
         not_tried: Treatment → why not.
         on_loop: Candidates that act outside the steps: between epochs, in validation, in checkpoints.
+        finds_batch: Whether a batch size was asked for or prescribed without saying which: the fastest is looked for.
     """
 
     candidates: tuple[Candidate, ...]
     not_tried: dict[str, str]
     on_loop: frozenset[str]
+    finds_batch: bool = False
 
 
 def checked_doses(text: str, are_combined: bool) -> tuple[str, ...]:
@@ -51,6 +54,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
     """
     not_tried: dict[str, str] = {}
     chosen: dict[str, tuple[Dose, Gain | None]] = {}
+    finds_batch = False
     wanted = [(one, None) for one in tries] if tries else _prescribed(session)
     for text, finding in wanted:
         try:
@@ -65,6 +69,8 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
             reason = "it changes the training itself; ask for it with --semantics"
         if reason is not None:
             not_tried[dose.text] = reason
+        elif text == fastest_batch.TREATMENT:
+            finds_batch = True
         else:
             chosen.setdefault(dose.text, (dose, finding.gain if finding is not None else None))
     doses = [dose for dose, _ in chosen.values()]
@@ -78,7 +84,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
         for dose, gain in chosen.values()
     )
     on_loop = frozenset(dose.text for dose in doses if dose.treatment.acts_on == "loop")
-    return Choice(candidates, not_tried, on_loop)
+    return Choice(candidates, not_tried, on_loop, finds_batch)
 
 
 def environment_of(treatments: Sequence[str]) -> dict[str, str]:

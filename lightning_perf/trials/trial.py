@@ -179,7 +179,14 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
         not_tried=not_tried,
     )
     allow: tuple[Safety, ...] = ("exact", "numerics", "semantics") if options.semantics else ("exact", "numerics")
-    plan = Plan(candidates=candidates, repeats=options.repeats, allow=allow)
+    headroom = session.memory.headroom
+    plan = Plan(
+        candidates=candidates,
+        repeats=options.repeats,
+        allow=allow,
+        finds_batch=choice.finds_batch,
+        capacity_bytes=headroom.capacity_bytes if headroom is not None else None,
+    )
     state = State(options=options, trial=trial, plan=plan, sizes=sizes)
     session.save(folder / SESSION_FILE)
     _write(state, folder)

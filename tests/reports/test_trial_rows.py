@@ -78,6 +78,13 @@ def test_headline_says_why_when_the_baseline_failed() -> None:
     assert "ModuleNotFoundError: No module named 'torchvision'" in trial_rows.headline(broken())
 
 
+def test_headline_names_the_best_when_its_speedup_over_the_baseline_could_not_be_measured() -> None:
+    trial = climbed()
+    arms = tuple(msgspec.structs.replace(arm, speedup=None) for arm in trial.arms)
+    headline = trial_rows.headline(msgspec.structs.replace(trial, arms=arms))
+    assert headline.startswith("Faster with loader-workers=4, precision-bf16, by how much")
+
+
 def test_headline_says_that_nothing_was_measured_when_only_the_baseline_ran() -> None:
     alone = msgspec.structs.replace(fruitless(), arms=fruitless().arms[:1])
     assert trial_rows.headline(alone) == "No treatment was measured"

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_perf.stats.noise import MAX_BAND, MIN_BAND, noise_band
+from lightning_perf.stats.noise import MIN_BAND, noise_band
 
 
 @given(st.lists(st.floats(0.001, 10), max_size=8))
-def test_band_is_at_least_one_and_at_most_five_percent(levels: list[float]) -> None:
-    assert MIN_BAND <= noise_band([[level] for level in levels], list(range(len(levels)))) <= MAX_BAND
+def test_band_is_at_least_one_percent_and_finite(levels: list[float]) -> None:
+    band = noise_band([[level] for level in levels], list(range(len(levels))))
+    assert MIN_BAND <= band < math.inf
 
 
 def test_band_is_one_percent_when_runs_agree_or_were_not_repeated() -> None:

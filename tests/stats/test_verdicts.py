@@ -86,10 +86,20 @@ def test_comparison_says_how_many_repeats_would_settle_it_and_they_do() -> None:
     assert compare(grown_base, grown_new, 0.01).call == "improved"
 
 
+def test_no_change_is_never_said_of_more_than_five_percent_however_noisy_the_machine() -> None:
+    assert call(interval(0.96, 1.049), 0.2) == "no_change"
+    assert call(interval(0.96, 1.051), 0.2) == "inconclusive"
+    assert call(interval(1.1, 1.19), 0.2) == "inconclusive"
+    assert call(interval(1.21, 1.3), 0.2) == "improved"
+    found = compare([[1.0], [1.03], [1.0]], [[0.9], [0.93]], 0.2)
+    assert found.repeats_needed is None
+    assert found.reason == "1.10× lies within the noise (±20.0 %), so more repeats would not settle it"
+
+
 def test_no_number_of_repeats_is_told_when_the_ratio_lies_at_the_edge_of_the_band() -> None:
     base, new = [[1.0], [1.03]], [[1.0 / 1.02], [1.03 / 1.02]]
     assert repeats_needed(base, new, 0.02) is None
-    assert "for more repeats to settle it" in compare(base, new, 0.02).reason
+    assert "lies too near the edge of the noise (±2.0 %)" in compare(base, new, 0.02).reason
 
 
 @given(st.floats(0.0, 0.3), st.floats(0.001, 0.05))

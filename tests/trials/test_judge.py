@@ -117,8 +117,8 @@ def test_baseline_is_not_failed_when_one_run_of_it_was_lost() -> None:
 def test_machine_is_too_noisy_when_the_pair_differs_from_itself() -> None:
     arm = judge(stage({"baseline": [0.1, 0.1001, 0.1], "baseline-again": [0.15, 0.1501, 0.15]})).arm("baseline-again")
     assert arm is not None
-    assert arm.verdict == "regressed"
-    assert "too noisy" in arm.reason
+    assert arm.verdict == "inconclusive"
+    assert "the same training differs from itself, so this machine is too noisy" in arm.reason
 
 
 def test_interrupted_runs_are_left_out() -> None:
@@ -185,3 +185,11 @@ def test_treatments_are_read_from_the_id() -> None:
 
 def test_nothing_is_judged_when_nothing_ran() -> None:
     assert judge([]) == ((), 0.01, None)
+
+
+def test_other_rounds_stand_in_when_too_many_runs_of_the_baseline_were_lost() -> None:
+    runs = stage(STEADY) + [run("a+b", 0.05, i, 6 + 2 * i, stage=1) for i in range(3)]
+    runs += [run("baseline", repeat=3 + i, position=7 + 2 * i, stage=1, block_means_s=()) for i in range(3)]
+    arm = judge(runs).arm("a+b")
+    assert arm is not None
+    assert arm.verdict == "improved"

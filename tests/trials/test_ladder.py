@@ -231,7 +231,6 @@ def test_runs_left_falls_to_zero_and_is_never_negative() -> None:
 def searching(effects: dict[str, float], **others: object) -> Lab:
     plan = Plan(
         candidates=tuple(Candidate(treatment=name) for name in effects),
-        allow=("exact", "numerics", "semantics"),
         finds_batch=True,
         **others,  # type: ignore[arg-type]
     )
@@ -267,10 +266,12 @@ def test_fastest_batch_is_looked_for_when_nothing_else_gained_and_kept_as_it_is_
     assert best(ladder(lab.plan, lab.runs)) == "baseline"
 
 
-def test_fastest_batch_is_not_looked_for_unless_semantics_are_allowed() -> None:
+def test_fastest_batch_is_not_looked_for_unless_asked_for_or_where_a_size_is_kept_already() -> None:
     lab = searching({"a": 1.5})
-    lab.plan = msgspec.structs.replace(lab.plan, allow=("exact",))
+    lab.plan = msgspec.structs.replace(lab.plan, finds_batch=False)
     assert all("batch-size" not in r.arm for r in lab.finish().runs)
+    given = searching({"batch-size=x3": 1.0}).finish()
+    assert {r.arm for r in given.runs} == {"baseline", "baseline-again", "batch-size=x3"}
 
 
 def test_search_of_the_batch_resumes_to_the_same_runs_from_any_point() -> None:
