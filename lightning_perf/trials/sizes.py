@@ -18,7 +18,6 @@ LEAST_BLOCKS = 6
 """Blocks of one run: two halves of three, for the steady state to be seen."""
 
 MOST_BLOCKS = 40
-_LEAST_STEPS = 6
 _WARMUP_SHARE = 0.25  # of the blocks, on top: an arm may warm up longer than the baseline does
 
 
@@ -73,10 +72,5 @@ def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs:
             )
     if result.is_whole:
         chosen = min(chosen, result.n_steps)
-    if chosen < _LEAST_STEPS:
-        raise TrialError(
-            f"a step takes {step_s:.1f} s and only {result.n_steps} were seen: too few to measure; "
-            "let it train longer, or give --steps"
-        )
     expected_s = max(0.0, wall_s - result.train_s) + chosen * result.train_s / max(1, result.n_steps)
     return Sizes(steps=chosen, block_steps=block, basis="wall" if has_epochs else "steps", expected_s=expected_s)

@@ -1,0 +1,84 @@
+"""``lightning-perf trial``: one real trial in which each planted treatment meets its fate, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_perf import load
+from lightning_perf.cli.trial import _checked_bytes
+from lightning_perf.errors import ConfigError
+from tests.trials import scripts
+
+
+def trial(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lightning_perf", "trial", *arguments]
+    return subprocess.run(
+        command, cwd=work, env=scripts.environment(), capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.mark.alone
+def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_path: Path) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    scripts.put(work, train=scripts.PLANTED)
+    before = scripts.tree(work)
+    planted = ",".join(f"log-every-n={fate}" for fate in range(102, 107))
+    limits = ["--steps", "70", "--repeats", "1", "--time-limit", "20", "--memory-limit", "2G"]
+    done = trial(work, "--out", str(out), "--try", planted, *limits, "--json", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    runs = {run["arm"]: run for run in told["runs"]}
+    assert runs["log-every-n=102"]["n_steps"] == runs["baseline"]["n_steps"] == 70
+    fates = {
+        "log-every-n=103": "RuntimeError: a kernel went missing",
+        "log-every-n=104": "time limit of 20 s",
+        "log-every-n=105": "its limit is 2.00 GiB",
+        "log-every-n=106": "the loss became nan at batch 6",
+    }
+    for arm, reason in fates.items():
+        assert runs[arm]["status"] == "failed"
+        assert reason in runs[arm]["reason"]
+        assert "trained to the end" not in (out / runs[arm]["log"]).read_text()
+    assert told["best"] == "baseline"
+    assert load(out).trials[0].id == told["id"]
+    assert load(out).findings
+    assert scripts.tree(work) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--", sys.executable, "-c", "print('one'); raise SystemExit(4)"], "it exited with 4: one"),
+        (["--try", "no-such", "--", "true"], "is not a treatment"),
+        (["--memory-limit", "lots", "--", "true"], "expected a size such as 8G"),
+        (["--", "python", "-E", "train.py"], "ignore PYTHONPATH"),
+    ],
+)
+def test_bad_input_is_one_clear_error(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = trial(tmp_path, "--out", "out", *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr.splitlines()[-1]
+
+
+def test_too_short_a_training_is_one_clear_error(tmp_path: Path) -> None:
+    scripts.put(tmp_path, train=scripts.PLANTED.replace("max_epochs=3", "max_epochs=1, limit_train_batches=12"))
+    done = trial(tmp_path, "--out", "out", "--", sys.executable, "train.py")
+    assert done.returncode == 2
+    assert "after 12 optimizer steps" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("text", "size"), [("8G", 8 * 2**30), ("512m", 2**29), ("1.5 GiB", 3 * 2**29), ("7", 7)])
+def test_size_is_read(text: str, size: int) -> None:
+    assert _checked_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1G", "8 gigs"])
+def test_size_is_refused_when_it_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="8G"):
+        _checked_bytes(text)

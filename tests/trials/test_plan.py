@@ -1,0 +1,86 @@
+"""From a diagnosis to what is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Finding, Gain, Prescription, Session
+from lightning_perf.trials.plan import checked_doses, choose, doses_of, environment_of
+from tests.rules.session_builder import build_session
+
+
+def finding(code: str, high: float, *treatments: str, **of_prescription: Any) -> Finding:
+    return Finding(
+        code=code,
+        name=code.lower(),
+        category="data",
+        severity="high",
+        summary="",
+        evidence=(),
+        gain=Gain(low=1.0, high=high, basis=""),
+        prescriptions=tuple(
+            Prescription(treatment=one, summary="", safety="exact", effort="one line", **of_prescription)
+            for one in treatments
+        ),
+    )
+
+
+def session_with(*findings: Finding) -> Session:
+    return build_session({"findings": list(findings)})
+
+
+def test_prescribed_treatments_are_tried_with_the_best_first_and_their_values() -> None:
+    session = session_with(
+        finding("PD502", 1.2, "log-every-n", trainer_flags={"log_every_n_steps": 70}),
+        finding("PD101", 3.0, "loader-workers", "", loader_args={"num_workers": 3}),
+    )
+    session = build_session({"findings": session.findings, "settings": {"trainer": {"log_every_n_steps": 1}}})
+    choice = choose(session, (), semantics=False)
+    assert [one.treatment for one in choice.candidates] == ["loader-workers=3", "log-every-n=70"]
+    assert choice.candidates[0].predicted == session.findings[1].gain
+
+
+def test_what_changes_the_training_itself_is_not_tried_unless_asked() -> None:
+    session = session_with(finding("PD601", 2.0, "val-less-often"))
+    assert "--semantics" in choose(session, (), semantics=False).not_tried["val-less-often=2"]
+    assert choose(session, (), semantics=True).candidates[0].safety == "semantics"
+    assert choose(session, ("val-less-often=2",), semantics=False).candidates
+
+
+def test_treatment_that_does_not_exist_or_apply_is_told_when_it_was_prescribed() -> None:
+    session = session_with(finding("PD999", 2.0, "no-such-treatment", "anomaly-off"))
+    not_tried = choose(session, (), semantics=False).not_tried
+    assert "is not a treatment" in not_tried["no-such-treatment"]
+    assert "already" in not_tried["anomaly-off"]
+
+
+def test_named_treatment_is_tried_even_where_it_promises_nothing() -> None:
+    choice = choose(session_with(), ("anomaly-off", "log-every-n=9"), semantics=False)
+    assert [one.treatment for one in choice.candidates] == ["anomaly-off", "log-every-n=9"]
+    assert choice.candidates[0].predicted is None
+
+
+def test_those_that_act_between_epochs_are_named() -> None:
+    assert choose(session_with(), ("async-checkpoint", "anomaly-off"), semantics=False).on_loop == {"async-checkpoint"}
+
+
+def test_doses_are_checked_as_the_user_typed_them() -> None:
+    assert checked_doses(" loader-workers=4, precision-bf16,", are_combined=True) == (
+        "loader-workers=4",
+        "precision-bf16",
+    )
+    assert checked_doses("log-every-n=5,log-every-n=9", are_combined=False) == ("log-every-n=5", "log-every-n=9")
+    with pytest.raises(ConfigError, match="named 2 times"):
+        checked_doses("log-every-n=5,log-every-n=9", are_combined=True)
+    with pytest.raises(ConfigError, match="did you mean loader-workers"):
+        checked_doses("loader-worker=4", are_combined=False)
+
+
+def test_arm_gives_its_treatments_and_their_environment() -> None:
+    assert [dose.text for dose in doses_of("loader-workers=4+precision-bf16")] == ["loader-workers=4", "precision-bf16"]
+    assert doses_of("baseline") == ()
+    assert "expandable_segments" in str(environment_of(("expandable-segments",)))
+    assert environment_of(("loader-workers=4",)) == {}

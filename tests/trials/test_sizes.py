@@ -1,0 +1,48 @@
+"""How long runs are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_perf.errors import TrialError
+from lightning_perf.trials.job import Result
+from lightning_perf.trials.sizes import LEAST_BLOCKS, TARGET_S, choose_sizes
+
+
+def seen(step_s: float, n_steps: int = 200, **others: Any) -> Result:
+    figures = {"block_means_s": (step_s,) * 8, "steady_from": 5, "train_s": step_s * n_steps, "epochs": 1}
+    return Result(status="ok", n_steps=n_steps, **{**figures, **others})
+
+
+@pytest.mark.parametrize("step_s", [0.0005, 0.01, 0.3, 3.0, 40.0])
+def test_run_holds_enough_blocks_whatever_a_step_takes(step_s: float) -> None:
+    sizes = choose_sizes(seen(step_s), 300.0, None, wants_epochs=False)
+    n_blocks = (sizes.steps - 5) / sizes.block_steps
+    assert n_blocks >= LEAST_BLOCKS
+    assert sizes.block_steps >= 20 or sizes.block_steps * step_s >= 1
+    assert sizes.steps * step_s <= max(2 * TARGET_S, 3 * LEAST_BLOCKS * sizes.block_steps * step_s)
+
+
+def test_run_is_no_longer_than_the_training_itself() -> None:
+    assert choose_sizes(seen(0.01, 90, is_whole=True), 30.0, None, wants_epochs=False).steps == 90
+
+
+def test_steps_of_the_user_are_taken_unless_they_hold_no_blocks() -> None:
+    assert choose_sizes(seen(0.01), 30.0, 60, wants_epochs=False).steps == 60
+    with pytest.raises(TrialError, match="give 45 or more"):
+        choose_sizes(seen(0.01), 30.0, 44, wants_epochs=False)
+
+
+def test_run_holds_as_many_epochs_as_were_seen_when_they_are_to_be_measured() -> None:
+    result = seen(0.05, 900, wall_block_means_s=(0.06,) * 4, epochs=6)
+    sizes = choose_sizes(result, 60.0, None, wants_epochs=True)
+    assert sizes.basis == "wall"
+    assert sizes.steps >= 900
+    assert choose_sizes(result, 60.0, None, wants_epochs=False).basis == "steps"
+
+
+def test_time_before_training_is_expected_again() -> None:
+    sizes = choose_sizes(seen(0.1, 200), 50.0, 100, wants_epochs=False)
+    assert sizes.expected_s == pytest.approx(30 + 10)

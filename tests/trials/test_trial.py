@@ -1,0 +1,237 @@
+"""A trial from start to end on made-up runs: what is run, kept, resumed and refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightning_perf.errors import TrialError
+from lightning_perf.records import load
+from lightning_perf.trials import trial as trials
+from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
+from lightning_perf.trials.ladder import PlannedRun
+from lightning_perf.trials.runner import CommandError, Ended
+from lightning_perf.trials.trial import Options, run_trial
+from tests.rules.session_builder import build_session
+
+COMMAND = ("python", "train.py")
+STEP_S = {"loader-workers=4": 0.5, "log-every-n=7": 1.0, "log-every-n=8": 1.3}
+JITTER = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0)
+
+
+class Machine:
+    """Stands in for ``run_kept``: a baseline of 50 ms a step, of which each treatment leaves its share."""
+
+    def __init__(self) -> None:
+        self.made: list[Job] = []
+        self.limits: list[tuple[float | None, int | None]] = []
+        self.stops_at: int | None = None
+        self.failing: dict[str, str] = {}
+        self.pilot: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        job: Job,
+        time_limit_s: float | None = None,
+        memory_limit_bytes: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> Ended:
+        if self.stops_at is not None and len(self.made) >= self.stops_at:
+            raise KeyboardInterrupt
+        self.made.append(job)
+        self.limits.append((time_limit_s, memory_limit_bytes))
+        is_pilot = job.with_doctor
+        if is_pilot:
+            build_session().save(Path(job.folder) / DOCTOR_FOLDER)
+        reason = next((self.failing[dose] for dose in job.doses if dose in self.failing), "")
+        if reason:
+            return ended(None, code=1, log=reason)
+        mean_s = 0.05
+        for dose in job.doses:
+            mean_s *= STEP_S.get(dose, 1.0)
+        turn = len(self.made)
+        blocks = tuple(mean_s * JITTER[(turn + i) % len(JITTER)] for i in range(8))
+        whole = tuple(2 * block for block in blocks)
+        result = Result(
+            status="ok",
+            block_means_s=blocks,
+            wall_block_means_s=whole,
+            block_steps=20,
+            n_steps=job.steps or 200,
+            n_batches=job.steps or 200,
+            steady_from=3,
+            samples_per_step=8.0,
+            losses=tuple(1.0 / (i + 1) for i in range(50)),
+            train_s=10.0,
+            epochs=5,
+        )
+        return ended(msgspec.structs.replace(result, **(self.pilot if is_pilot else {})))
+
+
+def ended(result: Result | None, code: int = 0, log: str = "") -> Ended:
+    events = frozenset({"python", "lightning", "trainer", "fit"})
+    return Ended(code=code, reason="", wall_s=12.0, peak_bytes=0, result=result, events=events, log=log)
+
+
+class Silent:
+    """A watcher that notes which arms ran."""
+
+    def __init__(self) -> None:
+        self.arms: list[str] = []
+
+    def diagnosing(self) -> None: ...
+
+    def planned(self, session: Any, state: Any) -> None: ...
+
+    def running(self, run: PlannedRun, about: int, trial: Any) -> None:
+        assert about > 0
+
+    def ran(self, run: Any, trial: Any) -> None:
+        self.arms.append(run.arm)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(trials, "run_kept", made)
+    return made
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Callable[..., trials.Outcome]:
+    def run(*tries: str, **options: Any) -> trials.Outcome:
+        return run_trial(Options(command=COMMAND, tries=tries, **options), tmp_path / "out", Silent())
+
+    return run
+
+
+def test_ladder_keeps_what_gained_and_says_what_to_paste(machine: Machine, go: Any, tmp_path: Path) -> None:
+    outcome = go("log-every-n=7", "loader-workers=4", "log-every-n=8")
+    trial = outcome.trial
+    verdicts = {arm.id: arm.verdict for arm in trial.arms}
+    assert trial.status == "finished"
+    assert verdicts["loader-workers=4"] == "improved"
+    assert verdicts["log-every-n=8"] == "regressed"
+    assert verdicts["log-every-n=7"] == "no_change"
+    assert trial.best == "loader-workers=4"
+    assert trial.loader_args["num_workers"] == 4
+    assert "num_workers=4" in trial.code
+    assert load(tmp_path / "out").trials == (trial,)
+    assert msgspec.json.decode((tmp_path / "out" / "trial.json").read_bytes())["best"] == "loader-workers=4"
+
+
+def test_every_run_has_the_same_steps_and_seed_and_no_doctor(machine: Machine, go: Any) -> None:
+    trial = go("loader-workers=4").trial
+    pilot, *runs = machine.made
+    assert pilot.with_doctor
+    assert pilot.steps is None
+    assert {job.steps for job in runs} == {trial.steps}
+    assert {job.seed for job in machine.made} == {trial.seed}
+    assert not any(job.with_doctor for job in runs)
+    assert len({job.folder for job in machine.made}) == len(machine.made)
+    assert all(limit is not None and memory for limit, memory in machine.limits)
+
+
+def test_arm_that_fails_is_told_with_its_reason_and_the_others_finish(machine: Machine, go: Any) -> None:
+    machine.failing = {"log-every-n=7": "RuntimeError: no such kernel"}
+    trial = go("log-every-n=7", "loader-workers=4").trial
+    failed = next(arm for arm in trial.arms if arm.id == "log-every-n=7")
+    assert failed.verdict == "failed"
+    assert "no such kernel" in failed.reason
+    assert trial.best == "loader-workers=4"
+
+
+def test_interrupted_trial_reports_and_goes_on_where_it_stopped(machine: Machine, go: Any, tmp_path: Path) -> None:
+    machine.stops_at = 4
+    first = go("loader-workers=4", "log-every-n=7").trial
+    assert first.status == "interrupted"
+    assert len(first.runs) == 3
+    assert load(tmp_path / "out").trials == (first,)
+
+    machine.stops_at = None
+    second = go("loader-workers=4", "log-every-n=7").trial
+    assert second.status == "finished"
+    assert second.id == first.id
+    assert second.runs[:3] == first.runs
+    assert [run.position for run in second.runs] == list(range(len(second.runs)))
+    assert sum(job.with_doctor for job in machine.made) == 1
+
+
+def test_trial_killed_between_two_runs_goes_on(machine: Machine, go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    counter = itertools.count()
+
+    def dies(*args: Any, **kwargs: Any) -> Ended:
+        if next(counter) == 5:
+            raise Killed
+        return machine(*args, **kwargs)
+
+    monkeypatch.setattr(trials, "run_kept", dies)
+    with pytest.raises(Killed):
+        go("loader-workers=4")
+    assert go("loader-workers=4").trial.status == "finished"
+    assert sum(job.with_doctor for job in machine.made) == 1
+
+
+def test_folder_of_another_or_a_finished_trial_is_refused(machine: Machine, go: Any) -> None:
+    go("loader-workers=4")
+    with pytest.raises(TrialError, match="finished"):
+        go("loader-workers=4")
+    with pytest.raises(TrialError, match="other options"):
+        go("log-every-n=7")
+
+
+def test_whole_epochs_are_measured_when_a_treatment_acts_between_them(machine: Machine, go: Any) -> None:
+    trial = go("async-checkpoint", repeats=1)
+    assert trial.trial.basis == "wall"
+    assert trial.trial.runs[0].block_means_s[0] > 0.09
+
+
+def test_treatment_between_epochs_is_not_tried_when_runs_hold_too_few(machine: Machine, go: Any) -> None:
+    machine.pilot = {"wall_block_means_s": (), "epochs": 0}
+    trial = go("async-checkpoint", "log-every-n=7").trial
+    assert "--steps" in trial.not_tried["async-checkpoint"]
+    assert trial.basis == "steps"
+
+
+def test_nothing_runs_when_there_is_nothing_to_try(machine: Machine, go: Any) -> None:
+    trial = go().trial
+    assert trial.status == "finished"
+    assert trial.runs == () or trial.arms
+
+
+@pytest.mark.parametrize(
+    ("pilot", "options", "told"),
+    [
+        ({"status": "failed", "reason": "the loss became nan at batch 3"}, {}, "nan at batch 3"),
+        (
+            {"block_means_s": (), "is_whole": True, "n_steps": 12, "missing": {"block_means_s": "too few"}},
+            {},
+            "after 12 optimizer steps",
+        ),
+        ({}, {"steps": 10}, "--steps 10"),
+    ],
+)
+def test_baseline_that_gives_nothing_to_measure_is_one_error(
+    machine: Machine, go: Any, pilot: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    machine.pilot = pilot
+    with pytest.raises(TrialError, match=told):
+        go("loader-workers=4", **options)
+
+
+def test_error_carries_the_output_when_the_command_fails(
+    machine: Machine, go: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "run_kept", lambda *a, **k: ended(None, code=3, log="one\nValueError: no data"))
+    with pytest.raises(CommandError, match="exited with 3: ValueError: no data") as raised:
+        go()
+    assert raised.value.log == "one\nValueError: no data"
