@@ -1,0 +1,97 @@
+"""Is each planted fault of the input pipeline named, by its rule and where it is a function by file and line?
+
+    python benchmarks/loader/causes.py [--runs 3] [--only CAUSE,...] [--time 10]
+
+Runs ``planted.py`` for each cause with ``PerfDoctor(probe_data=True)`` in a real ``Trainer.fit`` and through
+``lightning-perf data``, and prints what the verdict says. Needs a machine that does nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from planted import CAUSES
+
+from lightning_perf.records import Session, load
+
+SCRIPT = Path(__file__).with_name("planted.py")
+
+
+def main() -> None:
+    """Runs all and prints a table; exits with 1 where one was not named."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default=",".join(CAUSES))
+    parser.add_argument("--time", type=float, default=10.0)
+    arguments = parser.parse_args()
+    missed = 0
+    print(f"{'cause':24}{'expected':10}" + f"{'Trainer.fit':>40}{'lightning-perf data':>40}")
+    for cause in arguments.only.split(","):
+        for _ in range(arguments.runs):
+            shown = []
+            for face in (fitted, probed):
+                with tempfile.TemporaryDirectory() as folder:
+                    session = face(cause, Path(folder), arguments.time)
+                is_named, text = judge(cause, session)
+                missed += not is_named
+                shown.append(f"{'' if is_named else 'MISSED '}{text}")
+            print(
+                f"{cause:24}{CAUSES[cause].code or 'healthy':10}" + "".join(f"{text:>40}" for text in shown), flush=True
+            )
+    print(f"{missed} missed")
+    raise SystemExit(missed > 0)
+
+
+def fitted(cause: str, folder: Path, limit_s: float) -> Session:
+    """The session of a real fit."""
+    run([sys.executable, str(SCRIPT), cause, "--doctor", str(folder)], folder)
+    return load(folder)
+
+
+def probed(cause: str, folder: Path, limit_s: float) -> Session:
+    """The session of a probe without training."""
+    command = [sys.executable, str(SCRIPT), cause]
+    run(
+        [sys.executable, "-m", "lightning_perf", "data", "--out", str(folder), "--time", str(limit_s), "--", *command],
+        folder,
+    )
+    return load(folder)
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Runs a command; shows what it said where it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ}, check=False)
+    if done.returncode:
+        raise SystemExit(
+            f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+
+
+def judge(cause: str, session: Session) -> tuple[bool, str]:
+    """Whether the session names the cause, and what it names."""
+    expected = CAUSES[cause]
+    codes = [finding.code for finding in session.findings if finding.severity != "info"]
+    if expected.code is None:
+        data = [code for code in codes if code.startswith("PD1")]
+        return not data, f"findings on data: {', '.join(data) or 'none'}"
+    first = session.verdict.code
+    probe = session.loader_probe
+    where = next((each for each in probe.functions if expected.function), None) if probe is not None else None
+    place = ""
+    if expected.function is not None and probe is not None:
+        wanted = "collate" if expected.code == "PD108" else "getitem"
+        where = next((each for each in probe.functions if each.where == wanted), None)
+        place = f" {where.name}:{where.line}" if where is not None else " no function"
+    is_there = expected.function is None or (
+        where is not None and where.name.endswith(expected.function) and Path(where.file).name == SCRIPT.name
+    )
+    return first == expected.code and is_there, f"{first}{place}"
+
+
+if __name__ == "__main__":
+    main()
