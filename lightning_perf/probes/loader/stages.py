@@ -124,7 +124,8 @@ class _Stages:
         self._asked: Any = None
         self._stage = "taking the loader apart"
         self._missing: dict[str, str] = dict(first.missing)
-        self._memory_limit = _private_bytes(all_of_it=False) + MEMORY_SHARE * psutil.virtual_memory().available
+        self._memory_allowed = MEMORY_SHARE * psutil.virtual_memory().available
+        self._memory_limit = _private_bytes(all_of_it=False) + self._memory_allowed
         _limit_memory(1.2 * MEMORY_SHARE)  # the limit above says more, but is looked at only now and then
 
     def run(self) -> None:
@@ -141,7 +142,10 @@ class _Stages:
             self._tell(refusal=str(refusal))
         except BaseException as error:  # noqa: BLE001 - the user's code, SystemExit too; it is reported
             what = self._stage if self._asked is None else f"dataset[{repr(self._asked)[:60]}]"
-            self._tell(trouble=f"{what} raised {one_line(error)}"[:1000])
+            told = f"{what} raised {one_line(error)}"[:1000]
+            if isinstance(error, MemoryError) or "allocate memory" in told:
+                told += f" (a probe may take {self._memory_allowed / 2**30:.1f} GiB, a part of what was free)"
+            self._tell(trouble=told)
         else:
             self._stage = "done"
             self._tell(trouble="" if self._probe.curve else self._missing.get("curve", ""))
