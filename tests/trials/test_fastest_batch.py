@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reports.sessions import starved
 
 from lightning_perf.trials.fastest_batch import MARGIN, TOLERANCE, BatchPoint, knee, next_size, points_of
+from lightning_perf.trials.plan import checked_doses, choose
 from trials.runs import run
 
 GIB = 2**30
@@ -158,3 +160,17 @@ def test_points_are_read_from_runs_as_multiples_of_the_batch_of_the_arm_below() 
         BatchPoint(batch_size=4, samples_per_s=None, reason="out of memory"),
     )
     assert [p.batch_size for p in points_of(others, "baseline")] == [1, 2]
+
+
+@pytest.mark.parametrize(("tries", "finds_batch", "candidates"), [
+    ("batch-size", True, []),
+    ("log-every-n=50,batch-size", True, ["log-every-n=50"]),
+    ("batch-size=64", False, ["batch-size=64"]),
+    ("batch-size=x2", False, ["batch-size=x2"]),
+])  # fmt: skip
+def test_fastest_batch_is_looked_for_when_a_batch_size_is_named_without_saying_which(
+    tries: str, finds_batch: bool, candidates: list[str]
+) -> None:
+    choice = choose(starved(), checked_doses(tries, are_combined=False), semantics=False)
+    assert choice.finds_batch is finds_batch
+    assert [candidate.treatment for candidate in choice.candidates] == candidates
