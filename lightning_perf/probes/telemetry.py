@@ -162,10 +162,7 @@ class TelemetryProbe:
         mean_cost_s = 0.0
         while True:
             self._ran_s = time.monotonic() - started_s
-            is_first = self._ran_s < FIRST_S
-            usual_s = 1.0 / (max(self._hz, FIRST_HZ) if is_first else self._hz)
-            least_s = mean_cost_s / (FIRST_CORE_FRACTION if is_first else MAX_CORE_FRACTION)
-            if self._stopping.wait(max(usual_s, least_s)):
+            if self._stopping.wait(pause_s(self._hz, self._ran_s, mean_cost_s)):
                 break
             before_s = time.thread_time()
             self._keep_error(self.sample)
@@ -220,6 +217,19 @@ class TelemetryProbe:
         if self._packages.missing_reason:
             missing["telemetry.energy.cpu_j"] = self._packages.missing_reason
         return missing
+
+
+def pause_s(hz: float, ran_s: float, cost_s: float) -> float:
+    """Seconds until the next sample: as often as asked, or as seldom as keeps to the core time that sampling may use.
+
+    Args:
+        hz: Samples a second that are asked for.
+        ran_s: Since sampling began; at first there is more of it.
+        cost_s: Core time of a usual sample.
+    """
+    is_first = ran_s < FIRST_S
+    usual_s = 1.0 / (max(hz, FIRST_HZ) if is_first else hz)
+    return max(usual_s, cost_s / (FIRST_CORE_FRACTION if is_first else MAX_CORE_FRACTION))
 
 
 def open_telemetry(

@@ -11,7 +11,7 @@ import torch
 
 from lightning_perf.probes.gpu import NvmlReader
 from lightning_perf.probes.nvml import Driver, WantedDevice
-from lightning_perf.probes.telemetry import TelemetryProbe
+from lightning_perf.probes.telemetry import DEFAULT_HZ, FIRST_S, TelemetryProbe, pause_s
 
 from .fake_nvml import ERRORS, FakeNvml, gpu
 
@@ -113,6 +113,14 @@ def test_readers_are_let_go_when_the_run_ends() -> None:
     run.probe.stop()
     run.probe.stop()
     assert nvml.users == 0
+
+
+@pytest.mark.parametrize("cost_s", [0.0, 0.0002, 0.005, 0.02, 0.3])
+@pytest.mark.parametrize("hz", [DEFAULT_HZ, 10.0])
+def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs(hz: float, cost_s: float) -> None:
+    assert cost_s <= 0.005 * pause_s(hz, FIRST_S, cost_s)
+    assert cost_s <= 0.01 * pause_s(hz, 0.0, cost_s)  # of the first seconds
+    assert pause_s(hz, FIRST_S, 0.0) == 1 / hz
 
 
 @pytest.mark.parametrize("hz", [0.5, 11.0, float("nan")])

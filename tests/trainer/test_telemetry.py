@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -112,6 +114,20 @@ def test_cores_are_named_when_workers_fight_over_them(make_trainer: Make) -> Non
     assert "PD106" not in codes(session)
     assert session.telemetry.host.n_workers >= 3
     assert session.telemetry.host.workers_cpu_cores.mean > 0.1
+
+
+@linux
+@pytest.mark.usefixtures("one_core")
+def test_cores_are_named_when_another_program_holds_them(make_trainer: Make) -> None:
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        session = session_of(make_trainer, Tiny(), DataLoader(Hungry(), batch_size=2), 100)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert {"PD102", "PD803"} & codes(session), session.telemetry.host
+    assert "PD106" not in codes(session)
 
 
 @linux
