@@ -16,7 +16,8 @@ class LoaderWorkers(LoaderTreatment):
     summary = "fetches batches in worker processes, ahead of the training"
     when = (
         "Where the device waits for data. `=0` takes workers away where a batch costs less than handing it over. "
-        "Random augmentation inside the dataset draws from the workers' own seeds: other numbers of the same kind."
+        "Random augmentation inside the dataset draws from the workers' own seeds: other numbers of the same kind. "
+        "Several loaders that shuffle without a generator of their own draw their orders in another sequence."
     )
     value_form = "N, a whole number of workers, 0 for none"
 

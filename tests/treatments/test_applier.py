@@ -1,0 +1,245 @@
+"""Treatments applied to real trainings, and taken out again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from torch.utils.data import DataLoader
+
+from lightning_perf.errors import ConfigError, TreatmentError
+from lightning_perf.treatments import Applier, all_treatments, find, parse, parse_all
+
+from .trainings import Items, Net, Treat, loader, train
+
+# Those that a CPU can show, but for what compiles.
+ON_CPU = (
+    "loader-workers=1", "precision-bf16", "matmul-precision-high", "cudnn-benchmark", "fused-optimizer", "accumulate",
+    "activation-checkpointing", "batch-size=8", "log-every-n=3", "anomaly-off", "async-checkpoint", "val-less-often",
+    "threads=1", "flush-denormal", "prog-bar-off",
+)  # fmt: skip
+
+
+def left_behind(trainer: Trainer, module: Any) -> dict[str, list[str]]:
+    """Objects of ours that hang on a Trainer after a run."""
+    owners = [trainer, trainer.strategy, trainer.fit_loop, module, *module.modules(), *trainer.optimizers]
+    return {
+        type(owner).__name__: names
+        for owner in owners
+        if (names := [n for n, v in vars(owner).items() if type(v).__module__.startswith("lightning_perf")])
+    }
+
+
+def process_state() -> tuple[Any, ...]:
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark,
+        torch.get_num_threads(),
+        bool((torch.tensor(1e-38) * 1e-3 == 0).item()),
+        torch.is_anomaly_enabled(),
+    )
+
+
+@pytest.mark.parametrize("text", ON_CPU)
+def test_nothing_is_left_behind_when_a_treated_training_ended(text: str) -> None:
+    before = process_state()
+    attributes = set(vars(train(max_steps=1).module))
+    done = train(text)
+
+    assert left_behind(done.trainer, done.module) == {}
+    assert process_state() == before
+    assert set(vars(done.module)) == attributes
+    for block in done.module.blocks:
+        assert "forward" not in vars(block)
+    assert done.trainer.optimizers[0].param_groups[0].get("fused") is None
+    pickle.dumps(done.module.state_dict())
+
+
+@pytest.mark.parametrize("text", ON_CPU)
+def test_nothing_is_left_behind_when_a_treated_training_failed(text: str) -> None:
+    class Fails(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise ValueError("planted")
+            return super().training_step(batch, batch_idx)
+
+    before, module = process_state(), Fails()
+    with pytest.raises(ValueError, match="planted"):
+        train(text, module=module)
+    assert process_state() == before
+    assert left_behind(module.trainer, module) == {}
+
+
+# A loader with a generator of its own draws nothing from the one that dropout draws from. Without, torch takes a seed
+# for the workers from that at each start of an epoch; persistent workers take one only once.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loader-workers=1", "loader-workers=2,loader-prefetch=3,loader-persistent", "loader-pin-memory",
+        "log-every-n=1", "progress-refresh=5", "prog-bar-off", "anomaly-off", "async-checkpoint",
+        "activation-checkpointing",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_losses_are_bit_identical_when_the_treatment_is_exact(text: str, is_shuffled: bool) -> None:
+    assert all(dose.treatment.safety == "exact" for dose in parse_all(text))
+
+    def losses(treatments: str) -> list[float]:
+        data = loader(shuffle=is_shuffled, generator=torch.Generator().manual_seed(3))
+        bar = {"enable_progress_bar": True, "callbacks": [TQDMProgressBar()]} if "progress" in text else {}
+        return train(treatments, data=data, max_epochs=1 if is_shuffled else 2, **bar).losses
+
+    expected = losses("")
+    assert losses(text) == expected
+    assert len(set(expected)) == len(expected) > 5
+
+
+def test_all_can_be_applied_together_when_none_excludes_another() -> None:
+    done = train(
+        "loader-workers=1,precision-bf16,log-every-n=2,fused-optimizer,activation-checkpointing,threads=1",
+        look=lambda t, m: (
+            t.precision,
+            t.log_every_n_steps,
+            t.train_dataloader.num_workers,
+            t.optimizers[0].param_groups,
+        ),
+    )
+    assert done.seen[:3] == ("bf16-mixed", 2, 1)
+    assert len(done.losses) == 12
+    assert left_behind(done.trainer, done.module) == {}
+
+
+def test_second_fit_is_treated_too_when_the_trainer_is_used_again() -> None:
+    applier = Applier(parse_all("loader-workers=1,activation-checkpointing"))
+    seen = []
+
+    class Look(Treat):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+            seen.append((trainer.train_dataloader.num_workers, "forward" in vars(pl_module.blocks[0])))
+
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, callbacks=[Look(applier)])  # fmt: skip
+    module, data = Net(), loader(4)
+    trainer.fit(module, data)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, data)
+    assert seen == [(1, True), (1, True)]
+    assert data.num_workers == 0
+
+
+def test_given_arguments_are_left_as_they_are_when_treatments_change_them() -> None:
+    given = {"precision": "32-true", "max_epochs": 1}
+    changed = Applier(parse_all("precision-bf16,accumulate=2")).change_trainer_arguments(given)
+    assert given == {"precision": "32-true", "max_epochs": 1}
+    assert changed == {"precision": "bf16-mixed", "max_epochs": 1, "accumulate_grad_batches": 2}
+
+
+def test_validation_runs_untreated_when_it_is_called_alone() -> None:
+    applier = Applier(parse_all("loader-workers=1,activation-checkpointing"))
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
+                      callbacks=[Treat(applier)])  # fmt: skip
+    trainer.validate(Net(), loader(), verbose=False)
+    assert trainer.validate_loop._combined_loader.flattened[0].num_workers == 0
+
+
+def test_only_the_training_loader_is_rebuilt_when_there_is_a_validation_loader() -> None:
+    done = train(
+        "loader-workers=1",
+        val=loader(),
+        look=lambda t, _: (t.train_dataloader.num_workers, t.val_dataloaders.num_workers),
+    )
+    assert done.seen == (1, 0)
+
+
+def test_refusal_ends_the_fit_with_its_reason_when_the_loader_is_derived() -> None:
+    class Derived(DataLoader):
+        pass
+
+    module = Net()
+    with pytest.raises(TreatmentError, match=r"Derived.*expected exactly"):
+        train("loader-workers=2", data=Derived(Items(), batch_size=4), module=module)
+    assert left_behind(module.trainer, module) == {}
+
+
+def test_undo_does_no_harm_when_called_twice_or_before_anything_was_applied() -> None:
+    applier = Applier([parse("cudnn-benchmark")])
+    applier.undo()
+    applier.change_trainer_arguments({})
+    torch.backends.cudnn.benchmark = True
+    applier.undo()
+    applier.undo()
+    assert torch.backends.cudnn.benchmark is False
+
+
+def test_environment_holds_what_must_stand_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
+    assert Applier(parse_all("threads=3,expandable-segments,compile")).environment() == {
+        "OMP_NUM_THREADS": "3",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True",
+    }
+
+
+def test_applier_refuses_when_treatments_exclude_one_another() -> None:
+    with pytest.raises(ConfigError, match="exclude"):
+        Applier([parse("compile"), parse("compile-regions")])
+
+
+def test_naming_treatments_loads_neither_torch_nor_lightning() -> None:
+    code = (
+        "import sys; from lightning_perf import treatments as t; "
+        "t.prescription(t.parse_all('loader-workers,compile')); t.all_treatments(); "
+        "assert not {'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
+
+
+def test_every_live_treatment_of_the_loader_is_live() -> None:
+    assert {treatment.id for treatment in all_treatments() if treatment.is_live} >= {
+        "loader-workers", "loader-pin-memory", "loader-persistent", "loader-prefetch", "log-every-n",
+    }  # fmt: skip
+    assert not find("compile").is_live
+    assert not find("precision-bf16").is_live
+
+
+LEGACY = """
+import torch, warnings, logging
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, TensorDataset
+from lightning_perf.treatments import Applier, parse_all
+warnings.simplefilter("ignore")
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+applier = Applier(parse_all("loader-workers=1,precision-bf16,fused-optimizer,async-checkpoint,log-every-n=3"))
+class Treat(pl.Callback):
+    def setup(self, trainer, module, stage): applier.set_up(trainer, module)
+    def on_train_start(self, trainer, module): applier.configured(trainer, module)
+    def on_train_batch_end(self, trainer, module, *_):
+        fused = trainer.optimizers[0].param_groups[0]["fused"]
+        self.seen = (trainer.train_dataloader.num_workers, trainer.precision, fused,
+                     type(trainer.strategy.checkpoint_io).__module__.split(".")[0], trainer.log_every_n_steps)
+    def teardown(self, trainer, module, stage): applier.undo()
+treat = Treat()
+trainer = pl.Trainer(**applier.change_trainer_arguments(dict(callbacks=[treat], accelerator="cpu", max_epochs=2,
+    logger=False, enable_progress_bar=False, enable_model_summary=False)))
+trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4))
+assert treat.seen == (1, "bf16-mixed", True, "pytorch_lightning", 3), treat.seen
+"""
+
+
+def test_pytorch_lightning_is_treated_alike_when_a_script_uses_it() -> None:
+    pytest.importorskip("pytorch_lightning")
+    done = subprocess.run([sys.executable, "-c", LEGACY], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr[-2000:]

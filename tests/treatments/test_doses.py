@@ -1,0 +1,83 @@
+"""Treatments as users name them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Machine, Run, Session, Settings, TrainerSettings
+from lightning_perf.treatments import all_treatments, check_together, parse, parse_all, with_default
+
+SESSION = Session(
+    run=Run(id="a", stage="fit", status="finished", started_at="", wall_s=1.0), machine=Machine(os="", python="")
+)
+
+
+def with_trainer(**settings: object) -> Session:
+    return msgspec.structs.replace(SESSION, settings=Settings(trainer=TrainerSettings(**settings)))
+
+
+def test_parse_gives_treatment_and_value_when_both_are_named() -> None:
+    dose = parse(" loader-workers = 4 ")
+    assert (dose.treatment.id, dose.value, dose.text) == ("loader-workers", 4, "loader-workers=4")
+
+
+def test_parse_leaves_the_value_open_when_none_is_given() -> None:
+    assert parse("loader-workers").value is None
+
+
+@pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
+def test_default_can_be_read_back_when_written_as_text(treatment: object) -> None:
+    dose = with_default(parse(treatment.id), SESSION)
+    assert parse(dose.text).value == dose.value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loader-workers=many", "loader-workers=-1", "loader-workers=1.5", "loader-workers=", "loader-prefetch=0",
+        "precision-bf16=true", "matmul-precision-high=highest", "compile=fast", "accumulate=1", "accumulate=x",
+        "batch-size=0", "batch-size=x1", "batch-size=x", "batch-size=1.5", "log-every-n=0", "progress-refresh=0",
+        "prog-bar-off=yes", "val-less-often=0", "val-less-often=1.5", "val-less-often=b", "expandable-segments=tpu",
+        "threads=0",
+    ],
+)  # fmt: skip
+def test_parse_refuses_when_the_value_is_none_of_the_treatments(text: str) -> None:
+    with pytest.raises(ConfigError, match=text.partition("=")[0]):
+        parse(text)
+
+
+def test_parse_names_close_ids_when_there_is_no_such_treatment() -> None:
+    with pytest.raises(ConfigError, match="loader-workers"):
+        parse("loader-worker=4")
+    with pytest.raises(ConfigError, match="expected one of"):
+        parse("zzzz")
+
+
+def test_parse_all_reads_text_with_commas_and_lists_alike() -> None:
+    assert parse_all("precision-bf16, loader-workers=2,") == parse_all(["precision-bf16", "loader-workers=2"])
+    assert parse_all("") == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["precision-bf16,precision-fp16", "compile,compile-regions", "loader-workers=1,loader-workers=2"]
+)
+def test_parse_all_refuses_when_treatments_exclude_one_another(text: str) -> None:
+    with pytest.raises(ConfigError, match=text.partition(",")[0].partition("=")[0]):
+        parse_all(text)
+
+
+@pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
+def test_conflicts_name_treatments_that_exist(treatment: object) -> None:
+    assert treatment.conflicts <= {other.id for other in all_treatments()} - {treatment.id}
+
+
+def test_check_together_refuses_when_fp16_fused_and_clipping_meet() -> None:
+    doses = parse_all("precision-fp16,fused-optimizer")
+    check_together(doses, with_trainer(gradient_clip_val=None))
+    with pytest.raises(ConfigError, match="clips"):
+        check_together(doses, with_trainer(gradient_clip_val=1.0))
+    with pytest.raises(ConfigError, match="clips"):
+        check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="16-mixed"))
+    check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="bf16-mixed"))

@@ -1,0 +1,72 @@
+"""What a user pastes."""
+
+from __future__ import annotations
+
+import ast
+
+import msgspec
+import pytest
+import yaml
+
+from lightning_perf.records import LoaderSettings, Settings, TrainerSettings
+from lightning_perf.treatments import all_treatments, parse, parse_all, prescription
+
+from .test_doses import SESSION
+
+
+def test_flags_and_arguments_are_merged_when_there_are_several() -> None:
+    written = prescription(parse_all("precision-bf16,log-every-n=10,loader-workers=4,loader-persistent"))
+
+    assert written.trainer_flags == {"precision": "bf16-mixed", "log_every_n_steps": 10}
+    assert written.loader_args == {"num_workers": 4, "persistent_workers": True}
+    assert written.code.splitlines() == [
+        'Trainer(..., precision="bf16-mixed", log_every_n_steps=10)',
+        "DataLoader(..., num_workers=4, persistent_workers=True)",
+    ]
+    assert yaml.safe_load(written.yaml) == {"trainer": {"precision": "bf16-mixed", "log_every_n_steps": 10}}
+    assert "#   num_workers: 4" in written.yaml
+
+
+def test_one_strategy_is_written_when_several_treatments_change_it() -> None:
+    written = prescription(parse_all("ddp-static-graph,ddp-bucket-view"))
+
+    assert "Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))" in written.code
+    assert yaml.safe_load(written.yaml)["trainer"]["strategy"] == {
+        "class_path": "lightning.pytorch.strategies.DDPStrategy",
+        "init_args": {"static_graph": True, "gradient_as_bucket_view": True},
+    }
+
+
+@pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
+def test_code_is_python_and_yaml_is_yaml_when_any_treatment_is_written(treatment: object) -> None:
+    session = session_of(
+        LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=8), accumulate=1
+    )
+    written = prescription([parse(treatment.id)], session)
+    assert written.code
+    ast.parse(written.code)
+    yaml.safe_load(written.yaml)
+    msgspec.json.encode((written.trainer_flags, written.loader_args))
+
+
+def session_of(loader: LoaderSettings, accumulate: int) -> object:
+    settings = Settings(trainer=TrainerSettings(accumulate_grad_batches=accumulate), loaders=(loader,))
+    return msgspec.structs.replace(SESSION, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "accumulate", "batch_size", "kept"),
+    [("x2", 4, 16, 2), ("16", 4, 16, 2), ("x4", 2, 32, None), ("4", 1, 4, 2), ("x2", 1, 16, None), ("12", 3, 12, 2)],
+)
+def test_batch_size_keeps_the_samples_of_a_step_when_accumulation_allows(
+    value: str, accumulate: int, batch_size: int, kept: int | None
+) -> None:
+    loader = LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=8)
+    written = prescription([parse(f"batch-size={value}")], session_of(loader, accumulate))
+
+    assert written.loader_args == {"batch_size": batch_size}
+    assert written.trainer_flags.get("accumulate_grad_batches") == kept
+
+
+def test_nothing_is_written_when_there_is_nothing() -> None:
+    assert prescription([]) == ({}, {}, "", "")

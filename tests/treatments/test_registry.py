@@ -1,0 +1,62 @@
+"""Rules and treatments agree on ids."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import lightning_perf.rules
+from lightning_perf.records import Prescription
+from lightning_perf.treatments import all_treatments, find
+
+RULES = Path(lightning_perf.rules.__file__).parent
+
+# What users were promised, and what other tools may name.
+PROMISED = {
+    "loader-workers", "loader-pin-memory", "loader-persistent", "loader-prefetch", "precision-bf16", "precision-fp16",
+    "matmul-precision-high", "cudnn-benchmark", "channels-last", "compile", "compile-regions", "fused-optimizer",
+    "activation-checkpointing", "accumulate", "batch-size", "log-every-n", "progress-refresh", "prog-bar-off",
+    "anomaly-off", "async-checkpoint", "val-less-often", "ddp-static-graph", "ddp-bucket-view", "ddp-find-unused-off",
+    "expandable-segments", "threads", "flush-denormal",
+}  # fmt: skip
+
+
+def ids_in_rules() -> set[str]:
+    """Every text that a rule may give as a prescription's treatment, and those bound to a name ``treatment``."""
+    found: set[str] = set()
+    for path in RULES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "treatment":
+                found |= _texts(node.value)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).lstrip("(").startswith("treatment"):
+                found |= _texts(node.value)
+    return found - {""}
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    if isinstance(tree, ast.IfExp):
+        return _texts(tree.body) | _texts(tree.orelse)
+    if isinstance(tree, ast.Tuple):
+        return _texts(tree.elts[0])
+    return {tree.value} if isinstance(tree, ast.Constant) and isinstance(tree.value, str) else set()
+
+
+def test_all_promised_treatments_are_there() -> None:
+    assert {treatment.id for treatment in all_treatments()} >= PROMISED
+
+
+def test_every_treatment_that_a_rule_names_exists() -> None:
+    ids = ids_in_rules()
+    assert {"loader-workers", "precision-bf16", "precision-fp16", "compile"} <= ids
+    for treatment_id in sorted(ids):
+        assert find(treatment_id).id == treatment_id
+
+
+@pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
+def test_each_says_what_it_is(treatment: object) -> None:
+    assert treatment.summary
+    assert treatment.when.endswith(".")
+    assert treatment.acts_on in ("step", "loop")
+    Prescription(treatment=treatment.id, summary="", safety=treatment.safety, effort=treatment.effort)
