@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -209,6 +211,39 @@ def test_probe_keeps_the_copy_of_workers_when_they_run(tmp_path: Path) -> None:
     rest = list(running)
     assert len(rest) == N_SAMPLES // BATCH_SIZE - 1
     assert torch.equal(torch.cat([first, *rest])[:, 0], torch.arange(float(N_SAMPLES)))
+
+
+def test_probe_sends_nothing_over_connections_of_the_parent() -> None:
+    here, there = socket.socketpair()
+    here.setblocking(False)
+
+    class Remote(planted.Plain):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            there.sendall(b"next")
+            return super().__getitem__(index)
+
+    with here, there:
+        record = probed(in_order(Remote()), limit_s=2.0)
+        assert record.status == "failed"
+        assert record.reason.startswith("dataset[0] raised OSError")
+        with pytest.raises(BlockingIOError):
+            here.recv(1)
+
+
+def test_probe_works_where_a_process_may_not_have_children_of_multiprocessing() -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    daemon = context.Process(target=_probe_into, args=(queue,), daemon=True)
+    daemon.start()
+    status, reason, workers = queue.get()
+    daemon.join()
+    assert (status, reason) == ("measured", "")
+    assert 1 in workers
+
+
+def _probe_into(queue: Any) -> None:
+    record = probed(loader_of(planted.Plain()), limit_s=3.0)
+    queue.put((record.status, record.reason, [point.num_workers for point in record.curve]))
 
 
 # -- data that misbehaves ---------------------------------------------------------------------------------------------
