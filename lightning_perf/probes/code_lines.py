@@ -1,0 +1,250 @@
+"""Whose code is running: the line behind an operator, and the loops in it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
+
+MIN_REPEATS = 10
+"""Visits of one place within one call of a function, from which on it is a loop worth keeping."""
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_DEMO = os.path.join(_HERE, "demo.py")  # stands in this package, but is a user's training
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_PATHS = sysconfig.get_paths()
+_PACKAGES = tuple({_PATHS["purelib"], _PATHS["platlib"]})
+_STANDARD = tuple({_PATHS["stdlib"], _PATHS["platstdlib"]})
+_LIGHTNING_PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
+_MAX_KEPT = 256
+
+
+def owner_of(file: str) -> str:
+    """Whose a file is. Torch's, this package's and Python's own are ``TORCH``: looked through."""
+    if file.startswith("<"):
+        if file.startswith("<eval_with_key>"):
+            return COMPILED
+        return USER if file.startswith(("<ipython", "<stdin", "<string")) else TORCH
+    path = os.path.abspath(file)
+    if path == _DEMO:
+        return USER
+    if path.startswith((_HERE + os.sep, _TORCH + os.sep)):
+        return COMPILED if f"{os.sep}_inductor{os.sep}" in path else TORCH
+    if f"{os.sep}torchinductor_" in path:
+        return COMPILED
+    if path.startswith(_lightning_folders()):
+        return LIGHTNING
+    parts = path.split(os.sep)
+    if "site-packages" in parts or "dist-packages" in parts or path.startswith(tuple(p + os.sep for p in _PACKAGES)):
+        return OTHER
+    if path.startswith(tuple(p + os.sep for p in _STANDARD)):
+        return TORCH
+    return USER
+
+
+def _lightning_folders() -> tuple[str, ...]:
+    modules = (sys.modules.get(name) for name in _LIGHTNING_PACKAGES)
+    files = (getattr(module, "__file__", None) for module in modules)
+    return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+        owner: ``USER``, ``LIGHTNING`` or ``OTHER``.
+        file: As Python names it; empty where no Python was running.
+    """
+
+    owner: str
+    file: str
+    line: int
+    function: str
+
+    def text(self) -> str:
+        """The line itself, shortened; empty where it cannot be read."""
+        return linecache.getline(self.file, self.line).strip()[:120] if self.file else ""
+
+
+NOWHERE = Place(OTHER, "", 0, "")
+
+
+class Moment(NamedTuple):
+    """When something was, what looking had cost by then, and how many operators had been called."""
+
+    ns: int
+    own_ns: int
+    n_operators: int
+
+
+class Visits:
+    """One instruction within one call of a function, from its first visit to its last."""
+
+    __slots__ = ("child", "first", "last", "line", "n", "n_operators", "operator")
+
+    def __init__(self, line: int, operator: str, now: Moment) -> None:
+        self.line = line
+        self.operator = operator
+        self.n = 0
+        self.n_operators = 0
+        self.first = self.last = now
+        self.child: object = None
+
+
+class Call:
+    """One call of one of the user's functions.
+
+    Attributes:
+        visits: By instruction.
+        n_unbound: Rows of the tensors that were taken apart here.
+    """
+
+    __slots__ = ("code", "frame", "n_operators", "n_unbound", "visits")
+
+    def __init__(self, frame: FrameType) -> None:
+        self.frame: FrameType | None = frame
+        self.code: CodeType = frame.f_code
+        self.visits: dict[int, Visits] = {}
+        self.n_operators = 0
+        self.n_unbound = 0
+
+    def has_loop(self) -> bool:
+        """Whether a place was visited so often that it stands in a loop."""
+        return self.n_unbound >= MIN_REPEATS or any(visits.n >= MIN_REPEATS for visits in self.visits.values())
+
+
+class Sight(NamedTuple):
+    """What stands above an operator.
+
+    Attributes:
+        place: The innermost line that is not torch's.
+        via: Torch's own functions between it and the operator, innermost first, as ``(file, function)``.
+        touched: The visits that the operator belongs to, innermost first.
+        frame: Of ``place``; None where there is none.
+    """
+
+    place: Place
+    via: tuple[tuple[str, str], ...]
+    touched: tuple[Visits, ...]
+    frame: FrameType | None
+
+
+class CodeLines:
+    """Walks the stack above operators, and follows the calls of the user's functions during one step.
+
+    A frame is kept only as long as it runs: it is let go before the next operator that is called without it, so that
+    what its variables hold is freed before that operator needs memory.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}
+        self._running: dict[int, Call] = {}
+        self._loops: list[Call] = []
+        self.n_operators = 0
+
+    def place(self) -> Place:
+        """The innermost line above the caller that is not torch's."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner = self._owner(frame)
+            if owner in (USER, LIGHTNING, OTHER):
+                return _place(owner, frame)
+            frame = frame.f_back
+        return NOWHERE
+
+    def see(self, frame: FrameType | None, operator: str, now_ns: int, own_ns: int) -> Sight | None:
+        """Looks at the stack above an operator; None inside a compiled region, which is not entered.
+
+        Args:
+            frame: The caller.
+            operator: Its name.
+            now_ns: When.
+            own_ns: What looking has cost so far.
+        """
+        self.n_operators += 1
+        inner: FrameType | None = None
+        owner = OTHER
+        via: list[tuple[str, str]] = []
+        users: list[FrameType] = []
+        while frame is not None:
+            of_frame = self._owner(frame)
+            if of_frame == USER:
+                users.append(frame)
+                if inner is None:
+                    inner, owner = frame, of_frame
+            elif inner is None:
+                if of_frame == COMPILED:
+                    return None
+                if of_frame == TORCH:
+                    name = os.path.basename(frame.f_code.co_filename)
+                    if name not in ("eval_frame.py", "_compile.py"):  # the wrapper that keeps dynamo out of here
+                        via.append((name, frame.f_code.co_name))
+                else:
+                    inner, owner = frame, of_frame
+            frame = frame.f_back
+        self._let_go({id(user) for user in users})
+        is_direct = owner == USER and (not via or [f for _, f in via] == ["__iter__"])
+        touched = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators))
+        place = NOWHERE if inner is None else _place(owner, inner)
+        return Sight(place, tuple(via), touched, inner)
+
+    def unbound(self, sight: Sight, n: int) -> None:
+        """The operator took a tensor apart into so many rows."""
+        call = self._running.get(id(sight.frame))
+        if call is not None:
+            call.n_unbound = max(call.n_unbound, n)
+
+    def loops(self) -> Iterator[Call]:
+        """The calls that held a loop; the step is over."""
+        self._let_go(set())
+        yield from self._loops
+
+    def _visit(self, users: list[FrameType], operator: str, is_direct: bool, now: Moment) -> tuple[Visits, ...]:
+        touched = []
+        child: Call | None = None
+        for i, frame in enumerate(users):
+            call = self._running.get(id(frame))
+            if call is None:
+                call = self._running[id(frame)] = Call(frame)
+            call.n_operators += 1
+            at = frame.f_lasti
+            visits = call.visits.get(at)
+            if visits is None:
+                visits = call.visits[at] = Visits(frame.f_lineno or 0, operator, now)
+            # The innermost function is back at a place whenever it calls an operator there itself; another one, when
+            # it has made a new call from there. Many operators below one call of torch's are no loop.
+            if is_direct if i == 0 else visits.child is not child:
+                visits.n += 1
+            visits.child = child
+            visits.n_operators += 1
+            touched.append(visits)
+            child = call
+        return tuple(touched)
+
+    def _let_go(self, running: set[int]) -> None:
+        for key in [key for key in self._running if key not in running]:
+            call = self._running.pop(key)
+            call.frame = None
+            for visits in call.visits.values():
+                visits.child = None
+            if call.has_loop() and len(self._loops) < _MAX_KEPT:
+                self._loops.append(call)
+
+    def _owner(self, frame: FrameType) -> str:
+        file = frame.f_code.co_filename
+        owner = self._owners.get(file)
+        if owner is None:
+            owner = self._owners[file] = owner_of(file)
+        return owner
+
+
+def _place(owner: str, frame: FrameType) -> Place:
+    return Place(owner, frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
