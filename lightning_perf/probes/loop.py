@@ -94,6 +94,8 @@ class LoopProbe:
         self._edge_spans: list[Span] = []
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
+        self.on_row_end: Callable[[], None] | None = None
+        """Called where the time of a step ends: the next fetch, the epoch's end or a validation begins. Never raises."""
         self._by_action: dict[str, Span] = {}
         self._is_foreign_fetch = False
         self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
@@ -310,11 +312,21 @@ class LoopProbe:
                 self._is_foreign_fetch = True
                 return
             self.timeline.unwind()
+        self._row_ends()
         if self._is_between:
             self._begin_epoch()
         self.main.fetch_begins()
         if self.fetch_watch is not None:
             self.fetch_watch.begins()
+
+    def _row_ends(self) -> None:
+        if self.on_row_end is not None:
+            self.on_row_end()
+
+    @property
+    def is_profiling(self) -> bool:
+        """Whether a profiler window is open."""
+        return self._mark is not None
 
     def _is_in_callback(self) -> bool:
         """Whether a callback runs a training of its own, as finders of learning rates and batch sizes do."""
@@ -348,6 +360,7 @@ class LoopProbe:
 
     def epoch_ends(self) -> None:
         """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""
+        self._row_ends()
         if self._is_between:
             return
         self.main.epoch_ends()
@@ -486,6 +499,7 @@ class _Validation:
         loop, timeline = self._loop, self._loop.timeline
         try:
             is_sanity = bool(loop.trainer.sanity_checking)
+            loop._row_ends()
             loop.main.pause()
             outer_row = timeline.swap_row(loop.validation.row)
             start_ns = timeline.last_ns

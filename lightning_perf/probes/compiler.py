@@ -1,0 +1,249 @@
+"""What ``torch.compile`` does during a run: compilations, recompilations with their reasons, graph breaks.
+
+Nothing of dynamo's is switched on or changed. It keeps count of its own accord, and tells anybody who asks when it
+begins and ends to compile; what a version of torch does not tell is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from lightning_perf.records import CompilerWatch, GraphBreak, Recompile
+
+from .code_lines import USER, Place, owner_of
+
+WARMUP_STEPS = 10
+"""Steps in which compiling is expected: the first batches, and the first one of another size."""
+
+_MAX_TOLD = 16
+_MAX_KEPT = 4096
+_MAX_REASON = 200
+
+
+def dynamo(part: str) -> Any:
+    """A module of dynamo's; None where nobody has imported it, as it takes seconds to do so."""
+    return sys.modules.get(f"torch._dynamo.{part}")
+
+
+def has_compiled() -> bool:
+    """Whether dynamo has compiled anything in this process."""
+    utils = dynamo("utils")
+    return utils is not None and bool(getattr(utils, "counters", {}).get("frames"))
+
+
+class CompilerProbe:
+    """Follows the compiler from here to ``close``.
+
+    Args:
+        now_ns: The host's clock.
+        leave_out: Called while a step compiles: it then counts in no statistic.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], leave_out: Callable[[], None]) -> None:
+        self.compile_ns = 0
+        self._now_ns = now_ns
+        self._leave_out = leave_out
+        self._step = 0
+        self._began_ns: int | None = None
+        self._thread = threading.get_ident()
+        self._compiled_steps: set[int] = set()
+        self._after_warmup_ns = 0
+        self._handler: Any = None
+        self._last_metrics: Any = None
+        self._n_breaks = 0
+        self._metrics: list[tuple[int, Any]] = []  # with the step
+        self._breaks: list[Any] = []
+        self._counted_before: dict[str, int] = {}
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """From here on; what was compiled before is another run's. Does nothing until dynamo is there."""
+        if self._has_begun:
+            return
+        utils, callback = dynamo("utils"), dynamo("callback")
+        if utils is None:
+            return
+        self._has_begun = True
+        self._last_metrics = next(iter(reversed(_all_metrics(utils))), None)
+        self._n_breaks = len(getattr(utils, "graph_break_reasons", ()))
+        self._counted_before = dict(getattr(utils, "counters", {}).get("graph_break", {}))
+        handler = getattr(callback, "callback_handler", None)
+        if all(hasattr(handler, name) for name in ("start_callbacks", "end_callbacks")):
+            self._handler = handler
+            handler.start_callbacks.append(self._starts)
+            handler.end_callbacks.append(self._ends)
+
+    def step_begins(self) -> None:
+        """A training step begins."""
+        self._step += 1
+        if not self._has_begun:
+            self.begin()
+
+    def poll(self) -> None:
+        """Reads what dynamo has written down since the last time."""
+        utils = dynamo("utils")
+        if utils is None or not self._has_begun:
+            return
+        listed = _all_metrics(utils)
+        new = []
+        for each in reversed(listed):
+            if each is self._last_metrics:
+                break
+            new.append(each)
+        if listed:
+            self._last_metrics = listed[-1]
+        self._metrics += [(self._step, each) for each in reversed(new) if len(self._metrics) < _MAX_KEPT]
+        reasons = getattr(utils, "graph_break_reasons", [])
+        if len(reasons) < self._n_breaks:  # torch._dynamo.reset()
+            self._n_breaks = 0
+        self._breaks += reasons[self._n_breaks :][: _MAX_KEPT - len(self._breaks)]
+        self._n_breaks = len(reasons)
+
+    def close(self) -> None:
+        """Asks no more; twice does no harm."""
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        for callbacks, own in ((handler.start_callbacks, self._starts), (handler.end_callbacks, self._ends)):
+            if own in callbacks:
+                callbacks.remove(own)
+
+    # Dynamo lets what its callbacks raise reach the user: these do not. Older versions give them nothing.
+
+    def _starts(self, *args: Any) -> None:
+        try:
+            self._began_ns = self._now_ns()
+            self._leave_out()
+            self._compiled_steps.add(self._step)
+        except Exception:  # noqa: BLE001 - the user's function must be compiled all the same
+            self._began_ns = None
+
+    def _ends(self, *args: Any) -> None:
+        try:
+            if self._began_ns is not None:
+                took_ns = self._now_ns() - self._began_ns
+                self.compile_ns += took_ns
+                self._after_warmup_ns += took_ns if self._step > WARMUP_STEPS else 0
+                self._began_ns = None
+            self.poll()
+        except Exception:  # noqa: BLE001 - as above
+            self._began_ns = None
+
+    def record(self) -> CompilerWatch | None:
+        """What was compiled; None where nothing was."""
+        self.poll()
+        compiled = [(step, m) for step, m in self._metrics if _is_a_frame(m)]
+        if not compiled and not self._compiled_steps:
+            return None
+        missing = {}
+        if self._handler is None and not self._compiled_steps:
+            missing["n_compiled_steps"] = "this version of torch does not tell when it compiles"
+        functions = {_function(m) for _, m in compiled}
+        recompiles = _recompiles(compiled)
+        seconds = sum(_seconds(m) for _, m in self._metrics)
+        late_s = sum(_seconds(m) for step, m in self._metrics if step > WARMUP_STEPS)
+        return CompilerWatch(
+            n_compiles=len(compiled),
+            compile_s=self.compile_ns / 1e9 or seconds,
+            n_compiled_steps=len(self._compiled_steps),
+            n_after_warmup=sum(step > WARMUP_STEPS for step, _ in compiled),
+            compile_after_warmup_s=self._after_warmup_ns / 1e9 or late_s,
+            n_functions=len(functions),
+            recompiles=recompiles,
+            graph_breaks=self._graph_breaks(),
+            missing=missing,
+        )
+
+    def _graph_breaks(self) -> tuple[GraphBreak, ...]:
+        found: dict[tuple[str, int, str], GraphBreak] = {}
+        for each in self._breaks:
+            if not getattr(each, "graph_break", True):
+                continue
+            place = _innermost(getattr(each, "user_stack", ()))
+            reason = _first_line(getattr(each, "reason", ""))
+            key = (place.file, place.line, reason)
+            before = found.get(key)
+            found[key] = GraphBreak(
+                reason=reason,
+                file=place.file,
+                line=place.line,
+                function=place.function,
+                n=1 if before is None else before.n + 1,
+                code=place.text(),
+            )
+        if not found:  # breaks that ended the whole function are only counted
+            utils = dynamo("utils")
+            counted = dict(getattr(utils, "counters", {}).get("graph_break", {}))
+            for reason, n in counted.items():
+                n_new = n - self._counted_before.get(reason, 0)
+                if n_new > 0:
+                    found["", 0, reason] = GraphBreak(reason=_first_line(reason), file="", line=0, n=n_new)
+        return tuple(sorted(found.values(), key=lambda one: -one.n)[:_MAX_TOLD])
+
+
+def _all_metrics(utils: Any) -> list[Any]:
+    get = getattr(utils, "get_compilation_metrics", None)
+    return list(get()) if get is not None else []
+
+
+def _is_a_frame(metrics: Any) -> bool:
+    """Whether it is about a function of the user's, not about its backward pass."""
+    return bool(getattr(metrics, "co_name", None)) and getattr(metrics, "is_forward", True) is not False
+
+
+def _function(metrics: Any) -> tuple[str, str, int]:
+    name, file = str(metrics.co_name), str(getattr(metrics, "co_filename", "") or "")
+    return name, file, int(getattr(metrics, "co_firstlineno", 0) or 0)
+
+
+def _seconds(metrics: Any) -> float:
+    microseconds = getattr(metrics, "duration_us", None)
+    if isinstance(microseconds, (int, float)):
+        return microseconds / 1e6
+    return float(getattr(metrics, "entire_frame_compile_time_s", None) or 0.0)
+
+
+def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
+    found: dict[tuple[str, str, int], list[tuple[int, Any]]] = {}
+    for step, metrics in compiled:
+        if int(getattr(metrics, "cache_size", 0) or 0) > 0:
+            found.setdefault(_function(metrics), []).append((step, metrics))
+    listed = [
+        Recompile(
+            function=name,
+            file=file,
+            line=line,
+            n=len(each),
+            n_after_warmup=sum(step > WARMUP_STEPS for step, _ in each),
+            reason=next((r for _, m in reversed(each) if (r := _guard(m))), ""),
+            compile_s=sum(_seconds(m) for _, m in each),
+        )
+        for (name, file, line), each in found.items()
+    ]
+    return tuple(sorted(listed, key=lambda one: -one.n)[:_MAX_TOLD])
+
+
+def _guard(metrics: Any) -> str:
+    """The guard that failed, without the number of the compiled code that it belonged to."""
+    reason = _first_line(getattr(metrics, "recompile_reason", "") or "")
+    head, _, rest = reason.partition(": ")
+    return rest if head.replace("/", "").isdigit() and rest else reason
+
+
+def _first_line(text: Any) -> str:
+    lines = str(text).strip().splitlines()
+    return lines[0].strip()[:_MAX_REASON] if lines else ""
+
+
+def _innermost(stack: Any) -> Place:
+    """The innermost line of the user's in a stack of ``traceback.FrameSummary``; else the innermost."""
+    frames = list(stack or ())
+    for frame in reversed(frames):
+        if owner_of(frame.filename) == USER:
+            return Place(USER, frame.filename, frame.lineno or 0, frame.name)
+    if frames:
+        return Place(USER, frames[-1].filename, frames[-1].lineno or 0, frames[-1].name)
+    return Place(USER, "", 0, "")

@@ -1,0 +1,206 @@
+"""Looks at single steps more closely than at the others: modules, operators, the device's own warnings.
+
+A step that is looked at counts in no statistic. Each round of looks is a few steps; the first comes once the first
+batches are over, later ones ever more rarely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning_perf.records import SyncCalls
+
+from .clock import DeviceEvent
+from .code_lines import Place
+from .compiler import has_compiled
+from .device_syncs import DeviceWarnings, SyncDebug, sync_debug_of
+from .loop import LoopProbe
+from .model import is_compiled
+from .module_times import ModuleTime, ModuleTimes, mean_times
+from .syncs import StepLook, can_look_at_compiled, entry_cost_ns, sync_calls
+
+ROUNDS = (8, 108, 1008)
+"""Steps before each round: after the first batches, which allocate and tune, and then ten times more rarely."""
+
+_PLAN = ("modules", "operators", "modules", "operators")
+_PHASES = {"training_step": "forward", "backward": "backward", "optimizer_step": "optimizer"}
+_MAX_OPERATOR_SHARE = 0.5  # of the time since the start, that a look's own cost may be: else there is no second one
+
+
+class StepLooks:
+    """The looks of one run.
+
+    Args:
+        pl_module: The module.
+        device: That it runs on.
+        loop: The loop under way.
+        now_ns: The host's clock.
+        on_fail: Called with the first error; there are no looks from then on.
+        depth: How deep modules are told apart.
+        make_event: Makes an event of the device; None where it has none.
+        debug: What makes torch warn of synchronising calls; None to ask torch.
+    """
+
+    def __init__(
+        self,
+        pl_module: Any,
+        device: Any,
+        loop: LoopProbe,
+        now_ns: Callable[[], int],
+        on_fail: Callable[[Exception], None],
+        depth: int = 1,
+        make_event: Callable[[], DeviceEvent] | None = None,
+        debug: SyncDebug | None = None,
+    ) -> None:
+        self.missing: dict[str, str] = {}
+        self.outside_ns = 0
+        """What looking has cost the steps looked at, as far as known."""
+        self.is_off = False
+        self._module, self._device, self._loop = pl_module, device, loop
+        self._now_ns, self._on_fail, self._depth, self._make_event = now_ns, on_fail, depth, make_event
+        self._debug = debug or sync_debug_of(device)
+        self._step = 0
+        self._rounds = list(ROUNDS)
+        self._plan: list[str] = []
+        self._next = self._rounds.pop(0)
+        self._entry_ns: float | None = None
+        self._phases: list[str] = []
+        self._open: StepLook | ModuleTimes | DeviceWarnings | None = None
+        self._unclosed: list[StepLook] = []
+        self._operators: list[StepLook] = []
+        self._modules: list[dict[str, ModuleTime]] = []
+        self._unresolved: list[ModuleTimes] = []
+        self._warned: dict[Place, int] | None = None
+        loop.on_row_end = self.row_ends
+
+    # -- the loop's events --------------------------------------------------------------------------------------------
+
+    def batch_begins(self) -> None:
+        """A step begins."""
+        self._step += 1
+        if self._step > self._next and not self.is_off:
+            self._guarded(self._look)
+
+    def row_ends(self) -> None:
+        """The time of the step is over."""
+        if self._open is not None:
+            self._guarded(self._close)
+
+    def enters(self, name: str) -> None:
+        """A part of the step looked at begins."""
+        look = self._open
+        if isinstance(look, ModuleTimes):
+            self._guarded(look.enters, name)
+        elif isinstance(look, StepLook):
+            self._phases.append(look.phase)
+            look.phase = _PHASES.get(name, look.phase)
+
+    def leaves(self, name: str) -> None:
+        """It is over."""
+        look = self._open
+        if isinstance(look, ModuleTimes):
+            self._guarded(look.leaves, name)
+        elif isinstance(look, StepLook) and self._phases:
+            look.phase = self._phases.pop()
+
+    def _look(self) -> None:
+        if self._loop.timeline.edges is not None or self._loop.is_profiling:
+            return  # somebody else looks at this step: at the next one, then
+        self._unclosed = [look for look in self._unclosed if not look.close()]
+        if self._unclosed:
+            return
+        if not self._plan:
+            self._plan = [*_PLAN, *(["device"] if self._debug is not None and self._warned is None else [])]
+        kind = self._plan.pop(0)
+        if not self._plan:
+            self._next = self._rounds.pop(0) if self._rounds else 1 << 62
+        look = self._begun(kind)
+        if look is None:
+            return
+        self._loop.main.leave_out()
+        self._phases.clear()
+        self._open = look
+        if isinstance(look, DeviceWarnings):
+            if not look.open():
+                self.missing["sync_calls.device"] = look.reason
+                self._open = None
+            return
+        self._loop.watch_edges(self)
+        look.open()
+
+    def _begun(self, kind: str) -> StepLook | ModuleTimes | DeviceWarnings | None:
+        is_any_compiled = has_compiled() or is_compiled(self._module)
+        if kind == "modules":
+            if is_any_compiled:
+                self.missing["model_profile.modules"] = "hooks on modules would make torch compile them anew"
+                return None
+            return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
+        if kind == "device":
+            return DeviceWarnings(self._debug) if self._debug is not None else None
+        if is_any_compiled and not can_look_at_compiled():
+            self.missing["sync_calls"] = (
+                "something is compiled, and this version of torch would run it uncompiled while its operators are seen"
+            )
+            return None
+        if self._entry_ns is None:
+            self._entry_ns = entry_cost_ns()
+        return StepLook(self._device, self._entry_ns, self._now_ns)
+
+    def _close(self) -> None:
+        look, self._open = self._open, None
+        if isinstance(look, DeviceWarnings):
+            look.close()
+            self._warned = look.n_by_place
+            return
+        self._loop.watch_edges(None)
+        if isinstance(look, ModuleTimes):
+            look.close()
+            self.outside_ns += look.own_ns
+            self._unresolved.append(look)
+        elif isinstance(look, StepLook):
+            if not look.close():
+                self._unclosed.append(look)
+            self.outside_ns += look.own_ns()
+            if look.failure:
+                self.missing["sync_calls"] = f"looking at a step's operators failed: {look.failure}"
+            else:
+                self._operators.append(look)
+
+    def close(self) -> None:
+        """Puts everything back; calling it twice does no harm."""
+        self.is_off = True
+        if self._open is not None:  # the run ended within a step: that step is not whole
+            look, self._open = self._open, None
+            self._loop.watch_edges(None)
+            look.close()
+        for look in self._unclosed:
+            look.close()
+        if self._loop.on_row_end == self.row_ends:
+            self._loop.on_row_end = None
+
+    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - reported; there are no looks from then on
+            self._on_fail(error)
+            self.close()
+
+    # -- what it comes to ---------------------------------------------------------------------------------------------
+
+    def sync_calls(self) -> SyncCalls | None:
+        """What the steps looked at called; None before the first."""
+        return sync_calls(self._operators, self._device.type, self._warned)
+
+    def module_times(self) -> dict[str, ModuleTime] | None:
+        """Mean seconds of a step by module; None before the first step that was resolved."""
+        waiting = []
+        for look in self._unresolved:
+            if look.failure:
+                self.missing["model_profile.modules"] = f"timing modules failed: {look.failure}"
+            elif not look.is_resolved():
+                waiting.append(look)
+            elif (times := look.times()) is not None:
+                self._modules.append(times)
+        self._unresolved = waiting
+        return mean_times(self._modules) if self._modules else None

@@ -1,0 +1,76 @@
+"""What the loss scaler of fp16 training does: its scale, and the steps that it does not make."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from lightning_perf.records import LossScaler
+
+WARMUP_STEPS = 50
+"""Optimizer steps in which a scaler halves its first scale until gradients are finite: up to some dozen skips."""
+
+
+class ScalerProbe:
+    """Counts the steps that optimizers are asked for and those that they make; the rest was skipped.
+
+    Neither waits for a device. The scale lies on it: it is read only between epochs.
+
+    Args:
+        trainer: The Trainer; its optimizers exist.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+        self.is_there = self._scaler is not None and bool(self._scaler.is_enabled())
+        self._n_made = 0
+        self._first_asked = trainer.global_step
+        self._warmup: tuple[int, int] | None = None  # asked and skipped in it
+        self._first_scale: float | None = None
+        self._scale: float | None = None
+        self._handles: list[Any] = []
+        if not self.is_there:
+            return
+        for optimizer in trainer.optimizers:
+            self._handles.append(optimizer.register_step_post_hook(partial(self._made)))
+        self.read_scale()
+
+    def _made(self, *args: Any, **kwargs: Any) -> None:
+        self._n_made += 1
+
+    def step_begins(self) -> None:
+        """A training step begins."""
+        if self._warmup is None:
+            asked = self._trainer.global_step - self._first_asked
+            if asked >= WARMUP_STEPS:
+                self._warmup = (asked, max(0, asked - self._n_made))
+
+    def read_scale(self) -> None:
+        """Reads the scale, which waits for the device: only between epochs."""
+        if not self.is_there:
+            return
+        self._scale = float(self._scaler.get_scale())
+        if self._first_scale is None:
+            self._first_scale = self._scale
+
+    def close(self) -> None:
+        """Takes the hooks out; twice does no harm."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def record(self) -> LossScaler | None:
+        """What is known now; None without a scaler."""
+        if not self.is_there or self._scale is None or self._first_scale is None:
+            return None
+        asked = self._trainer.global_step - self._first_asked
+        skipped = max(0, asked - self._n_made)
+        n_warmup, warmup_skips = self._warmup if self._warmup is not None else (asked, skipped)
+        return LossScaler(
+            scale=self._scale,
+            first_scale=self._first_scale,
+            n_steps=asked - n_warmup,
+            skips=skipped - warmup_skips,
+            n_warmup_steps=n_warmup,
+            warmup_skips=warmup_skips,
+        )

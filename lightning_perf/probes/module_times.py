@@ -1,0 +1,248 @@
+"""Forward and backward time of a model's modules in one step.
+
+The parts of the step are cut at marks, so that the modules' times and the rest add up to them by construction. Forward
+marks are module hooks. Backward marks are hooks on the autograd nodes that made a module's outputs and inputs: unlike
+``register_full_backward_hook`` they put no node of their own into the graph, so that views, operations in place and
+inputs without gradients stay what they are. They go with the graph of that step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .clock import DeviceEvent
+from .module_tree import listed_modules
+
+REST = ""
+"""What ran in none of the listed modules: the loss, the step itself."""
+
+_MARK = "lightning_perf.module_times"
+_MAX_EVENTS = 4096  # of a device, in one step
+# Their fast path in evaluation, and with it the rounding of their results, depends on whether they have hooks.
+_HOOKS_CHANGE = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+class ModuleTime(NamedTuple):
+    """Seconds of one module in one step; the innermost listed module has them alone.
+
+    Attributes:
+        calls: Of forward, a recomputation in the backward pass included.
+    """
+
+    forward_s: float
+    backward_s: float
+    calls: int
+
+
+class ModuleTimes:
+    """Times the modules of one step.
+
+    Args:
+        root: The model.
+        depth: How deep its modules are told apart, 1 for the top-level ones.
+        now_ns: The host's clock.
+        make_event: Makes an event of the device; None where the host's clock says it all.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        depth: int,
+        now_ns: Callable[[], int],
+        make_event: Callable[[], DeviceEvent] | None = None,
+    ) -> None:
+        self.failure = ""
+        self.own_ns = 0
+        self._now_ns = now_ns
+        self._make_event = make_event
+        modules = listed_modules(root, depth)
+        self._modules = {path: module for path, module in modules.items() if _can_have_hooks(module)}
+        self._handles: list[Any] = []
+        self._running: list[str] = []  # what was current when each running module was entered
+        self._current = REST
+        self._phase = ""
+        self._phases: list[str] = []
+        self._last: int | DeviceEvent | None = None
+        self._spans: list[tuple[str, str, DeviceEvent, DeviceEvent]] = []
+        self._ns: dict[tuple[str, str], float] = {}
+        self._calls: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    # -- the parts of the step ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The step begins."""
+        begin = self._now_ns()
+        for path, module in self._modules.items():
+            self._handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
+        self.own_ns += self._now_ns() - begin
+
+    def enters(self, name: str) -> None:
+        """A part of the step begins; in manual optimization the backward pass is a part of the training step."""
+        phase = _PHASES.get(name)
+        if phase is not None:
+            self._mark(REST)
+            self._phases.append(self._phase)
+            self._phase, self._current = phase, REST
+            if self._last is None and not self.failure:
+                self._last = self._now()
+
+    def leaves(self, name: str) -> None:
+        """It is over."""
+        if name in _PHASES and self._phases:
+            self._mark(REST)
+            self._phase = self._phases.pop()
+            if not self._phase:
+                self._last = None
+
+    def close(self) -> None:
+        """The step is over; twice does no harm."""
+        self._phase, self._last = "", None
+        self._phases.clear()
+        while self._handles:
+            self._handles.pop().remove()
+
+    # -- marks --------------------------------------------------------------------------------------------------------
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            begin = self._now_ns()
+            try:
+                self._calls[path] = self._calls.get(path, 0) + 1
+                for tensor in _tensors((args, kwargs)):
+                    self._hook(tensor, self._current)
+                self._running.append(self._current)
+                self._mark(path)
+            except Exception as error:  # noqa: BLE001 - told in the record; the step goes on
+                self._fail(error)
+            self.own_ns += self._now_ns() - begin
+
+        return enter
+
+    def _leaving(self, path: str) -> Callable[..., None]:
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            begin = self._now_ns()
+            try:
+                for tensor in _tensors(output):
+                    self._hook(tensor, path)
+                self._mark(self._running.pop() if self._running else REST)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(error)
+            self.own_ns += self._now_ns() - begin
+
+        return leave
+
+    def _hook(self, tensor: torch.Tensor, path: str) -> None:
+        """When the gradient reaches the node that made this tensor, backward goes on in the module of this path.
+
+        The first who says so is right: the innermost module that made the tensor, before those that hand it on.
+        """
+        node = tensor.grad_fn
+        if node is None or _MARK in node.metadata:
+            return
+        node.metadata[_MARK] = True
+
+        def reached(gradients: Any) -> None:
+            if self._phase == "backward":
+                begin = self._now_ns()
+                try:
+                    self._mark(path)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._fail(error)
+                self.own_ns += self._now_ns() - begin
+
+        node.register_prehook(reached)
+
+    def _mark(self, path: str) -> None:
+        """Charges the time since the last mark; from here on it is this module's."""
+        with self._lock:  # a device's backward runs in a thread of its own
+            if not self._phase or self._last is None:
+                return
+            now = self._now()
+            key = (self._phase, self._current)
+            if isinstance(now, int):
+                assert isinstance(self._last, int)
+                self._ns[key] = self._ns.get(key, 0) + now - self._last
+            else:
+                if len(self._spans) >= _MAX_EVENTS:
+                    raise RuntimeError(f"more than {_MAX_EVENTS} marks in a step: choose a smaller depth")
+                self._spans.append((*key, self._last, now))  # type: ignore[arg-type]
+            self._current, self._last = path, now
+
+    def _now(self) -> int | DeviceEvent:
+        if self._make_event is None:
+            return self._now_ns()
+        event = self._make_event()
+        event.record()
+        return event
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = self.failure or f"{type(error).__name__}: {error}"
+        self._last = None
+
+    # -- what it comes to ---------------------------------------------------------------------------------------------
+
+    def is_resolved(self) -> bool:
+        """Whether the device has come to the end of the step; never waits."""
+        return not self._spans or self._spans[-1][3].query()
+
+    def times(self) -> dict[str, ModuleTime] | None:
+        """Seconds by path, ``REST`` among them; None where it failed, or the device has not come so far."""
+        if self.failure or not self.is_resolved():
+            return None
+        for phase, path, begin, end in self._spans:
+            ms = begin.elapsed_time(end)
+            self._ns[phase, path] = self._ns.get((phase, path), 0) + ms * 1e6
+        self._spans.clear()
+        paths = [*self._modules, REST]
+        times = {
+            path: ModuleTime(
+                self._ns.get(("forward", path), 0) / 1e9,
+                self._ns.get(("backward", path), 0) / 1e9,
+                self._calls.get(path, 0),
+            )
+            for path in paths
+        }
+        return {path: time for path, time in times.items() if path == REST or time.calls}
+
+
+_PHASES = {"training_step": "forward", "backward": "backward"}
+
+
+def mean_times(looks: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
+    """The mean of several steps; a module that did not run in one of them took no time there."""
+    n = len(looks)
+    paths = {path: None for look in looks for path in look}
+    nothing = ModuleTime(0.0, 0.0, 0)
+    return {
+        path: ModuleTime(
+            sum(look.get(path, nothing).forward_s for look in looks) / n,
+            sum(look.get(path, nothing).backward_s for look in looks) / n,
+            max(look.get(path, nothing).calls for look in looks),
+        )
+        for path in paths
+    }
+
+
+def _can_have_hooks(module: nn.Module) -> bool:
+    return not isinstance(module, torch.jit.ScriptModule) and (module.training or not isinstance(module, _HOOKS_CHANGE))
+
+
+def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """The tensors in what a module takes or gives."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth == 0:
+        return
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each, depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each, depth - 1)
