@@ -15,6 +15,7 @@ import msgspec
 
 from lightning_perf import arguments, seams
 from lightning_perf.live import LiveTreatments
+from lightning_perf.probes.looks import StepLooks
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.ranks import RankProbe
@@ -70,6 +71,8 @@ class DoctorHooks:
             finding cost. None to leave money out.
         gco2_per_kwh: Grams of CO2 equivalent by kWh of electricity; or a country as three letters (``"FRA"``), for
             codecarbon's table (the extra ``carbon``). None to leave it out.
+        module_depth: How deep modules are told apart where their times are told: 1 for the top-level ones, 0 to look at
+            no single step more closely at all (modules' times, synchronising lines, loops over tensors).
         apply: Treatments to apply at the start of the epoch after a finding asked for them, e.g.
             ``("loader-workers",)`` or ``("loader-workers=4",)``: those that can be changed between epochs. The session
             says what was applied and when; everything is put back when the run ends.
@@ -97,6 +100,7 @@ class DoctorHooks:
         price_per_hour: float | None = None,
         gco2_per_kwh: float | str | None = None,
         apply: list[str] | tuple[str, ...] = (),
+        module_depth: int = 1,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -113,6 +117,7 @@ class DoctorHooks:
         check_codes(self.select, self.ignore)
         self.rates = arguments.checked_rates(price_per_hour, gco2_per_kwh)
         self.apply = arguments.checked_apply(apply)
+        self.module_depth = arguments.checked_whole("module_depth", module_depth, least=0)
         self.session: Session | None = None
         self._forget()
 
@@ -122,6 +127,7 @@ class DoctorHooks:
         self._loop: LoopProbe | None = None
         self._windows: WindowProbe | None = None
         self._memory: MemoryProbe | None = None
+        self._looks: StepLooks | None = None
         self._live: LiveTreatments | None = None
         self._undo_silence: seams.Undo | None = None
         self._is_silent = False
@@ -134,7 +140,7 @@ class DoctorHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
-        names = ("_recorder", "_loop", "_windows", "_memory", "_live", "_ranks")
+        names = ("_recorder", "_loop", "_windows", "_memory", "_looks", "_live", "_ranks")
         live: dict[str, Any] = dict.fromkeys(names)
         live["_pending_metrics"] = {}
         silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
@@ -173,12 +179,14 @@ class DoctorHooks:
                 wants_memory_history=self.memory_snapshot,
                 wants_device_clock=self.device_stats,
                 wants_data_probe=self.probe_data,
+                module_depth=self.module_depth,
                 on_fail=self._switch_off,
                 rates=self.rates,
             )
             self._loop = self._recorder.loop
             self._recorder.start(self._metrics_for)
             self._memory = self._recorder.memory if self._recorder.stage == "fit" else None
+            self._looks = self._recorder.looks
             self._guard("telemetry", self._recorder.start_telemetry)
             if self.window_options is not None and not trainer.fast_dev_run:
                 self._recorder.open_windows(self.window_options, self._folder, self._is_worth_keeping)
@@ -231,6 +239,8 @@ class DoctorHooks:
                 self._switch_off("windows", error)
         if self._ranks is not None:
             self._guard("ranks", self._watch_backward, self._ranks)
+        if self._looks is not None:
+            self._looks.batch_begins()
         if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
             self._guard("telemetry", self._recorder.telemetry.first_batch, batch)
 
@@ -452,7 +462,7 @@ class DoctorHooks:
         self._end(error)
         self._guard("report", self._report_run, trainer, status, error)
         self._guard("post-mortem", self._post_mortem, trainer)
-        self._recorder = self._loop = self._windows = self._memory = None
+        self._recorder = self._loop = self._windows = self._memory = self._looks = None
 
     def _post_mortem(self, trainer: Any) -> None:
         """Tells what is known where memory ran out, last of all: on screen, and in a file on the rank that it hit."""
@@ -576,6 +586,8 @@ class DoctorHooks:
         )
         if probe == "memory":
             self._memory = None
+        if probe in ("looks", "setup", "steps"):
+            self._looks = None
         if probe in ("windows", "setup", "steps"):
             self._windows = None
         if probe in ("setup", "steps") and recorder is not None:

@@ -40,13 +40,14 @@ class CompilerProbe:
     Args:
         now_ns: The host's clock.
         leave_out: Called while a step compiles: it then counts in no statistic.
+        step: How many steps are over.
     """
 
-    def __init__(self, now_ns: Callable[[], int], leave_out: Callable[[], None]) -> None:
+    def __init__(self, now_ns: Callable[[], int], leave_out: Callable[[], None], step: Callable[[], int]) -> None:
         self.compile_ns = 0
         self._now_ns = now_ns
         self._leave_out = leave_out
-        self._step = 0
+        self._steps_done = step
         self._began_ns: int | None = None
         self._thread = threading.get_ident()
         self._compiled_steps: set[int] = set()
@@ -70,17 +71,16 @@ class CompilerProbe:
         self._last_metrics = next(iter(reversed(_all_metrics(utils))), None)
         self._n_breaks = len(getattr(utils, "graph_break_reasons", ()))
         self._counted_before = dict(getattr(utils, "counters", {}).get("graph_break", {}))
-        handler = getattr(callback, "callback_handler", None)
+        handler: Any = getattr(callback, "callback_handler", None)
         if all(hasattr(handler, name) for name in ("start_callbacks", "end_callbacks")):
             self._handler = handler
             handler.start_callbacks.append(self._starts)
             handler.end_callbacks.append(self._ends)
 
-    def step_begins(self) -> None:
-        """A training step begins."""
-        self._step += 1
-        if not self._has_begun:
-            self.begin()
+    @property
+    def _step(self) -> int:
+        """The step under way, 1 for the first."""
+        return self._steps_done() + 1
 
     def poll(self) -> None:
         """Reads what dynamo has written down since the last time."""

@@ -20,7 +20,7 @@ from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
 from .syncs import StepLook, can_look_at_compiled, entry_cost_ns, sync_calls
 
-ROUNDS = (8, 108, 1008)
+ROUNDS = (20, 220, 2020)
 """Steps before each round: after the first batches, which allocate and tune, and then ten times more rarely."""
 
 _PLAN = ("modules", "operators", "modules", "operators")
@@ -156,12 +156,12 @@ class StepLooks:
         self._loop.watch_edges(None)
         if isinstance(look, ModuleTimes):
             look.close()
-            self.outside_ns += look.own_ns
+            self.outside_ns += look.spent_ns
             self._unresolved.append(look)
         elif isinstance(look, StepLook):
             if not look.close():
                 self._unclosed.append(look)
-            self.outside_ns += look.own_ns()
+            self.outside_ns += look.all_spent_ns()
             if look.failure:
                 self.missing["sync_calls"] = f"looking at a step's operators failed: {look.failure}"
             else:

@@ -95,7 +95,7 @@ class LoopProbe:
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
         self.on_row_end: Callable[[], None] | None = None
-        """Called where the time of a step ends: the next fetch, the epoch's end or a validation begins. Never raises."""
+        """Called where a step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""
         self._by_action: dict[str, Span] = {}
         self._is_foreign_fetch = False
         self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from lightning_perf.records import LossScaler
@@ -22,7 +21,7 @@ class ScalerProbe:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+        self._scaler: Any = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
         self.is_there = self._scaler is not None and bool(self._scaler.is_enabled())
         self._n_made = 0
         self._first_asked = trainer.global_step
@@ -33,18 +32,14 @@ class ScalerProbe:
         if not self.is_there:
             return
         for optimizer in trainer.optimizers:
-            self._handles.append(optimizer.register_step_post_hook(partial(self._made)))
+            self._handles.append(optimizer.register_step_post_hook(self._made))
         self.read_scale()
 
     def _made(self, *args: Any, **kwargs: Any) -> None:
+        asked = self._trainer.global_step - self._first_asked
+        if self._warmup is None and asked >= WARMUP_STEPS:
+            self._warmup = (asked, max(0, asked - self._n_made))
         self._n_made += 1
-
-    def step_begins(self) -> None:
-        """A training step begins."""
-        if self._warmup is None:
-            asked = self._trainer.global_step - self._first_asked
-            if asked >= WARMUP_STEPS:
-                self._warmup = (asked, max(0, asked - self._n_made))
 
     def read_scale(self) -> None:
         """Reads the scale, which waits for the device: only between epochs."""

@@ -12,8 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
+
+from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
 from .module_tree import listed_modules
@@ -39,6 +42,27 @@ class ModuleTime(NamedTuple):
     calls: int
 
 
+class _Hook:
+    """A module's hook that is none any more in a copy of the module: whoever copies or pickles it within the step that
+    is looked at takes no probe along."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _NoHook, ()
+
+
+class _NoHook:
+    """What a copied module has in its place."""
+
+    def __call__(self, *args: Any) -> None:
+        return None
+
+
 class ModuleTimes:
     """Times the modules of one step.
 
@@ -57,7 +81,7 @@ class ModuleTimes:
         make_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
         self.failure = ""
-        self.own_ns = 0
+        self.spent_ns = 0
         self._now_ns = now_ns
         self._make_event = make_event
         modules = listed_modules(root, depth)
@@ -79,9 +103,10 @@ class ModuleTimes:
         """The step begins."""
         begin = self._now_ns()
         for path, module in self._modules.items():
-            self._handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
-        self.own_ns += self._now_ns() - begin
+            enter = _Hook(self._entering(path))
+            self._handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(_Hook(self._leaving(path)), always_call=True))
+        self.spent_ns += self._now_ns() - begin
 
     def enters(self, name: str) -> None:
         """A part of the step begins; in manual optimization the backward pass is a part of the training step."""
@@ -121,7 +146,7 @@ class ModuleTimes:
                 self._mark(path)
             except Exception as error:  # noqa: BLE001 - told in the record; the step goes on
                 self._fail(error)
-            self.own_ns += self._now_ns() - begin
+            self.spent_ns += self._now_ns() - begin
 
         return enter
 
@@ -134,7 +159,7 @@ class ModuleTimes:
                 self._mark(self._running.pop() if self._running else REST)
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(error)
-            self.own_ns += self._now_ns() - begin
+            self.spent_ns += self._now_ns() - begin
 
         return leave
 
@@ -143,7 +168,7 @@ class ModuleTimes:
 
         The first who says so is right: the innermost module that made the tensor, before those that hand it on.
         """
-        node = tensor.grad_fn
+        node: Any = tensor.grad_fn
         if node is None or _MARK in node.metadata:
             return
         node.metadata[_MARK] = True
@@ -155,7 +180,7 @@ class ModuleTimes:
                     self._mark(path)
                 except Exception as error:  # noqa: BLE001 - as above
                     self._fail(error)
-                self.own_ns += self._now_ns() - begin
+                self.spent_ns += self._now_ns() - begin
 
         node.register_prehook(reached)
 
@@ -228,6 +253,52 @@ def mean_times(looks: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
         )
         for path in paths
     }
+
+
+def with_times(
+    profile: ModelProfile | None, root: nn.Module, device: torch.device, times: dict[str, ModuleTime]
+) -> ModelProfile:
+    """A model's profile with the times of its modules.
+
+    Args:
+        profile: As counted; None where arithmetic was not counted: the modules are then told with their times alone.
+        root: The model.
+        device: That it runs on.
+        times: Seconds a step by path.
+    """
+    modules = () if profile is None else profile.modules
+    if profile is None:
+        parameters = list(root.parameters())
+        profile = ModelProfile(
+            class_name=type(root).__name__,
+            device=str(device),
+            n_parameters=sum(p.numel() for p in parameters),
+            n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            parameters_bytes=sum(p.numel() * p.element_size() for p in parameters),
+            missing={"forward_flops": "the arithmetic of no step was counted"},
+        )
+    known = {module.path for module in modules}
+    seen: set[int] = set()
+    for path in times:
+        if path not in known:
+            part = root.get_submodule(path)
+            own = [] if path == REST else [p for p in part.parameters() if id(p) not in seen]
+            seen.update(map(id, own))
+            name = "" if path == REST else type(part).__name__
+            modules = (*modules, ModuleProfile(path=path, class_name=name, n_parameters=sum(p.numel() for p in own)))
+    timed = [
+        msgspec.structs.replace(
+            module,
+            forward_s=times[module.path].forward_s,
+            backward_s=times[module.path].backward_s,
+            calls=module.calls or times[module.path].calls,
+        )
+        if module.path in times
+        else module
+        for module in modules
+    ]
+    timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
+    return msgspec.structs.replace(profile, modules=tuple(timed))
 
 
 def _can_have_hooks(module: nn.Module) -> bool:

@@ -32,12 +32,16 @@ from lightning_perf.records import (
 )
 
 from .clock import device_clock, now_ns
+from .compiler import CompilerProbe
 from .energy import Rates
 from .loader import InProcessCost, LoaderProber
+from .looks import ROUNDS, StepLooks
 from .loop import LoopProbe
+from .loss_scaler import ScalerProbe
 from .machine import read_machine
 from .memory import MemoryProbe
 from .model import ZeroGradWatch
+from .module_times import with_times
 from .pauses import GarbagePauses
 from .settings import read_settings, read_step_logging
 from .spans import Timeline, span_cost_ns
@@ -68,6 +72,7 @@ class Recorder:
         wants_memory_history: Whether torch's history of allocations is recorded.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
+        module_depth: How deep modules are told apart.
         rates: What the user says that time and energy cost; None for nothing.
         on_fail: Called with the name of a probe and its error; the probe is then off.
         clock: The host's clock, in nanoseconds.
@@ -84,6 +89,7 @@ class Recorder:
         wants_memory_history: bool = False,
         wants_device_clock: bool,
         wants_data_probe: bool = False,
+        module_depth: int = 1,
         on_fail: Callable[[str, Exception], None],
         rates: Rates | None = None,
         clock: Callable[[], int] = now_ns,
@@ -104,6 +110,7 @@ class Recorder:
         self._clock = clock
         self._wants_memory = wants_memory
         self._wants_memory_history = wants_memory_history
+        self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -132,6 +139,9 @@ class Recorder:
         self.loop = LoopProbe(
             trainer, pl_module, owner, stage, clock, lambda error: on_fail("steps", error), device_clock=events
         )
+        self.looks: StepLooks | None = None
+        self.compiler: CompilerProbe | None = None
+        self.scaler: ScalerProbe | None = None
         self.pauses = GarbagePauses(clock, is_counted=lambda: self.loop.first_step_end_ns is not None)
         self._rates = rates or Rates()
         self.telemetry: TelemetryProbe | None = None
@@ -150,6 +160,29 @@ class Recorder:
         if self._wants_memory:
             self._start_memory()
         self.pauses.start()
+        if self.stage == "fit":
+            self._start_looking()
+
+    def _start_looking(self) -> None:
+        """Hangs in what looks at single steps, and what listens to the compiler."""
+        loop = self.loop
+        try:
+            self.compiler = CompilerProbe(self._clock, loop.main.leave_out, step=lambda: loop.main.n_steps)
+            self.compiler.begin()
+            if not self._module_depth:
+                self.missing["sync_calls"] = "module_depth=0"
+                return
+            self.looks = StepLooks(
+                self.pl_module,
+                self.trainer.strategy.root_device,
+                loop,
+                self._clock,
+                partial(self._on_fail, "looks"),
+                depth=self._module_depth,
+                make_event=None if loop.main.device_clock is None else loop.main.device_clock.make_event,
+            )
+        except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
+            self._on_fail("looks", error)
 
     def start_telemetry(self) -> None:
         """Begins to sample device and host beside the training; off with the device's clock."""
@@ -195,6 +228,9 @@ class Recorder:
             if self._prober is not None:
                 stop.callback(self._close_prober, self._prober)
             stop.callback(self.pauses.stop)
+            for probe in (self.compiler, self.scaler, self.looks):
+                if probe is not None:
+                    stop.callback(probe.close)
             if self.memory is not None:
                 stop.callback(self.memory.close)
             stop.callback(self.loop.uninstall)
@@ -218,12 +254,17 @@ class Recorder:
         if self.stage == "fit":
             self.zero_grad_watch = ZeroGradWatch()
             self.loop.optimizers_ready(self.zero_grad_watch.after_step)
+            self.scaler = ScalerProbe(self.trainer)
+            if self.compiler is not None:
+                self.compiler.begin()
             dataset = getattr(self.trainer.train_dataloader, "dataset", None)
             if self.telemetry is not None and dataset is not None:
                 self.telemetry.dataset_known(dataset)
 
     def train_epoch_ended(self) -> None:
         """For what is told by epoch."""
+        if self.scaler is not None:
+            self.scaler.read_scale()
         if self.telemetry is not None:
             epochs = self.loop.main.epochs_so_far()
             self.telemetry.epoch_ended(epochs[-1].samples if epochs else None)
@@ -351,7 +392,31 @@ class Recorder:
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
             loader_probe=self.loader_probe,
+            **self._looked_at(missing),
         )
+
+    def _looked_at(self, missing: dict[str, str]) -> dict[str, Any]:
+        """The fields of the session that single steps, the compiler and the loss scaler fill."""
+        looks, compiler, scaler = self.looks, self.compiler, self.scaler
+        calls = looks.sync_calls() if looks is not None else None
+        times = looks.module_times() if looks is not None else None
+        fields: dict[str, Any] = {
+            "sync_calls": calls,
+            "compiler": compiler.record() if compiler is not None else None,
+            "loss_scaler": scaler.record() if scaler is not None else None,
+        }
+        if times is not None:
+            fields["model_profile"] = with_times(None, self.pl_module, self.trainer.strategy.root_device, times)
+        if looks is not None:
+            missing.update(looks.missing)
+        too_few = f"no step was looked at: the first one is step {ROUNDS[0] + 1} of a fit"
+        if calls is None:
+            missing.setdefault("sync_calls", too_few)
+        if fields["compiler"] is None:
+            missing.setdefault("compiler", "nothing was compiled")
+        if fields["loss_scaler"] is None:
+            missing.setdefault("loss_scaler", "this training has no loss scaler")
+        return fields
 
     def bare_session(self, status: Status, error: BaseException | None) -> Session:
         """What is known without any measurement."""
@@ -475,6 +540,8 @@ class Recorder:
         if self.memory is not None:  # read in few steps, which the median does not show
             per_step_ns += self.memory.sampling_ns / max(1, loop.main.n_steps)
             reporting_ns += self.memory.outside_ns
+        if self.looks is not None:
+            reporting_ns += self.looks.outside_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

@@ -41,6 +41,10 @@ _SOFTMAX_BACKWARD = "_softmax_backward_data"
 _UNSEEN_BACKWARD = "a device's backward pass runs in a thread of its own, in which no line of yours is on the stack"
 
 
+# Torch's own class has no types.
+_Mode: Any = TorchDispatchMode
+
+
 class _Site:
     """Calls of one kind from one line."""
 
@@ -63,7 +67,7 @@ class _Attention:
         self.ns = 0
 
 
-class StepLook(TorchDispatchMode):
+class StepLook(_Mode):  # type: ignore[misc]
     """Sees one step's operators, from ``open`` to ``close``.
 
     Args:
@@ -143,7 +147,7 @@ class StepLook(TorchDispatchMode):
         def wrapped(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             return self._called("print(tensor)", tensor, original, args, kwargs)
 
-        torch._tensor_str._str = wrapped
+        setattr(torch._tensor_str, "_str", wrapped)  # noqa: B010 - as mypy knows another signature
         self._undos.append(_putter_back(torch._tensor_str, "_str", wrapped, original))
 
     def _called(self, name: str, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
@@ -250,7 +254,11 @@ class StepLook(TorchDispatchMode):
         self._attention_backward_ns.setdefault((rows, columns), 0)
 
     def _attend_backward(self, name: str, args: Any, out: Any, ns: int) -> None:
-        shapes = {tuple(each.shape[-2:]) for each in (*args, out) if isinstance(each, torch.Tensor) and each.dim() > 2}
+        shapes = {
+            (int(each.shape[-2]), int(each.shape[-1]))
+            for each in (*args, out)
+            if isinstance(each, torch.Tensor) and each.dim() > 2
+        }
         for size in shapes & self._attention_backward_ns.keys():
             self._attention_backward_ns[size] += ns
             return
@@ -275,7 +283,7 @@ class StepLook(TorchDispatchMode):
         """How long the step took, without what looking cost as far as known."""
         return max(1e-9, (self._end_ns - self._begin_ns - self._own_ns - self.lines.n_operators * self._entry_ns) / 1e9)
 
-    def own_ns(self) -> int:
+    def all_spent_ns(self) -> int:
         """What looking has cost."""
         return int(self._own_ns + self.lines.n_operators * self._entry_ns)
 
@@ -310,7 +318,7 @@ def _time_views(tensor: torch.Tensor, rounds: int) -> int:
     return host_now_ns() - begin
 
 
-class _Nothing(TorchDispatchMode):
+class _Nothing(_Mode):  # type: ignore[misc]
     """A mode that only hands on."""
 
     @classmethod
@@ -323,7 +331,7 @@ class _Nothing(TorchDispatchMode):
 
 def can_look_at_compiled() -> bool:
     """Whether compiled regions stay compiled below a dispatch mode: older versions of torch fall back to eager."""
-    return hasattr(TorchDispatchMode, "ignore_compile_internals")
+    return hasattr(_Mode, "ignore_compile_internals")
 
 
 def sync_calls(looks: list[StepLook], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
@@ -504,7 +512,7 @@ def _reading_word(sight: Sight) -> str:
     if frame is None or not (0 <= frame.f_lasti < len(frame.f_code.co_code)):
         return "item"
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    is_asked = "JUMP_IF" in operation or operation in ("UNARY_NOT", "TO_BOOL")
+    is_asked = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
     return "bool(tensor)" if is_asked and not sight.via else "item"
 
 
@@ -519,7 +527,7 @@ def _numel(value: Any) -> int:
 
 def _putter_back(owner: Any, name: str, wrapped: Any, original: Any) -> Callable[[], None]:
     def put_back() -> None:
-        if vars(owner).get(name) is not wrapped:  # somebody else has replaced it since: theirs calls ours, which hands on
+        if vars(owner).get(name) is not wrapped:  # somebody has replaced it since: theirs calls ours
             return
         if original is None:
             delattr(owner, name)
