@@ -1,0 +1,187 @@
+"""Does a step take what the loader probe foretold? For a dataset that computes, and for one that waits.
+
+A fit of one epoch without workers is diagnosed with ``PerfDoctor(probe_data=True)``, which probes the loader at its
+end. Then the same fit runs without PerfDoctor: as it was, with the workers recommended, and with as many workers as
+cores, in turn. What each step took on average is compared with the forecast.
+
+Run: ``python benchmarks/loader/run.py [--rounds N] [--write]`` (two minutes, on a machine that does nothing else).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor
+from lightning_perf.rules.loader_model import Forecast
+from lightning_perf.rules.loader_plan import feeding_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "loader.md"
+N_BATCHES, BATCH_SIZE, WARMUP = 120, 16, 24
+GOAL = 0.15
+
+
+class Computing(Dataset[torch.Tensor]):
+    """A sample of about a millisecond in Python."""
+
+    def __len__(self) -> int:
+        return N_BATCHES * BATCH_SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        total = 0.0
+        for step in range(20_000):
+            total += step * 0.5
+        return torch.full((256,), total * 1e-9)
+
+
+class Waiting(Computing):
+    """A sample that waits two milliseconds for something else than a core."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.full((256,), index * 1e-4)
+
+
+class Model(LightningModule):
+    """A step of about ten milliseconds that notes when it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+        self.network = torch.nn.Sequential(torch.nn.Linear(256, 1024), *layers)
+        self.starts: list[float] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """One step."""
+        self.starts.append(time.perf_counter())
+        return self.network(batch.repeat(4, 1)).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+class Row(NamedTuple):
+    """One setting of one dataset."""
+
+    dataset: str
+    setting: str
+    foretold: Forecast
+    measured_s: float
+    spread_s: float
+
+    @property
+    def off(self) -> float:
+        """Forecast ÷ measurement, less one."""
+        return self.foretold.step_s / self.measured_s - 1
+
+
+def step_s(dataset: Dataset[torch.Tensor], num_workers: int, prefetch_factor: int | None, doctor: Any = None) -> float:
+    """Mean seconds a step of a fit, the first ones left out."""
+    torch.manual_seed(0)
+    loader = DataLoader(
+        dataset,
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=num_workers > 0,
+    )
+    model = Model()
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            callbacks=[] if doctor is None else [doctor],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        ).fit(model, loader)
+    return (model.starts[-1] - model.starts[WARMUP]) / (len(model.starts) - 1 - WARMUP)
+
+
+def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]:
+    """Forecasts of one dataset and what its fits take."""
+    with tempfile.TemporaryDirectory() as folder:
+        doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)
+        step_s(dataset, 0, None, doctor)
+    assert doctor.session is not None
+    plan = feeding_of(doctor.session).plan
+    assert plan.now is not None
+    assert plan.chosen is not None
+    assert plan.naive is not None
+    settings = {"as it was": plan.now, "recommended": plan.chosen, "workers = cores": plan.naive}
+    measured: dict[str, list[float]] = {setting: [] for setting in settings}
+    for number in range(rounds):
+        for setting in list(settings)[:: 1 if number % 2 == 0 else -1]:
+            option = settings[setting]
+            measured[setting].append(step_s(dataset, option.num_workers, option.prefetch_factor))
+    return [
+        Row(
+            name, setting, option, statistics.median(measured[setting]), max(measured[setting]) - min(measured[setting])
+        )
+        for setting, option in settings.items()
+    ]
+
+
+def page(rows: list[Row], rounds: int) -> str:
+    """The table."""
+    lines = [
+        "# Steps foretold by the loader probe",
+        "",
+        f"Made by `benchmarks/loader/run.py` on {len(os.sched_getaffinity(0))} cores, torch with "
+        f"{torch.get_num_threads()} threads: a fit without workers is diagnosed with",
+        f"`PerfDoctor(probe_data=True)`; then fits of {N_BATCHES} steps without PerfDoctor, {rounds} of each setting",
+        "in turn. Medians of the mean step, in milliseconds; the spread is from the fastest fit to the slowest.",
+        "",
+        "| dataset | setting | workers | foretold | interval | measured | spread | off by |",
+        "|:--|:--|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        option = row.foretold
+        lines.append(
+            f"| {row.dataset} | {row.setting} | {option.num_workers} | {1e3 * option.step_s:.1f} | "
+            f"{1e3 * option.low_s:.1f} to {1e3 * option.high_s:.1f} | {1e3 * row.measured_s:.1f} | "
+            f"{1e3 * row.spread_s:.1f} | {100 * row.off:+.0f} % |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures and shows."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--threads", type=int, default=None)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    rows = []
+    for name, dataset in (("computes", Computing()), ("waits", Waiting())):
+        rows += measure(name, dataset, arguments.rounds)
+    text = page(rows, arguments.rounds)
+    print(text)
+    if arguments.write:
+        PAGE.write_text(text, encoding="utf-8")
+    missed = [row for row in rows if row.setting == "recommended" and abs(row.off) > GOAL]
+    for row in missed:
+        print(f"{row.dataset}: off by {100 * row.off:+.0f} %, the goal is {100 * GOAL:.0f} %")
+
+
+if __name__ == "__main__":
+    main()
