@@ -23,6 +23,7 @@ _LOSSES: dict[LossVerdict, str] = {
 }
 _VERDICTS = {"no_change": "no change"}
 _SEARCH = -1
+_TOO_WIDE = 20  # times from end to end: of two runs that differ much, an interval says nothing
 _NAME = 60
 _PASTED = 60
 
@@ -141,6 +142,8 @@ def times(value: float) -> str:
 
 
 def _range(interval: Interval) -> str:
+    if interval.high > _TOO_WIDE * interval.low:
+        return "anything"
     return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from lightning_perf.records import ArmRun, ArmVerdict, Trial
+from lightning_perf.records import ArmRun, ArmVerdict, Interval, Trial
 from lightning_perf.reports import trial_rows
 from lightning_perf.reports.console import run_report, to_text, trial_report
 from lightning_perf.reports.markdown import to_markdown
@@ -117,6 +117,12 @@ def test_trial_report_is_plain_ascii_when_the_output_is() -> None:
 )
 def test_ratio_has_three_digits(value: float, shown: str) -> None:
     assert trial_rows.times(value) == shown
+
+
+def test_interval_is_not_spelt_out_when_it_says_nothing() -> None:
+    arm = msgspec.structs.replace(climbed().arms[3], speedup=Interval(value=2.28, low=1e-4, high=97516.0))
+    row = trial_rows.alone_rows(msgspec.structs.replace(fruitless(), arms=(arm,), ladder=()))[0]
+    assert (row.speedup, row.interval) == ("2.28×", "anything")
 
 
 @pytest.mark.parametrize("verdict", ["improved", "regressed", "no_change", "inconclusive", "failed"])
