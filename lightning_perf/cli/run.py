@@ -27,7 +27,7 @@ def run(
     """
     from lightning_perf.trials.front import run_in_front
     from lightning_perf.trials.job import Job
-    from lightning_perf.trials.plan import checked_doses
+    from lightning_perf.trials.plan import checked_doses, environment_of
     from lightning_perf.trials.runner import check_command, where_it_ended
 
     if out is not None and out.exists() and not out.is_dir():
@@ -37,7 +37,7 @@ def run(
     arguments = {} if out is None else {"out_dir": str(out.resolve())}
     with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
         job = Job(mode="run", folder=folder, doses=doses, with_doctor=doctor, doctor=arguments)
-        code, events = run_in_front(command, job)
+        code, events = run_in_front(command, job, environment_of(doses))
     if "trainer" not in events:
         told = "PerfDoctor was not added" + where_it_ended(events)
         if code == 0:

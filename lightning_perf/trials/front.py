@@ -17,11 +17,16 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
-def run_in_front(command: Sequence[str], job: Job) -> tuple[int, set[str]]:
+def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] | None = None) -> tuple[int, set[str]]:
     """Runs a command with a job.
 
     Ctrl-C reaches the command from the terminal itself; other signals are handed on. Should this process be killed, the
     command is asked to end.
+
+    Args:
+        command: The user's.
+        job: What is to be done inside.
+        environment: Variables on top of this process's own.
 
     Returns:
         Its exit code as a shell tells it (128 + n for signal n), and the stages it reached.
@@ -29,7 +34,7 @@ def run_in_front(command: Sequence[str], job: Job) -> tuple[int, set[str]]:
     Raises:
         TrialError: It cannot be started.
     """
-    variables = environment_for(job, job.write())
+    variables = environment_for(job, job.write(), {**os.environ, **(environment or {})})
     tells_child = _tells_child()
     from_terminal = os.isatty(0)
     try:

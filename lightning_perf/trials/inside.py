@@ -98,9 +98,13 @@ class Guest:
                 try:
                     original(trainer, **changed)
                 except Exception as error:
-                    if changed == kwargs or self.job.mode == "run":
+                    if changed == kwargs:
                         raise
-                    fail(self.job, f"Trainer refuses the treatment's arguments: {describe(error)}", error)
+                    told = f"Trainer refuses the treatment's arguments: {describe(error)}"
+                    if self.job.mode != "run":
+                        fail(self.job, told, error)
+                    warn(told)
+                    original(trainer, **kwargs)
                 note(self.job, "trainer")
                 self._guarded(lambda: self.mode.built(trainer, self.namespace), None)
             finally:
@@ -153,6 +157,10 @@ def end_process(code: int) -> None:
 
     They may save, test, upload or train on: none of that belongs to a measurement.
     """
+    processes = sys.modules.get("multiprocessing")
+    if processes is not None:
+        for child in processes.active_children():  # loader workers: left alone, they look for us only every 5 s
+            child.terminate()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
