@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,21 +102,3 @@ def test_both_processes_are_measured_as_one_when_training_is_distributed(
     assert ended.result.world_size == 2
     assert ended.result.samples_per_step == 4
     assert ended.code == 0
-
-
-def test_python_path_is_as_ever_in_the_users_process(tmp_path: Path, work: Path) -> None:
-    (work / "own").mkdir()
-    scripts.put(work / "own", sitecustomize="import sys\nsys.is_customized = True\n")
-    scripts.put(work, show="import sys\nprint(sys.path, sys.is_customized)\nimport sitecustomize\nprint(sitecustomize)")
-    import subprocess
-
-    from lightning_perf.trials.job import environment_for
-
-    plain = {**scripts.environment(), "PYTHONPATH": str(work / "own")}
-    job = Job(mode="run", folder=str(tmp_path / "job"))
-    ours = environment_for(job, job.write(), plain)
-    said = [
-        subprocess.run([sys.executable, "show.py"], env=env, capture_output=True, text=True, check=True).stdout
-        for env in (plain, ours)
-    ]
-    assert said[0] == said[1]
