@@ -80,6 +80,8 @@ def trial_facts(trial: Trial) -> list[str]:
         facts.append(count(len(trial.runs), "run"))
     if trial.steps:
         facts.append(f"{count(trial.steps, 'optimizer step')} each")
+    if trial.basis == "wall":
+        facts.append("of whole epochs, with what is between the steps")
     facts.append(seconds(trial.wall_s))
     pair = f", the A/A pair {times(trial.aa.value)} ({_range(trial.aa)})" if trial.aa is not None else ""
     facts.append(f"noise ±{share(trial.noise_band, decimals=1)}{pair}")

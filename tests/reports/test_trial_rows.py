@@ -69,6 +69,12 @@ def test_everything_tried_or_not_is_told_with_its_reason() -> None:
     assert set(told) == {"log-every-n=50", "batch-size=256", "compile", "channels-last", "fused-optimizer"}
 
 
+def test_facts_say_so_when_figures_are_of_whole_epochs() -> None:
+    whole = msgspec.structs.replace(climbed(), basis="wall")
+    assert "of whole epochs, with what is between the steps" in trial_rows.trial_facts(whole)
+    assert not any("whole epochs" in fact for fact in trial_rows.trial_facts(climbed()))
+
+
 def test_headline_says_that_nothing_gained_when_the_best_is_the_baseline() -> None:
     assert trial_rows.headline(fruitless()) == "No treatment was shown to make this training faster"
     assert trial_rows.pasted(fruitless()) == []

@@ -107,3 +107,14 @@ def test_interval_stays_finite_when_two_runs_differ_by_orders_of_magnitude() -> 
     found = ratio_interval(runs([1e-3, 1e3]), runs([1e-3, 1e3]))
     assert found is not None
     assert all(math.isfinite(x) for x in (found.low, found.high))
+
+
+def test_the_degree_of_freedom_that_the_drift_costs_is_cut() -> None:
+    a, b = [0.01, -0.01, -0.01, 0.01], [0.02, -0.02, -0.02, 0.02]  # neither has a slope at these places
+    places = [0, 1, 4, 5], [2, 3, 6, 7]
+    found = ratio_interval(runs(np.exp(a).tolist()), runs(np.exp(b).tolist()), *places)
+    assert found is not None
+    kept = 5 / 6
+    parts = np.var(a, ddof=1) / kept / 4, np.var(b, ddof=1) / kept / 4
+    df = kept * sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 3)
+    assert math.log(found.high) == pytest.approx(stats.t.ppf(0.975, df) * math.sqrt(sum(parts)))

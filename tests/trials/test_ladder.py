@@ -203,6 +203,17 @@ def test_a_treatment_whose_losses_diverge_is_not_kept_however_fast() -> None:
     assert {rung.added: rung.reason for rung in rungs}["wild"] == "its losses leave the baseline's"
 
 
+def test_a_combination_whose_losses_diverge_is_not_kept_though_its_parts_do_not() -> None:
+    lab = Lab({"a": 2.0, "b": 1.5})
+    made, wild = lab.make, {"losses": tuple(3 * loss for loss in LOSSES)}
+    lab.make = lambda planned: msgspec.structs.replace(made(planned), **wild if planned.arm == "a+b" else {})  # type: ignore[method-assign]
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert best(rungs) == "a"
+    assert (rungs[-1].verdict, rungs[-1].loss, rungs[-1].reason) == (
+        "improved", "diverged", "its losses leave the baseline's",
+    )  # fmt: skip
+
+
 def test_a_treatment_that_yields_nan_is_failed_and_not_repeated() -> None:
     lab = Lab({"nan": 2.0, "a": 1.5})
     lab.losses["nan"] = (*LOSSES[:5], float("nan"), *LOSSES[6:])
@@ -272,6 +283,13 @@ def test_fastest_batch_is_not_looked_for_unless_asked_for_or_where_a_size_is_kep
     assert all("batch-size" not in r.arm for r in lab.finish().runs)
     given = searching({"batch-size=x3": 1.0}).finish()
     assert {r.arm for r in given.runs} == {"baseline", "baseline-again", "batch-size=x3"}
+
+
+def test_later_runs_of_the_rung_below_do_not_move_the_batch_size_found() -> None:
+    lab = searching({"a": 1.5}).finish()
+    before = [r for r in lab.runs if r.stage < 1]
+    odd = [run("a", 1e-4, 50 + i, 900 + i, stage=1) for i in range(5)]
+    assert {"a+batch-size=x16"} <= {planned.arm for planned in next_runs(lab.plan, [*before, *odd])}
 
 
 def test_search_of_the_batch_resumes_to_the_same_runs_from_any_point() -> None:
