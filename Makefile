@@ -34,6 +34,7 @@ pytest: $(STAMP)
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py
+	$(BIN)/python docs/generate_treatments.py
 
 # For a machine with an accelerator; elsewhere everything is skipped.
 gpu-check: $(STAMP)

@@ -738,14 +738,16 @@ def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo |
         return None
     lightning = importlib.import_module(f"{namespace(trainer)}.utilities.compile")
     methods = ("forward", "training_step", "validation_step", "test_step", "predict_step")
-    before = {name: vars(module)[name] for name in methods if name in vars(module)}
+    names = set(vars(module))
+    before = {name: vars(module)[name] for name in methods if name in names}
     lightning.from_compiled(torch.compile(module, **options))
+    added = set(vars(module)) - names  # besides the methods what Lightning and torch note down
 
     def undo() -> None:
         if module._compiler_ctx is None:
             return
         lightning.to_uncompiled(module)
-        for name in methods:  # which Lightning leaves as attributes of the instance
+        for name in {*methods, *added}:  # Lightning leaves the plain methods as attributes of the instance
             vars(module).pop(name, None)
         vars(module).update(before)
 

@@ -1,0 +1,102 @@
+"""Writes docs/reference/treatments.md from the treatments.
+
+python docs/generate_treatments.py
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from lightning_perf.records import LoaderSettings, Machine, Run, Session, Settings, TrainerSettings
+from lightning_perf.rules.engine import all_rules
+from lightning_perf.treatments import Treatment, all_treatments, parse, prescription, with_default
+
+FILE = Path(__file__).parent / "reference" / "treatments.md"
+NOTE = "<!-- Made by docs/generate_treatments.py from the treatments' own texts; change it there. -->\n"
+
+# Some training for the examples: 4 cores a rank, batches of 32, 4 of them a step.
+EXAMPLE = Session(
+    run=Run(id="", stage="fit", status="finished", started_at="", wall_s=1.0),
+    machine=Machine(os="", python="", usable_cores=4.0),
+    settings=Settings(
+        trainer=TrainerSettings(accumulate_grad_batches=4),
+        loaders=(LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=32, num_workers=0),),
+    ),
+)
+
+INTRODUCTION = """\
+# Treatments
+
+A treatment is one change to a training. Findings prescribe them by their ids; you can name them yourself:
+
+    lightning-perf run --with precision-bf16,loader-workers=4 -- python train.py
+    lightning-perf trial --try compile,fused-optimizer -- python train.py
+
+or let PerfDoctor apply those marked *live* to the training it watches, at the start of the epoch after a finding asked
+for them: `PerfDoctor(apply=["loader-workers"])`. Whatever was applied is put back when the training ends.
+
+How safe a treatment is:
+
+- **exact**: the same results, bit for bit or up to the order of the data. With `num_workers` or `persistent_workers`
+  changed, torch draws from its random generator at other times: a loader that shuffles by a generator of its own,
+  several loaders together, and persistent workers can see another order from the second epoch on.
+- **numerics**: other rounding.
+- **semantics**: another training; it is only tried where you ask for it.
+
+Loaders are made anew with the very same dataset, sampler, batch sampler, collate function, generator and
+`worker_init_fn`. A subclass of `DataLoader` and an `IterableDataset` are refused, with the reason.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    treatments = sorted(all_treatments(), key=lambda one: (_category(one), one.id))
+    lines = [NOTE, INTRODUCTION, "| id | safety | effort | live | what it does |", "|---|---|---|---|---|"]
+    for one in treatments:
+        live = "live" if one.is_live else ""
+        lines.append(f"| [{one.id}](#{one.id}) | {one.safety} | {one.effort} | {live} | {_capital(one.summary)} |")
+    for category, members in groupby(treatments, key=_category):
+        lines += ["", f"## {category}"]
+        for one in members:
+            lines += ["", *_entry(one)]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(one: Treatment) -> list[str]:
+    written = prescription([with_default(parse(one.id), EXAMPLE)], EXAMPLE)
+    where = "in the step" if one.acts_on == "step" else "between epochs, in validation or checkpoints"
+    lines = [f"### {one.id}", "", f"{_capital(one.summary)}. {one.when}", ""]
+    lines.append(f"- safety: {one.safety}; effort: {one.effort}; its effect shows {where}")
+    if one.value_form:
+        lines.append(f"- value: `{one.id}=…` with {one.value_form}")
+    others = sorted({other.id for other in all_treatments() if one.id in other.conflicts} | one.conflicts)
+    if others:
+        lines.append(f"- not together with {', '.join(others)}")
+    rules = [rule.code for rule in all_rules() if f'"{one.id}"' in _source(rule.check.__module__)]
+    if rules:
+        lines.append("- prescribed e.g. by " + ", ".join(f"[{code}](../rules/{code}.md)" for code in rules))
+    if written.code:
+        lines += ["", "```python", written.code, "```"]
+    return lines
+
+
+def _source(module: str) -> str:
+    return (Path(__file__).parents[1] / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
+
+
+def _category(one: Treatment) -> str:
+    return type(one).__module__.split(".")[-2]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def main() -> None:
+    """Writes the page."""
+    FILE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

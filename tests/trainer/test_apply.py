@@ -1,0 +1,203 @@
+"""PerfDoctor(apply=...): treatments between epochs, once a finding asked for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor, load
+from lightning_perf.errors import ConfigError
+
+from .conftest import Make, assert_nothing_left
+from .models import Tiny, loader
+
+
+class SlowSamples(Dataset):
+    """Waits for each sample, longer than workers cost on a busy machine."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.004)
+        return torch.full((4,), float(index % 5))
+
+
+class Workers(Callback):
+    """Notes the training loader's workers, and each batch, by epoch."""
+
+    def __init__(self) -> None:
+        self.n_workers: list[int] = []
+        self.batches: list[list[float]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches.append(batch[:, 0].tolist())
+        if batch_idx == 0:
+            data = trainer.train_dataloader
+            self.n_workers.append(data.num_workers if isinstance(data, DataLoader) else -1)
+
+
+def slow_loader(**arguments: Any) -> DataLoader:
+    return DataLoader(SlowSamples(), batch_size=2, shuffle=True, **arguments)
+
+
+def fit(
+    make_trainer: Make, data: Any, *texts: str, epochs: int = 3, **arguments: Any
+) -> tuple[PerfDoctor, Workers, Any]:
+    torch.manual_seed(5)
+    watch, doctor = Workers(), PerfDoctor(apply=texts, reports=("json",), schedule=None)
+    trainer = make_trainer(watch, doctor, max_epochs=epochs, **arguments)
+    profiler = trainer.profiler
+    trainer.fit(Tiny(), data)
+    assert_nothing_left(trainer, profiler)
+    return doctor, watch, trainer
+
+
+def test_workers_are_added_from_the_next_epoch_on_when_the_diagnosis_asks_for_them(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, plain, _ = fit(make_trainer, slow_loader())
+    data = slow_loader()
+    with caplog.at_level(logging.WARNING, logger="lightning_perf"):
+        doctor, watch, trainer = fit(make_trainer, data, "loader-workers=2")
+
+    assert watch.n_workers == [0, 2, 2]
+    assert watch.batches == plain.batches
+    assert [(a.treatment, a.finding, a.epoch, a.status) for a in doctor.session.applied] == [
+        ("loader-workers=2", "PD101", 1, "applied")
+    ]
+    assert [record.getMessage() for record in caplog.records if "applied" in record.getMessage()] == [
+        "PerfDoctor applied loader-workers=2 from epoch 1 on, as PD101 prescribed."
+    ]
+    assert trainer.train_dataloader is data
+    assert data.num_workers == 0
+    assert doctor.session.probes_off == ()
+
+
+def test_value_is_the_prescribed_one_when_none_is_given(make_trainer: Make) -> None:
+    doctor, watch, _ = fit(make_trainer, slow_loader(), "loader-workers", epochs=2)
+    prescription = next(f for f in doctor.session.findings if f.code == "PD101").prescriptions[0]
+    assert watch.n_workers == [0, prescription.loader_args["num_workers"]]
+    assert doctor.session.applied[0].treatment == f"loader-workers={watch.n_workers[1]}"
+
+
+def test_nothing_is_applied_when_no_finding_asks_for_it(make_trainer: Make) -> None:
+    doctor, watch, _ = fit(make_trainer, loader(30), "loader-workers=2", "loader-persistent", "anomaly-off")
+    assert watch.n_workers == [0, 0, 0]
+    assert doctor.session.applied == ()
+
+
+def test_refusal_is_recorded_and_training_goes_on_when_it_cannot_be_applied(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning_perf.errors import TreatmentError
+    from lightning_perf.treatments import applier
+
+    def refuse(*_: Any) -> None:
+        raise TreatmentError("planted refusal")
+
+    monkeypatch.setattr(applier, "rebuilt", refuse)
+    doctor, watch, _ = fit(make_trainer, slow_loader(), "loader-workers=2")
+    assert watch.n_workers == [0, 0, 0]
+    assert [(a.status, a.reason) for a in doctor.session.applied] == [("refused", "planted refusal")]
+    assert doctor.session.probes_off == ()
+
+
+def test_loaders_asked_for_anew_are_treated_too_when_the_user_reloads_them(make_trainer: Make) -> None:
+    class Reloads(Tiny):
+        def train_dataloader(self) -> DataLoader:
+            return slow_loader()
+
+    watch, doctor = Workers(), PerfDoctor(apply=("loader-workers=2",), reports=(), schedule=None)
+    trainer = make_trainer(watch, doctor, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(Reloads())
+    assert watch.n_workers == [0, 2, 2]
+    assert trainer.train_dataloader.num_workers == 0
+
+
+def test_everything_is_put_back_when_the_training_fails_later(make_trainer: Make) -> None:
+    class Fails(Tiny):
+        def on_train_epoch_end(self) -> None:
+            if self.current_epoch == 1:
+                raise ValueError("planted")
+
+    data, doctor = slow_loader(), PerfDoctor(apply=("loader-workers=2",), reports=(), schedule=None)
+    trainer = make_trainer(doctor, max_epochs=3)
+    profiler = trainer.profiler
+    with pytest.raises(ValueError, match="planted"):
+        trainer.fit(Fails(), data)
+    assert_nothing_left(trainer, profiler)
+    assert trainer.train_dataloader is data
+    assert doctor.session.applied[0].status == "applied"
+
+
+def test_what_was_applied_is_in_the_file(make_trainer: Make, tmp_path: Any) -> None:
+    doctor, *_ = fit(make_trainer, slow_loader(), "loader-workers=1", epochs=2)
+    files = list(tmp_path.rglob("perf_session.json"))
+    assert load(files[0]).applied == doctor.session.applied != ()
+
+
+@pytest.mark.parametrize(
+    ("apply", "says"),
+    [
+        ("loader-workers", "expected a list"),
+        ([4], "expected a list"),
+        (["loader-worker"], "did you mean loader-workers"),
+        (["loader-workers=x"], "whole number"),
+        (["compile"], "lightning-perf run --with compile"),
+        (["log-every-n", "precision-bf16=1"], "takes no value"),
+        (["threads=2", "threads=3"], "expected each treatment once"),
+    ],
+)
+def test_constructor_refuses_what_cannot_be_applied_between_epochs(apply: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        PerfDoctor(apply=apply)
+
+
+# Which of the two ranks' diagnoses asks for workers hangs on the machine's cores: here the first rank's does.
+SCRIPT = """
+import torch, warnings
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader, TensorDataset
+from lightning_perf import PerfDoctor
+from lightning_perf.live import LiveTreatments
+warnings.simplefilter("ignore")
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == 0:
+            print("rank", self.global_rank, "workers", self.trainer.train_dataloader.num_workers, flush=True)
+def requests(self, session):
+    return [("loader-workers=1", "PD101")] if session is not None and self._waiting else []
+LiveTreatments.requests = requests
+trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
+                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                     callbacks=[PerfDoctor(apply=["loader-workers"], reports=())])
+trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=2))
+"""
+
+
+@pytest.mark.alone
+def test_all_ranks_apply_the_same_when_there_are_two(tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, env={**os.environ})
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = sorted(re.findall(r"rank \d workers \d", done.stdout))
+    assert lines == [f"rank {rank} workers {n}" for rank in (0, 1) for n in (0, 1)]

@@ -1,0 +1,351 @@
+"""Each treatment does what it says, in a real training."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+
+from lightning_perf.errors import TreatmentError
+from lightning_perf.treatments import Applier, parse, parse_all
+from lightning_perf.treatments.blocks import repeated_blocks
+
+from .trainings import N_FEATURES, Block, Net, Treat, loader, train
+
+
+class Convolutions(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.formats: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        images = x[:, :1, None, None].expand(-1, 3, 6, 6)
+        features = self.conv(images.contiguous())
+        self.formats.append(features.is_contiguous(memory_format=torch.channels_last))
+        return features.mean((1, 2, 3))
+
+
+def test_precision_is_bf16_inside_the_step() -> None:
+    class Dtype(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            self.seen["dtype"] = y.dtype
+            return y
+
+    done = train("precision-bf16", module=Dtype, max_steps=2)
+    assert done.module.seen == {"dtype": torch.bfloat16}
+    assert done.trainer.precision == "bf16-mixed"
+
+
+def test_precision_is_refused_when_a_plugin_decides_it() -> None:
+    applier = Applier([parse("precision-bf16")])
+    with pytest.raises(TreatmentError, match="MixedPrecision"):
+        applier.change_trainer_arguments({"plugins": [MixedPrecision("bf16-mixed", "cpu")]})
+    assert applier.change_trainer_arguments({"plugins": None})["precision"] == "bf16-mixed"
+    fp16 = Applier([parse("precision-fp16")])
+    assert fp16.change_trainer_arguments({"precision": 32})["precision"] == "16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "expected"),
+    [
+        ("matmul-precision-high=medium", torch.get_float32_matmul_precision, "medium"),
+        ("cudnn-benchmark", lambda: torch.backends.cudnn.benchmark, True),
+        ("threads=2", torch.get_num_threads, 2),
+        ("flush-denormal", lambda: (torch.tensor(1e-38) * 1e-3).item(), 0.0),
+    ],
+)
+def test_torch_is_set_during_the_fit_and_set_back_after_it(text: str, read: Any, expected: Any) -> None:
+    before = read()
+    assert before != expected
+    assert train(text, max_steps=2, look=lambda *_: read()).seen == expected
+    assert read() == before
+
+
+def test_benchmark_is_refused_when_the_training_is_deterministic() -> None:
+    with pytest.raises(TreatmentError, match="deterministic"):
+        Applier([parse("cudnn-benchmark")]).change_trainer_arguments({"deterministic": True})
+
+
+def test_convolutions_compute_with_channels_last_and_are_put_back() -> None:
+    plain = train(module=Convolutions)
+    done = train("channels-last", module=Convolutions)
+    assert all(done.module.formats)
+    assert not any(plain.module.formats)
+    assert done.module.conv.weight.stride() == plain.module.conv.weight.stride()
+    assert done.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_channels_last_is_refused_when_nothing_has_channels() -> None:
+    with pytest.raises(TreatmentError, match="no weights"):
+        train("channels-last")
+
+
+def fused(trainer: Trainer, _: Any) -> tuple[Any, ...]:
+    optimizer = trainer.optimizers[0]
+    group = optimizer.param_groups[0]
+    return group["fused"], group["foreach"], optimizer.state[group["params"][0]]["step"].dtype
+
+
+def test_optimizer_steps_fused_and_is_put_back() -> None:
+    plain, done = train(), train("fused-optimizer", look=fused)
+    assert done.seen == (True, False, torch.float32)
+    assert done.losses == pytest.approx(plain.losses, rel=1e-4)
+    group = done.trainer.optimizers[0].param_groups[0]
+    assert (group["fused"], group["foreach"]) == (None, None)
+    assert "_step_supports_amp_scaling" not in vars(done.trainer.optimizers[0])
+
+
+def test_fused_kernel_really_runs_when_the_optimizer_is_fused() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    class Profiled(Net):
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            with profile(activities=[ProfilerActivity.CPU]) as run:
+                super().optimizer_step(*args, **kwargs)
+            self.seen["names"] = {event.key for event in run.key_averages()}
+
+    assert "aten::_fused_adam_" in train("fused-optimizer", module=Profiled, max_steps=1).module.seen["names"]
+    assert "aten::_fused_adam_" not in train(module=Profiled, max_steps=1).module.seen["names"]
+
+
+def test_optimizer_is_fused_when_its_state_comes_from_a_checkpoint(tmp_path: Path) -> None:
+    first = train(max_epochs=1)
+    first.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    plain = train(max_epochs=2, ckpt_path=str(tmp_path / "a.ckpt"))
+    done = train("fused-optimizer", max_epochs=2, ckpt_path=str(tmp_path / "a.ckpt"), look=fused)
+    assert done.seen == (True, False, torch.float32)
+    assert len(done.losses) == 6
+    assert done.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_fused_is_refused_when_no_optimizer_can_or_fp16_clips() -> None:
+    class Lion(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Rprop(self.parameters())
+
+    with pytest.raises(TreatmentError, match="Rprop"):
+        train("fused-optimizer", module=Lion)
+
+    class Fp16:
+        precision, gradient_clip_val, optimizers = "16-mixed", 1.0, ()
+
+    with pytest.raises(TreatmentError, match="clip"):
+        parse("fused-optimizer").treatment.configured(None, Fp16(), None)
+
+
+def test_activations_are_computed_again_with_the_same_random_numbers() -> None:
+    class Counts(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            for block in self.blocks:
+                block.linear.register_forward_hook(lambda *_: self.seen.update(n=self.seen.get("n", 0) + 1))
+
+    plain = train(module=Counts, val=loader(8))
+    done = train("activation-checkpointing", module=Counts, val=loader(8))
+    n_training, n_validation = 3 * 12, 3 * 2 * (2 + 1)  # blocks × batches; two rounds and the sanity check
+    assert plain.module.seen["n"] == n_training + n_validation
+    assert done.module.seen["n"] == 2 * n_training + n_validation
+    assert done.losses == plain.losses
+
+
+def test_fewer_activations_are_kept_when_blocks_are_checkpointed() -> None:
+    kept: list[int] = []
+
+    class Packs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            n_bytes = [0]
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                n_bytes[0] += 0 if isinstance(tensor, nn.Parameter) else tensor.nbytes
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = super().training_step(batch, batch_idx)
+            kept.append(n_bytes[0])
+            return loss
+
+    train(module=Packs, max_steps=1)
+    train("activation-checkpointing", module=Packs, max_steps=1)
+    assert kept[1] < 0.5 * kept[0]
+
+
+def test_blocks_are_refused_when_nothing_is_repeated() -> None:
+    class Flat(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList()
+
+    with pytest.raises(TreatmentError, match="repeats no block"):
+        train("activation-checkpointing", module=Flat)
+
+
+def test_blocks_are_the_outermost_modules_that_repeat() -> None:
+    def stage(n: int) -> nn.Sequential:
+        return nn.Sequential(*[Block() for _ in range(n)])
+
+    class ResNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer1, self.layer2, self.head = stage(2), stage(2), nn.Linear(N_FEATURES, 1)
+
+    assert [type(block) for block in repeated_blocks(ResNet())] == [Block] * 4
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 3)
+    assert repeated_blocks(encoder) == list(encoder.layers)
+    towers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)])
+    assert repeated_blocks(nn.ModuleDict({"towers": towers})) == list(towers)
+    with pytest.raises(TreatmentError):
+        repeated_blocks(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()))
+
+
+def test_optimizer_steps_less_often_when_accumulating() -> None:
+    assert train("accumulate=3", max_epochs=1).trainer.global_step == 2
+    assert train(max_epochs=1).trainer.global_step == 6
+    with pytest.raises(Exception, match="accumulate"):
+        train("accumulate=3", callbacks=[GradientAccumulationScheduler({0: 2})])
+
+
+@pytest.mark.parametrize(
+    ("text", "accumulated", "batch_size", "expected"),
+    [("batch-size=x2", 2, 8, 1), ("batch-size=8", 1, 8, 1), ("batch-size=2", 1, 2, 2), ("batch-size=x3", 6, 12, 2)],
+)
+def test_batch_is_resized_and_the_samples_of_a_step_kept_when_accumulation_allows(
+    text: str, accumulated: int, batch_size: int, expected: int
+) -> None:
+    done = train(text, accumulate_grad_batches=accumulated, max_epochs=1, look=lambda t, _: t.accumulate_grad_batches)
+    assert {len(batch) for batch in done.module.batches} == {batch_size}
+    assert done.seen == expected
+    assert done.trainer.accumulate_grad_batches == accumulated
+
+
+def test_metrics_are_logged_every_n_steps(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    train("log-every-n=3", logger=logger, log_every_n_steps=1, max_epochs=1)
+    with open(logger.experiment.metrics_file_path, encoding="utf-8") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["2", "5"]
+
+
+def test_bar_is_drawn_every_n_steps() -> None:
+    class Bar(TQDMProgressBar):
+        n_updates = 0
+
+        def _update_n(self, bar: Any, value: int) -> None: ...
+
+        def get_metrics(self, *args: Any) -> Any:
+            type(self).n_updates += 1
+            return super().get_metrics(*args)
+
+    bar = Bar(refresh_rate=1)
+    done = train("progress-refresh=4", enable_progress_bar=True, callbacks=[bar], look=lambda *_: bar.refresh_rate)
+    assert done.seen == 4
+    assert bar.refresh_rate == 1
+
+
+def test_progress_refresh_is_refused_when_there_is_no_bar() -> None:
+    with pytest.raises(TreatmentError, match="no bar"):
+        train("progress-refresh=4")
+
+
+def test_metrics_stay_off_the_bar_and_in_the_log() -> None:
+    def shown(trainer: Trainer, _: Any) -> tuple[bool, bool]:
+        return "loss" in trainer.progress_bar_metrics, "loss" in trainer.callback_metrics
+
+    assert train(look=shown).seen == (True, True)
+    assert train("prog-bar-off", look=shown).seen == (False, True)
+
+
+def test_bar_is_silent_when_it_is_taken_away() -> None:
+    bar = TQDMProgressBar()
+    done = train("prog-bar-off=bar", enable_progress_bar=True, callbacks=[bar], look=lambda *_: bar.is_enabled)
+    assert done.seen is False
+    assert bar.is_enabled
+
+
+def test_anomaly_detection_is_off_when_the_user_asked_for_it() -> None:
+    look = {"look": lambda *_: torch.is_anomaly_enabled(), "max_steps": 1}
+    assert train(detect_anomaly=True, **look).seen is True
+    assert train("anomaly-off", detect_anomaly=True, **look).seen is False
+
+
+def test_checkpoints_are_written_whole_by_a_thread(tmp_path: Path) -> None:
+    def where(trainer: Trainer, _: Any) -> str:
+        return type(trainer.strategy.checkpoint_io).__name__
+
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
+    done = train("async-checkpoint", enable_checkpointing=True, callbacks=[saves], look=where)
+    assert done.seen == "AsyncCheckpointIO"
+    assert type(done.trainer.strategy.checkpoint_io).__name__ == "TorchCheckpointIO"
+    files = sorted(os.listdir(tmp_path))
+    assert len(files) == 4
+    states = [torch.load(tmp_path / name, weights_only=False) for name in files]
+    assert sorted(state["global_step"] for state in states) == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("val-less-often=3", 2), ("val-less-often=4b", 9), ("val-less-often=0.5", 12)]
+)
+def test_validation_runs_less_often(text: str, expected: int) -> None:
+    class Counts(Net):
+        def on_validation_start(self) -> None:
+            self.seen["n"] = self.seen.get("n", 0) + 1
+
+    arguments = {"module": Counts, "val": loader(4), "max_epochs": 6, "num_sanity_val_steps": 0}
+    flags = {"val_check_interval": 1 / 3} if "0.5" in text else {}
+    if "b" in text:
+        flags = {"check_val_every_n_epoch": None, "val_check_interval": 2}
+    assert train(**arguments, **flags).module.seen["n"] == {"val-less-often=3": 6}.get(text, 18)
+    assert train(text, **arguments, **flags).module.seen["n"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ddp-static-graph", {"static_graph": True}),
+        ("ddp-bucket-view,ddp-find-unused-off", {"gradient_as_bucket_view": True, "find_unused_parameters": False}),
+    ],
+)
+def test_ddp_is_given_its_arguments(text: str, expected: dict[str, bool]) -> None:
+    def given(trainer: Trainer, _: Any) -> dict[str, Any]:
+        model = trainer.strategy.model
+        return {name: getattr(model, name) for name in expected}
+
+    done = train(text, strategy="ddp_find_unused_parameters_true", look=given, max_epochs=1)
+    assert done.seen == expected
+    assert done.trainer.strategy._ddp_kwargs == {"find_unused_parameters": True}
+    assert len(done.losses) == 6
+
+
+def test_ddp_treatments_are_refused_when_there_is_no_ddp() -> None:
+    with pytest.raises(TreatmentError, match="SingleDeviceStrategy"):
+        train("ddp-static-graph")
+
+
+def test_loader_has_what_was_asked_for() -> None:
+    def read(trainer: Trainer, _: Any) -> tuple[Any, ...]:
+        data = trainer.train_dataloader
+        return data.num_workers, data.prefetch_factor, data.persistent_workers, data.pin_memory
+
+    done = train("loader-prefetch=3,loader-workers=1,loader-persistent,loader-pin-memory", look=read)
+    assert done.seen == (1, 3, True, True)
+    taken = train("loader-workers=0", data=loader(num_workers=1, persistent_workers=True), look=read)
+    assert taken.seen == (0, None, False, False)
+
+
+def test_applier_is_undone_when_a_treatment_is_refused() -> None:
+    applier = Applier(parse_all("matmul-precision-high,channels-last"))
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, callbacks=[Treat(applier)])  # fmt: skip
+    with pytest.raises(TreatmentError):
+        trainer.fit(Net(), loader())
+    assert torch.get_float32_matmul_precision() == "highest"
