@@ -323,6 +323,8 @@ class Recorder:
         if self.loader_probe is not None or not self.trainer.is_global_zero:
             return
         if self._prober is None:
+            if not is_last and self._is_last_epoch():
+                return  # the training is over in a moment: better nothing beside it
             loader = self._suspicious_loader(_PROBED_WAIT_SHARE)
             if loader is None:
                 return
@@ -330,6 +332,12 @@ class Recorder:
             self.loader_probe = self._prober.start(loader)
         if self.loader_probe is None:
             self.loader_probe = self._prober.wait() if is_last else self._prober.poll()
+
+    def _is_last_epoch(self) -> bool:
+        trainer = self.trainer
+        epochs, steps = trainer.max_epochs, trainer.max_steps
+        is_last = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+        return bool(is_last or trainer.should_stop or 0 <= steps <= trainer.global_step)
 
     def _close_prober(self, prober: LoaderProber) -> None:
         prober.close()

@@ -103,6 +103,15 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(make_trainer: 
     assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
 
 
+def test_probe_waits_for_the_end_when_the_epoch_is_the_last(make_trainer: Make) -> None:
+    doctor = PerfDoctor(probe_data=True, reports=[])
+    make_trainer(doctor, max_epochs=1).fit(Tiny(), DataLoader(Starving(), batch_size=2))
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is not None
+    assert doctor.session.loader_probe.getitem is not None
+    assert not doctor.session.loader_probe.is_beside_training
+
+
 def test_nothing_is_probed_when_it_was_not_asked_for_or_nobody_waits(make_trainer: Make) -> None:
     session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
     assert session.loader_probe is None

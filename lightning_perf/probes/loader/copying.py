@@ -9,7 +9,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterable
-from multiprocessing import process
+from multiprocessing import process, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,10 @@ def forget_parents_processes(scratch: Path) -> None:
     config["tempdir"] = str(scratch)
     config["semprefix"] = f"/{scratch.name}"
     process._children.clear()  # type: ignore[attr-defined]
+    # The parent's tracker would warn at its end of semaphores that a killed child could not give back.
+    for name in ("_fd", "_pid"):
+        if hasattr(resource_tracker._resource_tracker, name):
+            setattr(resource_tracker._resource_tracker, name, None)
     # The parent's handler is gone: the child's own loaders are to set theirs.
     signal_handling._SIGCHLD_handler_set = False
     sys.setprofile(None)

@@ -58,12 +58,14 @@ class CurveMeasurement:
     Args:
         pipeline: The loader's parts.
         batch_bytes: Bytes of a batch, for what fits into shared memory.
+        start_s: About what it takes to start one worker.
         pids: Called with the ids of workers that were started, for what they leave if killed.
     """
 
-    def __init__(self, pipeline: Pipeline, batch_bytes: int, pids: Any) -> None:
+    def __init__(self, pipeline: Pipeline, batch_bytes: int, start_s: float, pids: Any) -> None:
         self._pipeline = pipeline
         self._batch_bytes = batch_bytes
+        self._start_s = start_s
         self._pids = pids
         self._visits: dict[Setting, _Visits] = {}
         self.stopped = ""
@@ -157,7 +159,7 @@ class CurveMeasurement:
             for other, visits in self._visits.items()
             if other.num_workers and visits.first_batch_s
         ]
-        return batch_s + max(0.0, max(starts, default=0.0)) * setting.num_workers
+        return batch_s + max(0.0, max(starts, default=self._start_s)) * setting.num_workers
 
     def _visit(self, setting: Setting, budget_s: float) -> None:
         visits = self._visits.setdefault(setting, _Visits())
@@ -170,7 +172,7 @@ class CurveMeasurement:
                 raise Refused("the loader yields nothing")
             first_s = time.perf_counter() - begin_s
             visits.first_batch_s.append(first_s)
-            end_s = begin_s + max(budget_s, first_s * 2)
+            end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
             # What was made while the workers started is taken first: it came without being waited for.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
                 if n_taken >= n_workers and time.perf_counter() > begin_s + 0.5 * budget_s:

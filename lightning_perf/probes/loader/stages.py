@@ -122,6 +122,7 @@ class _Stages:
         self._say = say
         self._pids: list[int] = []
         self._asked: Any = None
+        self._start_s = 0.0  # of one worker
         self._stage = "taking the loader apart"
         self._missing: dict[str, str] = dict(first.missing)
         self._memory_allowed = MEMORY_SHARE * psutil.virtual_memory().available
@@ -314,7 +315,7 @@ class _Stages:
         except Exception as error:  # noqa: BLE001 - the user's objects; the reason is told
             self._missing["transport"] = f"samples cannot be copied: {one_line(error)}"
             return
-        durations_s = time_transport(pipeline, samples.gotten, self._share(TRANSPORT_SHARE))
+        durations_s, self._start_s = time_transport(pipeline, samples.gotten, self._share(TRANSPORT_SHARE))
         self._learn(transport=repeated(durations_s))
         samples.gotten = []
 
@@ -323,7 +324,7 @@ class _Stages:
         getitem, collate = self._probe.getitem, self._probe.collate
         assert getitem is not None
         batch_s = getitem.mean_s * (samples.batch_size or 1) + (collate.mean_s if collate is not None else 0.0)
-        measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._pids.extend)
+        measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend)
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
         _limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
         is_bursty = _is_bursty(getitem, samples.batch_s)

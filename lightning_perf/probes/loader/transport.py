@@ -15,8 +15,10 @@ _PAUSE_S = 0.003
 MAX_BATCHES = 60
 
 
-def time_transport(pipeline: Pipeline, gotten: list[Any], budget_s: float) -> list[float]:
+def time_transport(pipeline: Pipeline, gotten: list[Any], budget_s: float) -> tuple[list[float], float]:
     """Seconds from the end of collating in a worker to the batch in the main process, batch by batch.
+
+    And the seconds that the worker took to start.
 
     One worker of torch's own replays samples made before: what lies between is pickling, shared memory, the queue, and
     rebuilding the tensors.
@@ -35,6 +37,7 @@ def time_transport(pipeline: Pipeline, gotten: list[Any], budget_s: float) -> li
         multiprocessing_context=pipeline.context,
     )
     durations_s: list[float] = []
+    asked_s = time.perf_counter()
     batches = iter(loader)
     begin_s = None
     for number, (batch, made_s) in enumerate(batches):
@@ -47,7 +50,7 @@ def time_transport(pipeline: Pipeline, gotten: list[Any], budget_s: float) -> li
         if now_s - begin_s > budget_s:
             break
     del batches
-    return durations_s
+    return durations_s, (begin_s or asked_s) - asked_s
 
 
 class _Replay(Dataset[Any]):

@@ -207,7 +207,7 @@ def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples)
 
 
-def probed(loader: Any, limit_s: float = 3.0, **arguments: Any) -> LoaderProbe:
+def probed(loader: Any, limit_s: float = 2.5, **arguments: Any) -> LoaderProbe:
     """The record of a loader, with nothing left behind."""
     before = traces_left()
     prober = LoaderProber(limit_s, **arguments)

@@ -86,7 +86,7 @@ def test_probe_names_the_collate_function_when_it_is_slow() -> None:
 
 
 def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> None:
-    many = probed(loader_of(planted.ManyTensors()))
+    many = probed(loader_of(planted.ManyTensors()), limit_s=2.5)
     one = probed(loader_of(planted.Plain()))
     assert many.transport is not None
     assert one.transport is not None
@@ -103,7 +103,7 @@ def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> N
 
 
 def test_probe_tries_prefetch_factors_when_samples_are_bursty() -> None:
-    record = probed(loader_of(planted.Bursty()), limit_s=5.0)
+    record = probed(loader_of(planted.Bursty()), limit_s=4.0)
     assert record.getitem is not None
     assert record.getitem.mean_s > 1.3 * record.getitem.p50_s
     assert record.getitem.max_s > 10 * record.getitem.p50_s
@@ -169,7 +169,7 @@ def test_probe_measures_streams_only_when_they_divide_themselves_among_workers()
 
 
 def test_probe_works_on_pickled_copies_when_workers_are_spawned() -> None:
-    record = probed(loader_of(planted.Plain(), num_workers=1, multiprocessing_context="spawn"), limit_s=12.0)
+    record = probed(loader_of(planted.Plain(), num_workers=1, multiprocessing_context="spawn"), limit_s=16.0)
     assert record.method == "spawn"
     assert record.status == "measured", record.reason
     assert 1 in [point.num_workers for point in record.curve]
@@ -307,9 +307,9 @@ def test_probe_is_refused_with_a_reason_when_a_loader_cannot_be_copied(loader: A
 
 def test_probe_leaves_nothing_when_it_is_closed_while_workers_run() -> None:
     before = traces_left()
-    prober = LoaderProber(20.0)
+    prober = LoaderProber(12.0)
     assert prober.start(loader_of(planted.Waiting(), num_workers=2)) is None
-    assert prober.wait(5.0) is None  # in the middle of the curve
+    assert prober.wait(3.0) is None  # in the middle of the curve
     prober.close()
     prober.close()
     record = prober.poll()
