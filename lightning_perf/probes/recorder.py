@@ -31,6 +31,7 @@ from lightning_perf.records import (
     TraceRecord,
 )
 
+from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
 from .compiler import CompilerProbe
 from .energy import Rates
@@ -112,6 +113,7 @@ class Recorder:
         self._wants_memory_history = wants_memory_history
         self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
+        self.arithmetic: ArithmeticProbe | None = None
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._started_s = time.monotonic()

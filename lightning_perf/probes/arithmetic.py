@@ -1,0 +1,168 @@
+"""Counts the arithmetic of one training step of a run.
+
+The step computes what it would have computed, only slower: it counts in no statistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_perf.records import Ceilings, ModelProfile
+
+from . import ceilings
+from .flops import ArithmeticCounter
+from .loop import LoopProbe
+from .model import is_compiled
+from .steps import size_reader
+
+FIRST_STEP = 3
+"""Steps before the one that is counted: the first ones allocate and tune, and others of ours look at them."""
+
+_ATTEMPTS = 3
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+MAX_CEILING_SHARE = 0.05
+"""Of the run's time: the most that measuring the device, once, after its last step, may take."""
+_CEILINGS_TAKE_S = 8.0  # the budget, and a process that imports torch
+
+
+class ArithmeticProbe:
+    """Looks at one step.
+
+    Args:
+        trainer: The Trainer, in its ``setup``.
+        pl_module: Its module.
+        loop: The loop under way.
+        now_ns: The host's clock.
+        depth: How deep modules are told apart.
+        wants_ceilings: Whether the device may be measured after the last step.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        loop: LoopProbe,
+        now_ns: Callable[[], int],
+        depth: int = 1,
+        wants_ceilings: bool = True,
+    ) -> None:
+        self.missing: dict[str, str] = {}
+        self.is_done = False
+        self.own_ns = 0
+        self._trainer, self._module, self._loop = trainer, pl_module, loop
+        self._now_ns = now_ns
+        self._depth = depth
+        self._wants_ceilings = wants_ceilings
+        self._device: torch.device = trainer.strategy.root_device
+        self._counter: ArithmeticCounter | None = None
+        self._n_samples: int | None = None
+        self._step = 0
+        self._attempts = 0
+        self._profile: ModelProfile | None = None
+        self._ceilings: Ceilings | None = None
+        self._has_looked_up = False
+
+    def batch_begins(self, batch: Any) -> None:
+        """The batch is on the device, its step begins."""
+        self._step += 1
+        if self.is_done or self._step <= FIRST_STEP:
+            return
+        if self._loop.timeline.edges is not None or self._loop.is_in_window:
+            return  # another look at this step is under way
+        reason = self._refusal()
+        if reason:
+            self.missing["model_profile"] = reason
+            self.is_done = True
+            return
+        self._attempts += 1
+        self.is_done = self._attempts >= _ATTEMPTS
+        size = size_reader(batch)(batch)
+        self._n_samples = size if size >= 0 else None
+        begin = self._now_ns()
+        self._counter = ArithmeticCounter(
+            self._module, self._depth, self._now_ns, times_operators=self._device.type == "cpu"
+        )
+        self.own_ns += self._now_ns() - begin
+        self._loop.main.leave_out()
+        self._loop.watch_edges(self)
+
+    def _refusal(self) -> str:
+        strategy = type(self._trainer.strategy).__name__
+        if is_compiled(self._module):
+            return "a compiled model runs its operators where they cannot be counted: quick_profile counts them outside"
+        if strategy not in _STRATEGIES:
+            return f"{strategy} shards or moves tensors by itself: only part of the arithmetic would be counted"
+        return ""
+
+    def enters(self, name: str) -> None:
+        """A part of the step begins."""
+        if self._counter is not None and name in ("training_step", "backward"):
+            self._counter.direction = "forward" if name == "training_step" else "backward"
+            self._counter.__enter__()
+
+    def leaves(self, name: str) -> None:
+        """A part of the step is over."""
+        if self._counter is not None and name in ("training_step", "backward"):
+            self._counter.__exit__()
+
+    def batch_ends(self) -> None:
+        """The step is over."""
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return
+        counter.__exit__()
+        self._loop.watch_edges(None)
+        self.own_ns += counter.own_ns
+        profile = counter.profile(_name(self._device), self._n_samples, self._step - 1)
+        if counter.failure:
+            self.missing["model_profile"] = counter.failure
+            self.is_done = True
+        elif counter.has_backward or self._attempts >= _ATTEMPTS:
+            self._profile, self.is_done = profile, True
+
+    def run_ends(self) -> None:
+        """The last step is over. Measures the device if that was never done and the run was long enough for it."""
+        if self._profile is None or not self._wants_ceilings or self._look_up() is not None:
+            return
+        wall_s = self._loop.wall_ns() / 1e9
+        if self._trainer.world_size > 1:
+            self.missing["model_profile.ceilings"] = "with several ranks the device is not measured after the run"
+        elif MAX_CEILING_SHARE * wall_s < _CEILINGS_TAKE_S:
+            self.missing["model_profile.ceilings"] = (
+                f"this device was not measured yet, which takes some seconds: too much for a run of {wall_s:.0f} s; "
+                "lightning_perf.measure_ceilings() does it once for all"
+            )
+        else:
+            self._ceilings, reason = ceilings.measured_in_child(self._device)
+            if reason:
+                self.missing["model_profile.ceilings"] = reason
+
+    def close(self) -> None:
+        """Puts everything back; calling it twice does no harm."""
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            counter.__exit__()
+            self._loop.watch_edges(None)
+
+    def _look_up(self) -> Ceilings | None:
+        if not self._has_looked_up:
+            self._has_looked_up = True
+            self._ceilings = ceilings.cached(self._device)
+        return self._ceilings
+
+    def record(self) -> tuple[ModelProfile | None, Ceilings | None]:
+        """What was counted, and what the device can do; None where not known."""
+        if self._profile is None:
+            self.missing.setdefault("model_profile", "no step was counted: the run was too short, or had no such step")
+            return None, None
+        found = self._look_up()
+        if found is None and not self._wants_ceilings:
+            self.missing["model_profile.ceilings"] = "ceilings=False, and this device was not measured before"
+        return self._profile, found
+
+
+def _name(device: torch.device) -> str:
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"

@@ -1,0 +1,292 @@
+"""What this device can do at most, measured with torch's own operators once and kept in the user's cache folder.
+
+Measuring computes at full load for up to three seconds: it never happens while a training runs. A run reads the cache,
+and fills it, where it is empty, in a process of its own after the last step. ``python -m lightning_perf.probes.ceilings
+DEVICE [THREADS]`` is that process; it prints the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from lightning_perf.records import Ceilings
+from lightning_perf.records.files import write_whole
+
+from .machine import read_device, read_machine
+
+BUDGET_S = 3.0
+"""Measuring takes no longer than this, whatever the device; starting a process for it comes on top."""
+
+_CHILD_PATIENCE_S = 30.0  # importing torch on a slow disk
+_FIRST_SIZE = 256
+_LARGEST_SIZE = {"cpu": 2048, "cuda": 8192}
+_LONG_ENOUGH_S = 4e-3  # a product of this length is no longer ruled by starting it
+_CACHE_FACTOR_BYTES = {"cpu": 2**27, "cuda": 2**30}  # copies larger than any cache
+_TRANSFER_BYTES = 2**26
+_N_LAUNCHES = 500  # fewer than CUDA queues before the host has to wait (1,024 launches)
+_MATMUL_SHARE = 0.7  # of the time there is
+_ROUNDS = 3
+_LEAST_OWN_SHARE = 0.85  # of the cores: below, other processes took so much that a ratio of two figures says nothing
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def cached(device: torch.device, folder: Path | None = None) -> Ceilings | None:
+    """What was measured on this device before, with this torch and as many threads; None where nothing was.
+
+    Args:
+        device: The device; one that this process uses already.
+        folder: Of the cache; None for the user's own.
+    """
+    try:
+        found = msgspec.json.decode(_file(device, folder).read_bytes(), type=Ceilings)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if _identity(device) == (found.device, found.name, found.torch, found.n_threads) else None
+
+
+def measured(device: torch.device, folder: Path | None = None) -> Ceilings:
+    """From the cache, else measured now, in this process, and kept.
+
+    The random number generators and torch's switches stay as they are; a cache that cannot be written is no error.
+    """
+    found = cached(device, folder)
+    if found is None:
+        found = measure(device)
+        if is_quiet(found):
+            with suppress(OSError):
+                _keep(found, _file(device, folder))
+    return found
+
+
+def is_quiet(found: Ceilings) -> bool:
+    """Whether the device was free enough while it was measured for its figures to be kept."""
+    return "is_quiet" not in found.missing
+
+
+def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple[Ceilings | None, str]:
+    """Measures in a process of its own, so that this one's memory and libraries stay as they are, and waits for it.
+
+    Returns:
+        The ceilings, or None and the reason.
+    """
+    where = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+    command = [sys.executable, "-m", "lightning_perf.probes.ceilings", where, str(torch.get_num_threads())]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=BUDGET_S + _CHILD_PATIENCE_S, check=False)
+        if done.returncode != 0:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            return None, f"the process that measures the device ended with {done.returncode}: {(lines or [''])[-1]}"
+        found = msgspec.json.decode(done.stdout, type=Ceilings)
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        return None, f"the device was not measured: {type(error).__name__}"
+    if not is_quiet(found):
+        return None, found.missing["is_quiet"]
+    with suppress(OSError):
+        _keep(found, _file(device, folder))
+    return found, ""
+
+
+def measure(
+    device: torch.device, budget_s: float = BUDGET_S, clock: Callable[[], float] = time.perf_counter
+) -> Ceilings:
+    """Measures now. Best of several repetitions each: what else runs on the machine only ever takes away.
+
+    Args:
+        device: The device.
+        budget_s: How long it may take.
+        clock: Seconds.
+    """
+    begin, own_begin_s = clock(), time.process_time()
+    missing: dict[str, str] = {}
+    bench = _Bench(device, clock)
+    precisions = ("fp32", "tf32", "bf16", "fp16") if device.type == "cuda" else ("fp32", "bf16", "fp16")
+    matmul: dict[str, float] = {}
+
+    def attempt(name: str, function: Callable[[], float]) -> float | None:
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - told in the record
+            missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+            return None
+
+    with torch.no_grad():
+        # In turns: what else the machine does for a while must not hit one precision alone.
+        for precision in precisions * _ROUNDS:
+            limit_s = _MATMUL_SHARE * budget_s / len(precisions) / _ROUNDS
+            speed = attempt(f"matmul_flops_per_s.{precision}", partial(bench.matmul, precision, limit_s))
+            if speed is not None:
+                matmul[precision] = max(speed, matmul.get(precision, 0.0))
+        if device.type == "cpu":
+            own_share = (time.process_time() - own_begin_s) / max(1e-9, clock() - begin) / torch.get_num_threads()
+            if own_share < _LEAST_OWN_SHARE:
+                missing["is_quiet"] = f"other processes used the cores: this one had {own_share:.0%} of them"
+        rest_s = max(0.1, (budget_s - (clock() - begin)) / 5)
+        copy = attempt("copy_bytes_per_s", lambda: bench.copy(rest_s))
+        pinned = pageable = None
+        if device.type == "cpu":
+            missing["h2d_pinned_bytes_per_s"] = missing["h2d_pageable_bytes_per_s"] = "the device is the host itself"
+        else:
+            pinned = attempt("h2d_pinned_bytes_per_s", lambda: bench.transfer(True, rest_s))
+            pageable = attempt("h2d_pageable_bytes_per_s", lambda: bench.transfer(False, rest_s))
+        launch = attempt("launch_s", lambda: bench.launch(rest_s))
+    kind, name, version, n_threads = _identity(device)
+    return Ceilings(
+        device=kind,
+        name=name,
+        torch=version,
+        n_threads=n_threads,
+        matmul_flops_per_s=matmul,
+        copy_bytes_per_s=copy,
+        h2d_pinned_bytes_per_s=pinned,
+        h2d_pageable_bytes_per_s=pageable,
+        launch_s=launch,
+        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        took_s=clock() - begin,
+        missing=missing,
+    )
+
+
+class _Bench:
+    """Single measurements on one device."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._device = device
+        self._clock = clock
+        self._random = torch.Generator(device=device).manual_seed(0)  # zeros would run cooler, and so faster
+
+    def matmul(self, precision: str, limit_s: float) -> float:
+        """Operations a second of the fastest product tried, from small to large."""
+        with _tf32(self._device, precision == "tf32"):
+            until = self._clock() + limit_s
+            best, size = 0.0, _FIRST_SIZE
+            largest = _LARGEST_SIZE.get(self._device.type, 4096)
+            while size <= largest:
+                a, b = (self._values(size, size, _DTYPES[precision]) for _ in range(2))
+                out = torch.empty_like(a)
+                product = partial(torch.mm, a, b, out=out)
+                once_s = self._once(product)
+                part_s = (until - self._clock()) * (0.6 if size == largest or once_s > _LONG_ENOUGH_S else 0.25)
+                best_s = min(once_s, self._best(product, part_s, once_s))
+                best = max(best, 2.0 * size**3 / best_s)
+                size *= 2
+                if self._clock() + 12 * best_s > until:  # the next takes eight times as long, after a first try
+                    break
+        return best
+
+    def copy(self, limit_s: float) -> float:
+        """Bytes read and written a second within the device's memory."""
+        n_bytes = _CACHE_FACTOR_BYTES.get(self._device.type, 2**28)
+        source = torch.ones(n_bytes, dtype=torch.uint8, device=self._device)
+        target = torch.empty_like(source)
+        once_s = self._once(lambda: target.copy_(source))
+        return 2.0 * n_bytes / min(once_s, self._best(lambda: target.copy_(source), limit_s, once_s))
+
+    def transfer(self, is_pinned: bool, limit_s: float) -> float:
+        """Bytes a second from the host's memory to the device's."""
+        source = torch.ones(_TRANSFER_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
+        target = torch.empty(_TRANSFER_BYTES, dtype=torch.uint8, device=self._device)
+        once_s = self._once(lambda: target.copy_(source, non_blocking=is_pinned))
+        best_s = self._best(lambda: target.copy_(source, non_blocking=is_pinned), limit_s, once_s)
+        return _TRANSFER_BYTES / min(once_s, best_s)
+
+    def launch(self, limit_s: float) -> float:
+        """Seconds of the host to start one small operator."""
+        value = torch.zeros(1, device=self._device)
+        best, until = float("inf"), self._clock() + limit_s
+        while True:
+            self._synchronize()
+            begin = self._clock()
+            for _ in range(_N_LAUNCHES):
+                value.add_(1.0)
+            best = min(best, (self._clock() - begin) / _N_LAUNCHES)
+            if self._clock() >= until:
+                self._synchronize()
+                return best
+
+    def _values(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.rand(rows, columns, generator=self._random, device=self._device).to(dtype)
+
+    def _once(self, function: Callable[[], Any]) -> float:
+        """Seconds of the second call: the first one sets things up."""
+        function()
+        return self._timed(function, 1)
+
+    def _best(self, function: Callable[[], Any], limit_s: float, once_s: float) -> float:
+        """Seconds of one call, the best of several batches of calls."""
+        n = max(1, min(50, int(_LONG_ENOUGH_S / max(once_s, 1e-7))))
+        best, until = float("inf"), self._clock() + limit_s
+        while self._clock() + n * once_s < until:
+            best = min(best, self._timed(function, n))
+        return best
+
+    def _timed(self, function: Callable[[], Any], n: int) -> float:
+        self._synchronize()
+        begin = self._clock()
+        for _ in range(n):
+            function()
+        self._synchronize()
+        return max((self._clock() - begin) / n, 1e-12)
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            getattr(torch, self._device.type).synchronize()
+
+
+class _tf32:
+    """Sets whether fp32 products on CUDA may use TF32, and puts it back."""
+
+    def __init__(self, device: torch.device, is_on: bool) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._is_on = is_on
+        self._before = ""
+
+    def __enter__(self) -> None:
+        if self._is_cuda:
+            self._before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high" if self._is_on else "highest")
+
+    def __exit__(self, *exception: object) -> None:
+        if self._is_cuda:
+            torch.set_float32_matmul_precision(self._before)
+
+
+def _identity(device: torch.device) -> tuple[str, str, str, int | None]:
+    if device.type == "cpu":
+        return "cpu", read_machine().cpu_model or "CPU", str(torch.__version__), torch.get_num_threads()
+    return device.type, read_device(device).name, str(torch.__version__), None
+
+
+def _file(device: torch.device, folder: Path | None) -> Path:
+    if folder is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        folder = Path(base) / "lightning-perf"
+    digest = hashlib.sha256(repr(_identity(device)).encode()).hexdigest()[:16]
+    return folder / f"ceilings-{device.type}-{digest}.json"
+
+
+def _keep(found: Ceilings, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, msgspec.json.format(msgspec.json.encode(found), indent=1))
+
+
+def _main(arguments: list[str]) -> None:
+    device = torch.device(arguments[0])
+    if len(arguments) > 1:
+        torch.set_num_threads(int(arguments[1]))
+    sys.stdout.write(msgspec.json.encode(measure(device)).decode())
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

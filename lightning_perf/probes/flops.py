@@ -1,0 +1,368 @@
+"""Counts the arithmetic and memory traffic of one step, by module and operator, forward and backward.
+
+A ``TorchDispatchMode`` sees each operator below autograd and hands it on unchanged: the step computes what it would
+have computed. Which module an operator of the backward pass belongs to follows from the sequence number of the autograd
+node that runs: torch numbers nodes as the forward pass makes them, and the numbers at which a module was entered and
+left are known. No tensor gets a hook.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
+
+from .flop_formulas import Formula, formula_of, is_uncounted, name_of
+from .module_tree import listed_modules
+from .traffic import Traffic, traffic_of
+
+Direction = Literal["forward", "backward"]
+
+MAX_OPERATORS = 200_000
+"""A step of more operators than that is not counted to its end: watching each takes some ten microseconds."""
+
+MAX_OPERATORS_TOLD = 24
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+
+
+class _Operator(NamedTuple):
+    """What is known of an operator before it runs."""
+
+    name: str
+    formula: Formula | None
+    traffic: Traffic
+    is_uncounted: bool
+    is_composite: bool
+
+
+class _Row:
+    """What one operator did in one module."""
+
+    __slots__ = ("calls", "flops", "n_bytes", "n_started", "ns", "recomputed")
+
+    def __init__(self) -> None:
+        self.calls = self.flops = self.n_bytes = self.n_started = self.ns = self.recomputed = 0
+
+
+class ArithmeticCounter:
+    """Counts while it is entered; it may be entered again for another part of the same step.
+
+    Args:
+        module: The model.
+        depth: How deep its modules are told apart, 1 for the top-level ones.
+        now_ns: The host's clock.
+        times_operators: Whether operators are timed by that clock, which tells something on a CPU alone.
+    """
+
+    def __init__(
+        self, module: nn.Module, depth: int = 1, now_ns: Callable[[], int] | None = None, times_operators: bool = False
+    ) -> None:
+        self.direction: Direction = "forward"
+        self.failure = ""
+        self.own_ns = 0
+        self.n_seen = 0
+        self.calls: dict[str, int] = {}
+        self.precisions: dict[str, int] = {}
+        self.uncounted: set[str] = set()
+        self.has_backward = False
+        self._root = module
+        self._depth = depth
+        self._now_ns = now_ns
+        self._times = times_operators and now_ns is not None
+        self._modules = listed_modules(module, depth)
+        self._owners = _owners(module, self._modules)
+        self._rows: dict[tuple[Direction, str, str, str], _Row] = {}
+        self._known: dict[Any, _Operator] = {}
+        self._mode = _Mode(self)
+        self._is_entered = False
+        self._handles: list[Any] = []
+        self._running: list[str] = []
+        self._thread = threading.get_ident()
+        self._sequences: list[int] = []
+        self._paths: list[str] = []
+
+    def __enter__(self) -> ArithmeticCounter:
+        try:
+            for path, module in self._modules.items():
+                self._handles.append(module.register_forward_pre_hook(self._entering(path)))
+                self._handles.append(module.register_forward_hook(self._leaving, always_call=True))
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
+            self.failure = f"{type(error).__name__}: {error}"
+            self._remove_hooks()
+        else:
+            self._is_entered = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._is_entered:
+            self._is_entered = False
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._remove_hooks()
+        self._running.clear()
+
+    def _remove_hooks(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.calls[path] = self.calls.get(path, 0) + 1
+            self._running.append(path)
+            self._mark()
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._running:
+            self._running.pop()
+        self._mark()
+
+    def _mark(self) -> None:
+        """Notes which module the autograd nodes made from here on belong to."""
+        if threading.get_ident() == self._thread:
+            self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+            self._paths.append(self._running[-1] if self._running else "")
+
+    def _path_of(self, node: Any) -> str:
+        if self._running:
+            return self._running[-1]
+        variable = getattr(node, "variable", None)  # of AccumulateGrad, which has no number of its own
+        if variable is not None:
+            return self._owners.get(id(variable), "")
+        place = bisect_right(self._sequences, node._sequence_nr()) - 1
+        return self._paths[place] if place >= 0 else ""
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator and counts it; whatever goes wrong with counting, its result is handed on."""
+        if self.failure:
+            return func(*args, **kwargs)
+        known = self._known.get(func)
+        if known is None:
+            try:
+                known = self._known[func] = _describe(func)
+            except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
+                self.failure = f"{type(error).__name__}: {error}"
+                return func(*args, **kwargs)
+        if known.is_composite:  # as it stays whole in inference mode
+            with self._mode:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        begin = self._now_ns() if self._now_ns is not None else 0
+        out = func(*args, **kwargs)
+        end = self._now_ns() if self._now_ns is not None else 0
+        try:
+            self._count(known, args, kwargs, out, end - begin)
+        except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
+            self.failure = f"counting {known.name}: {type(error).__name__}: {error}"
+        if self._now_ns is not None:
+            self.own_ns += self._now_ns() - end
+        return out
+
+    def _count(self, known: _Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int) -> None:
+        self.n_seen += 1
+        if self.n_seen > MAX_OPERATORS:
+            self.failure = f"the step ran more than {MAX_OPERATORS:,} operators"
+            return
+        node = torch._C._current_autograd_node()
+        direction: Direction = "forward" if node is None and self.direction == "forward" else "backward"
+        path = (self._running[-1] if self._running else "") if node is None else self._path_of(node)
+        dtype = _dtype_of(args)
+        key = (direction, path, known.name, str(dtype).removeprefix("torch.") if dtype is not None else "")
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = _Row()
+        row.calls += 1
+        row.ns += ns
+        row.n_started += not known.traffic.is_view
+        row.n_bytes += known.traffic.n_bytes(args, kwargs, out)
+        self.has_backward |= direction == "backward"
+        if known.formula is not None:
+            flops = known.formula(_positional(args, kwargs), out)
+            row.flops += flops
+            if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
+                row.recomputed += flops
+            if dtype is not None and flops:
+                precision = _precision(dtype, args)
+                self.precisions[precision] = self.precisions.get(precision, 0) + flops
+        elif known.is_uncounted:
+            self.uncounted.add(known.name)
+
+    # -- what it comes to ---------------------------------------------------------------------------------------------
+
+    def profile(self, device: str, n_samples: int | None = None, step: int | None = None) -> ModelProfile:
+        """What was counted.
+
+        Args:
+            device: That the step ran on, as in ``ModelProfile``.
+            n_samples: In the batch; None where not known.
+            step: Batches before this one; None outside a run.
+        """
+        parameters = list({id(p): p for p in self._root.parameters() if not _is_lazy(p)}.values())
+        bare = ModelProfile(
+            class_name=type(self._root).__name__,
+            device=device,
+            n_parameters=sum(p.numel() for p in parameters),
+            n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            parameters_bytes=sum(p.numel() * p.element_size() for p in parameters),
+            n_samples=n_samples,
+            step=step,
+            module_depth=self._depth,
+        )
+        if self.failure:
+            return _replaced(bare, missing={"forward_flops": self.failure, "modules": self.failure})
+        forward, backward = (
+            [row for (way, *_), row in self._rows.items() if way == each] for each in ("forward", "backward")
+        )
+        missing = {} if self.has_backward else {"backward_flops": "the step ran no backward pass"}
+        return _replaced(
+            bare,
+            precision=max(self.precisions, key=lambda name: self.precisions[name], default=""),
+            forward_flops=sum(row.flops for row in forward),
+            backward_flops=sum(row.flops for row in backward) if self.has_backward else None,
+            recomputed_flops=sum(row.recomputed for row in backward),
+            forward_bytes=sum(row.n_bytes for row in forward),
+            backward_bytes=sum(row.n_bytes for row in backward) if self.has_backward else None,
+            uncounted=tuple(sorted(self.uncounted)),
+            modules=self._module_profiles(),
+            operators=self._operator_profiles(),
+            missing=missing,
+        )
+
+    def _module_profiles(self) -> tuple[ModuleProfile, ...]:
+        n_parameters = _parameters_by_module(self._root, self._owners)
+        found = []
+        for path in ("", *self._modules):
+            rows = {way: [r for (w, p, *_), r in self._rows.items() if (w, p) == (way, path)]
+                    for way in ("forward", "backward")}  # fmt: skip
+            if not any(rows.values()) and not n_parameters.get(path):
+                continue
+            both = rows["forward"] + rows["backward"]
+            found.append(
+                ModuleProfile(
+                    path=path,
+                    class_name=type(self._modules[path]).__name__ if path else "",
+                    n_parameters=n_parameters.get(path, 0),
+                    calls=self.calls.get(path, 0),
+                    forward_flops=sum(r.flops for r in rows["forward"]),
+                    backward_flops=sum(r.flops for r in rows["backward"]) if self.has_backward else None,
+                    forward_bytes=sum(r.n_bytes for r in rows["forward"]),
+                    backward_bytes=sum(r.n_bytes for r in rows["backward"]) if self.has_backward else None,
+                    n_operators=sum(r.n_started for r in both),
+                )
+            )
+        return tuple(sorted(found, key=_cost_of, reverse=True))
+
+    def _operator_profiles(self) -> tuple[OperatorProfile, ...]:
+        merged: dict[tuple[str, str], _Row] = {}
+        for (_, _, name, dtype), row in self._rows.items():
+            if row.n_started:
+                total = merged.setdefault((name, dtype), _Row())
+                for field in _Row.__slots__:
+                    setattr(total, field, getattr(total, field) + getattr(row, field))
+        operators = [
+            OperatorProfile(
+                name=name,
+                dtype=dtype,
+                calls=row.calls,
+                flops=row.flops,
+                n_bytes=row.n_bytes,
+                total_s=row.ns / 1e9 if self._times else None,
+            )
+            for (name, dtype), row in merged.items()
+        ]
+        operators.sort(key=lambda o: (o.total_s or 0.0, o.flops, o.n_bytes), reverse=True)
+        return tuple(operators[:MAX_OPERATORS_TOLD])
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands each operator to the counter."""
+
+    def __init__(self, counter: ArithmeticCounter) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter = counter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._counter.see(func, args, kwargs or {})
+
+
+def _describe(func: Any) -> _Operator:
+    packet = func._overloadpacket
+    formula = formula_of(packet)
+    traffic = traffic_of(func)
+    is_composite = formula is None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+    heavy = formula is None and not traffic.is_view and is_uncounted(packet)
+    return _Operator(name_of(packet), formula, traffic, heavy, is_composite)
+
+
+def _positional(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+    return (*args, *kwargs.values()) if kwargs and not args else args
+
+
+def _dtype_of(args: Sequence[Any]) -> torch.dtype | None:
+    """Of the largest tensor, one of floating-point numbers where there is one."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    for value in args:
+        if not tensors and isinstance(value, (list, tuple)):
+            tensors = [a for a in value if isinstance(a, torch.Tensor)]
+    # A library's workspace, of bytes, may be larger than what it computes with.
+    return max(tensors, key=lambda t: (t.is_floating_point(), t.numel())).dtype if tensors else None
+
+
+def _precision(dtype: torch.dtype, args: Sequence[Any]) -> str:
+    if dtype is torch.float32 and any(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
+        with suppress(Exception):  # newer versions refuse to tell where both of their interfaces were used
+            return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
+    return _PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
+    """Which listed module each parameter belongs to, by ``id``: the innermost around its first place."""
+    owners: dict[int, str] = {}
+    for name, parameter in root.named_parameters(remove_duplicate=True):
+        path = name.rpartition(".")[0]
+        while path and path not in modules:
+            path = path.rpartition(".")[0]
+        owners.setdefault(id(parameter), path)
+    return owners
+
+
+def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for parameter in root.parameters():
+        if not _is_lazy(parameter):
+            owner = owners.get(id(parameter), "")
+            counts[owner] = counts.get(owner, 0) + parameter.numel()
+    return counts
+
+
+def _is_lazy(parameter: torch.Tensor) -> bool:
+    return bool(is_lazy(parameter))
+
+
+def _cost_of(module: ModuleProfile) -> tuple[int, int]:
+    return (
+        (module.forward_flops or 0) + (module.backward_flops or 0),
+        (module.forward_bytes or 0) + (module.backward_bytes or 0),
+    )
+
+
+def _replaced(profile: ModelProfile, **changes: Any) -> ModelProfile:
+    return msgspec.structs.replace(profile, **changes)

@@ -1,0 +1,232 @@
+"""What limits a piece of work, by the roofline model with the time to start operators beside it.
+
+Williams, Waterman, Patterson (2009), "Roofline: an insightful visual performance model". A piece of work takes at least
+its operations ÷ the device's arithmetic rate, its bytes ÷ the memory's rate, and its operators × what starting one takes.
+The largest of the three says what limits it, if it explains the time that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from lightning_perf.records import (
+    Bound,
+    Ceilings,
+    DatasheetPeak,
+    Distribution,
+    ModelProfile,
+    ModuleProfile,
+    OperatorProfile,
+    Utilisation,
+)
+
+EXPLAINED_FRACTION = 0.6
+"""Below this share of the time explained by any ceiling, latency decides: Nsight Compute's guide draws its line for "low
+utilisation of both compute and memory" at 60 %."""
+
+LOWER_PRECISIONS = ("bf16", "fp16")
+WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precision
+
+
+class Least(NamedTuple):
+    """Seconds that a piece of work takes at least, by ceiling; None where the ceiling is not known."""
+
+    compute_s: float | None
+    bandwidth_s: float | None
+    launch_s: float | None
+
+    def largest(self) -> tuple[Bound, float] | None:
+        """The ceiling that decides, and its seconds."""
+        known: list[tuple[Bound, float]] = []
+        for name, value in zip(("compute", "bandwidth", "launch"), self, strict=True):
+            if value is not None:
+                known.append((name, value))  # type: ignore[arg-type]
+        return max(known, key=lambda pair: pair[1], default=None)
+
+
+def least(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precision: str) -> Least:
+    """The three lower bounds of a piece of work.
+
+    Args:
+        flops: Its operations.
+        n_bytes: Read and written, as if nothing stayed in a cache: of work that fits one, more than memory saw.
+        n_operators: Started.
+        ceilings: Of the device.
+        precision: Of its arithmetic.
+    """
+    speed = ceilings.matmul_flops_per_s.get(precision)
+    rate, launch_s = ceilings.copy_bytes_per_s, ceilings.launch_s
+    return Least(
+        flops / speed if speed else None,
+        n_bytes / rate if rate else None,
+        n_operators * launch_s if launch_s is not None else None,
+    )
+
+
+def bound_of(work: Least, seconds: float | None) -> Bound | None:
+    """What limits a piece of work that took so long; None where time or ceilings are missing."""
+    found = work.largest()
+    if seconds is None or seconds <= 0 or found is None or work.compute_s is None or work.bandwidth_s is None:
+        return None
+    name, needed_s = found
+    return name if needed_s >= EXPLAINED_FRACTION * seconds else "latency"
+
+
+def ridge(ceilings: Ceilings, precision: str) -> float | None:
+    """Operations a byte from which on arithmetic decides rather than memory; None where either is not known."""
+    speed = ceilings.matmul_flops_per_s.get(precision)
+    return speed / ceilings.copy_bytes_per_s if speed and ceilings.copy_bytes_per_s else None
+
+
+def intensity(flops: int | None, n_bytes: int | None) -> float | None:
+    """Operations a byte; None where either is not known, or no byte moved."""
+    return flops / n_bytes if flops is not None and n_bytes else None
+
+
+def speed_up(ceilings: Ceilings, precision: str) -> tuple[str, float] | None:
+    """The fastest 16-bit precision, and how many times faster its products are; None where none is faster."""
+    now = ceilings.matmul_flops_per_s.get(precision)
+    if not now or precision in LOWER_PRECISIONS:
+        return None
+    others = {name: ceilings.matmul_flops_per_s.get(name, 0.0) / now for name in LOWER_PRECISIONS}
+    best = max(others, key=lambda name: others[name])
+    return (best, others[best]) if others[best] >= WORTHWHILE_SPEED_UP else None
+
+
+def advice(bound: Bound | None, precision: str, ceilings: Ceilings | None) -> str:
+    """What would help a piece of work; empty where nothing is known."""
+    if bound is None or ceilings is None:
+        return ""
+    if bound == "compute":
+        faster = speed_up(ceilings, precision)
+        if faster is not None:
+            return f"{faster[0]}: its products are {faster[1]:.1f}x faster here than {precision}"
+        return "at the device's speed already: fewer operations, or a faster device"
+    return {
+        "bandwidth": "move fewer bytes: fuse (torch.compile), a smaller dtype, no copies between layouts",
+        "launch": "fewer, larger operators: torch.compile, CUDA graphs, a larger batch",
+        "latency": "give each operator more work (a larger batch), or start fewer: no ceiling explains its time",
+    }[bound]
+
+
+def assessed(
+    profile: ModelProfile,
+    ceilings: Ceilings | None,
+    datasheet: DatasheetPeak | None,
+    step_s: Distribution | None = None,
+    n_timed: int = 0,
+    is_optimizer_timed: bool = False,
+) -> ModelProfile:
+    """The profile against what the device can do.
+
+    Args:
+        profile: Counted; times of modules as far as they are known.
+        ceilings: Of the device; None where not measured.
+        datasheet: None for an unknown chip.
+        step_s: Of a training step; None to keep the profile's own.
+        n_timed: Steps behind it.
+        is_optimizer_timed: Whether it holds the optimizer's step.
+    """
+    if step_s is not None:
+        profile = msgspec.structs.replace(
+            profile, step_s=step_s, n_timed=n_timed, is_optimizer_timed=is_optimizer_timed
+        )
+    if ceilings is None:
+        bound, modules, operators = None, profile.modules, profile.operators
+    else:
+        modules = tuple(_assessed_module(module, ceilings, profile.precision) for module in profile.modules)
+        operators = tuple(_assessed_operator(each, ceilings) for each in profile.operators)
+        bound = _bound_of_step(profile, ceilings)
+    return msgspec.structs.replace(
+        profile,
+        ceilings=ceilings,
+        datasheet=datasheet,
+        modules=modules,
+        operators=operators,
+        utilisation=utilisation(profile, ceilings, datasheet),
+        bound=bound,
+        advice=advice(bound, profile.precision, ceilings),
+    )
+
+
+def utilisation(
+    profile: ModelProfile, ceilings: Ceilings | None, datasheet: DatasheetPeak | None
+) -> Utilisation | None:
+    """Model FLOPS utilisation (PaLM, 2022): arithmetic of the model ÷ time ÷ what the device can do.
+
+    Of a training step where one was timed, else of the forward pass; None where arithmetic, time or both ceilings are
+    missing.
+    """
+    timed = profile.step_s or profile.forward_s
+    if profile.forward_flops is None or timed is None or timed.p50 <= 0:
+        return None
+    flops = profile.forward_flops
+    if profile.step_s is not None:
+        flops += (profile.backward_flops or 0) - profile.recomputed_flops
+    measured = ceilings.matmul_flops_per_s.get(profile.precision) if ceilings is not None else None
+    maker = datasheet.matmul_flops_per_s.get(profile.precision) if datasheet is not None else None
+    if flops <= 0 or (measured is None and maker is None):
+        return None
+    speed = flops / timed.p50
+    return Utilisation(
+        flops_per_s=speed,
+        step_s=timed.p50,
+        precision=profile.precision,
+        measured_flops_per_s=measured,
+        measured_fraction=speed / measured if measured else None,
+        datasheet_flops_per_s=maker,
+        datasheet_fraction=speed / maker if maker else None,
+        datasheet=f"{datasheet.chip}: {datasheet.source}" if datasheet is not None and maker else "",
+    )
+
+
+def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
+    """Of the whole step: its modules' and the loss's lower bounds, each by what limits it, added up."""
+    timed = profile.step_s or profile.forward_s
+    if timed is None or profile.forward_flops is None:
+        return None
+    totals = dict.fromkeys(("compute", "bandwidth", "launch"), 0.0)
+    for module in profile.modules:
+        found = _least_of(module, ceilings, profile.precision).largest()
+        if found is None or not ceilings.copy_bytes_per_s or not ceilings.matmul_flops_per_s.get(profile.precision):
+            return None
+        totals[found[0]] += found[1]
+    if sum(totals.values()) < EXPLAINED_FRACTION * timed.p50:
+        return "latency"
+    return max(totals, key=lambda name: totals[name])  # type: ignore[return-value]
+
+
+def _least_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> Least:
+    return least(
+        (module.forward_flops or 0) + (module.backward_flops or 0),
+        (module.forward_bytes or 0) + (module.backward_bytes or 0),
+        module.n_operators or 0,
+        ceilings,
+        precision,
+    )
+
+
+def module_s(module: ModuleProfile) -> float | None:
+    """Seconds of a module in a step, forward and backward; None where not timed."""
+    times: Sequence[float | None] = (module.forward_s, module.backward_s)
+    known = [value for value in times if value is not None]
+    return sum(known) if known else None
+
+
+def _assessed_module(module: ModuleProfile, ceilings: Ceilings, precision: str) -> ModuleProfile:
+    if module.forward_flops is None:
+        return module
+    bound = bound_of(_least_of(module, ceilings, precision), module_s(module))
+    return msgspec.structs.replace(module, bound=bound, advice=advice(bound, precision, ceilings))
+
+
+_PRECISION_OF = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def _assessed_operator(operator: OperatorProfile, ceilings: Ceilings) -> OperatorProfile:
+    precision = _PRECISION_OF.get(operator.dtype, "fp32")
+    work = least(operator.flops, operator.n_bytes, operator.calls, ceilings, precision)
+    return msgspec.structs.replace(operator, bound=bound_of(work, operator.total_s))
