@@ -15,6 +15,7 @@ import msgspec
 
 from lightning_perf import arguments, seams
 from lightning_perf.live import LiveTreatments
+from lightning_perf.probes.arithmetic import ArithmeticProbe
 from lightning_perf.probes.looks import StepLooks
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
@@ -53,6 +54,10 @@ class DoctorHooks:
             to every other logger.
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
             there is no logger.
+        arithmetic: Whether to count the operations and the memory traffic of one training step (exactly as it would
+            have run, only slower; it counts in no statistic).
+        ceilings: Whether the device may be measured, once for all runs on it: by a process of its own, after the last
+            step of a run of some minutes. What was measured before is read either way.
         memory: Whether to read memory use.
         memory_snapshot: Also record torch's history of allocations (CUDA; a bounded number, with Python stacks) and
             write it for torch's own viewer when the run ends or memory runs out. It slows every allocation down.
@@ -101,6 +106,8 @@ class DoctorHooks:
         gco2_per_kwh: float | str | None = None,
         apply: list[str] | tuple[str, ...] = (),
         module_depth: int = 1,
+        arithmetic: bool = True,
+        ceilings: bool = True,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -108,6 +115,8 @@ class DoctorHooks:
         self.every_n_epochs = arguments.checked_whole("every_n_epochs", every_n_epochs, least=1)
         self.reports = arguments.checked_reports(reports)
         self.out_dir = arguments.checked_path(out_dir)
+        self.arithmetic = arguments.checked_flag("arithmetic", arithmetic)
+        self.ceilings = arguments.checked_flag("ceilings", ceilings)
         self.memory = arguments.checked_flag("memory", memory)
         self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
@@ -128,6 +137,7 @@ class DoctorHooks:
         self._windows: WindowProbe | None = None
         self._memory: MemoryProbe | None = None
         self._looks: StepLooks | None = None
+        self._arithmetic: ArithmeticProbe | None = None
         self._live: LiveTreatments | None = None
         self._undo_silence: seams.Undo | None = None
         self._is_silent = False
@@ -140,7 +150,7 @@ class DoctorHooks:
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
-        names = ("_recorder", "_loop", "_windows", "_memory", "_looks", "_live", "_ranks")
+        names = ("_recorder", "_loop", "_windows", "_memory", "_looks", "_arithmetic", "_live", "_ranks")
         live: dict[str, Any] = dict.fromkeys(names)
         live["_pending_metrics"] = {}
         silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
@@ -177,6 +187,8 @@ class DoctorHooks:
                 getattr(stage, "value", stage),
                 wants_memory=self.memory,
                 wants_memory_history=self.memory_snapshot,
+                wants_arithmetic=self.arithmetic,
+                wants_ceilings=self.ceilings,
                 wants_device_clock=self.device_stats,
                 wants_data_probe=self.probe_data,
                 module_depth=self.module_depth,
@@ -187,6 +199,7 @@ class DoctorHooks:
             self._recorder.start(self._metrics_for)
             self._memory = self._recorder.memory if self._recorder.stage == "fit" else None
             self._looks = self._recorder.looks
+            self._arithmetic = self._recorder.arithmetic
             self._guard("telemetry", self._recorder.start_telemetry)
             if self.window_options is not None and not trainer.fast_dev_run:
                 self._recorder.open_windows(self.window_options, self._folder, self._is_worth_keeping)
@@ -237,6 +250,11 @@ class DoctorHooks:
                 self._windows.step()
             except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
                 self._switch_off("windows", error)
+        if self._arithmetic is not None:
+            try:
+                self._arithmetic.batch_begins(batch)
+            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
+                self._switch_off("arithmetic", error)
         if self._ranks is not None:
             self._guard("ranks", self._watch_backward, self._ranks)
         if self._looks is not None:
@@ -252,6 +270,13 @@ class DoctorHooks:
                     self._memory.batch_ends()
             except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
                 self._switch_off("memory", error)
+            try:
+                if self._arithmetic is not None:
+                    self._arithmetic.batch_ends()
+                    if self._arithmetic.is_done:
+                        self._arithmetic = None
+            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
+                self._switch_off("arithmetic", error)
             try:
                 self._loop.batch_ends(batch)
             except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
@@ -371,6 +396,8 @@ class DoctorHooks:
             if self._memory is not None:
                 self._guard("memory", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
             self._guard("tensorboard", self._flush_metrics, trainer)
+            if recorder.arithmetic is not None and not trainer.fast_dev_run:
+                self._guard("arithmetic", recorder.arithmetic.run_ends)
         self._share(is_last=True)
 
     def profile_now(self) -> None:
@@ -462,7 +489,8 @@ class DoctorHooks:
         self._end(error)
         self._guard("report", self._report_run, trainer, status, error)
         self._guard("post-mortem", self._post_mortem, trainer)
-        self._recorder = self._loop = self._windows = self._memory = self._looks = None
+        self._recorder = self._loop = self._windows = self._memory = None
+        self._looks = self._arithmetic = None
 
     def _post_mortem(self, trainer: Any) -> None:
         """Tells what is known where memory ran out, last of all: on screen, and in a file on the rank that it hit."""
@@ -588,10 +616,14 @@ class DoctorHooks:
             self._memory = None
         if probe in ("looks", "setup", "steps"):
             self._looks = None
+        if probe == "arithmetic":
+            self._arithmetic = None
+            if recorder is not None and recorder.arithmetic is not None:
+                recorder.arithmetic.close()
         if probe in ("windows", "setup", "steps"):
             self._windows = None
         if probe in ("setup", "steps") and recorder is not None:
-            self._loop = self._memory = None
+            self._loop = self._memory = self._arithmetic = None
             self._guard("teardown", recorder.give_up)
 
 

@@ -18,8 +18,9 @@ from .loop import LoopProbe
 from .model import is_compiled
 from .steps import size_reader
 
-FIRST_STEP = 3
-"""Steps before the one that is counted: the first ones allocate and tune, and others of ours look at them."""
+FIRST_STEP = 10
+"""Steps before the one that is counted: the first ones allocate and tune, others of ours look at them, and a run of a
+handful of steps has none to spare."""
 
 _ATTEMPTS = 3
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
@@ -70,7 +71,7 @@ class ArithmeticProbe:
         self._step += 1
         if self.is_done or self._step <= FIRST_STEP:
             return
-        if self._loop.timeline.edges is not None or self._loop.is_in_window:
+        if self._loop.timeline.edges is not None or self._loop.is_profiling:
             return  # another look at this step is under way
         reason = self._refusal()
         if reason:

@@ -176,11 +176,6 @@ class LoopProbe:
         self._profiling(False)
         self._tap_again()
 
-    @property
-    def is_in_window(self) -> bool:
-        """Whether a profiler window is open."""
-        return self._mark is not None
-
     def watch_edges(self, edges: Edges | None) -> None:
         """From here on ``edges`` is told when the parts of a step begin and end; None for nobody.
 

@@ -22,6 +22,7 @@ from lightning_perf.records import (
     LoaderProbe,
     Machine,
     Memory,
+    ModelProfile,
     Overhead,
     Run,
     Session,
@@ -30,6 +31,8 @@ from lightning_perf.records import (
     Telemetry,
     TraceRecord,
 )
+from lightning_perf.stats.datasheets import datasheet_of
+from lightning_perf.stats.roofline import assessed
 
 from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
@@ -42,7 +45,7 @@ from .loss_scaler import ScalerProbe
 from .machine import read_machine
 from .memory import MemoryProbe
 from .model import ZeroGradWatch
-from .module_times import with_times
+from .module_times import ModuleTime, with_times
 from .pauses import GarbagePauses
 from .settings import read_settings, read_step_logging
 from .spans import Timeline, span_cost_ns
@@ -71,6 +74,8 @@ class Recorder:
         stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         wants_memory: Whether memory is read.
         wants_memory_history: Whether torch's history of allocations is recorded.
+        wants_arithmetic: Whether the arithmetic of one training step is counted.
+        wants_ceilings: Whether the device may be measured after the last step.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
         module_depth: How deep modules are told apart.
@@ -88,6 +93,8 @@ class Recorder:
         *,
         wants_memory: bool,
         wants_memory_history: bool = False,
+        wants_arithmetic: bool = False,
+        wants_ceilings: bool = True,
         wants_device_clock: bool,
         wants_data_probe: bool = False,
         module_depth: int = 1,
@@ -110,6 +117,8 @@ class Recorder:
         self._on_fail = on_fail
         self._clock = clock
         self._wants_memory = wants_memory
+        self._wants_arithmetic = wants_arithmetic
+        self._wants_ceilings = wants_ceilings
         self._wants_memory_history = wants_memory_history
         self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
@@ -162,6 +171,8 @@ class Recorder:
         if self._wants_memory:
             self._start_memory()
         self.pauses.start()
+        if self._wants_arithmetic and self.stage == "fit":
+            self._start_arithmetic()
         if self.stage == "fit":
             self._start_looking()
 
@@ -209,6 +220,19 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
             fail(error)
 
+    def _start_arithmetic(self) -> None:
+        try:
+            self.arithmetic = ArithmeticProbe(
+                self.trainer,
+                self.pl_module,
+                self.loop,
+                self._clock,
+                depth=max(1, self._module_depth),
+                wants_ceilings=self._wants_ceilings,
+            )
+        except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
+            self._on_fail("arithmetic", error)
+
     def open_windows(
         self, options: WindowOptions, folder: Path, is_worth_keeping: Callable[[TraceRecord], bool]
     ) -> None:
@@ -235,6 +259,8 @@ class Recorder:
                     stop.callback(probe.close)
             if self.memory is not None:
                 stop.callback(self.memory.close)
+            if self.arithmetic is not None:
+                stop.callback(self.arithmetic.close)
             stop.callback(self.loop.uninstall)
             if self.windows is not None:
                 stop.callback(self.windows.close, error)
@@ -402,10 +428,10 @@ class Recorder:
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
             loader_probe=self.loader_probe,
-            **self._looked_at(missing),
+            **self._looked_at(missing, steady),
         )
 
-    def _looked_at(self, missing: dict[str, str]) -> dict[str, Any]:
+    def _looked_at(self, missing: dict[str, str], steady: StageTimes | None) -> dict[str, Any]:
         """The fields of the session that single steps, the compiler and the loss scaler fill."""
         looks, compiler, scaler = self.looks, self.compiler, self.scaler
         calls = looks.sync_calls() if looks is not None else None
@@ -415,8 +441,7 @@ class Recorder:
             "compiler": compiler.record() if compiler is not None else None,
             "loss_scaler": scaler.record() if scaler is not None else None,
         }
-        if times is not None:
-            fields["model_profile"] = with_times(None, self.pl_module, self.trainer.strategy.root_device, times)
+        fields["model_profile"] = self._model_profile(missing, steady, times)
         if looks is not None:
             missing.update(looks.missing)
         too_few = f"no step was looked at: the first one is step {ROUNDS[0] + 1} of a fit"
@@ -427,6 +452,25 @@ class Recorder:
         if fields["loss_scaler"] is None:
             missing.setdefault("loss_scaler", "this training has no loss scaler")
         return fields
+
+    def _model_profile(
+        self, missing: dict[str, str], steady: StageTimes | None, times: dict[str, ModuleTime] | None
+    ) -> ModelProfile | None:
+        """What was counted, against the device's ceilings and the time of a steady step."""
+        profile, ceilings = None, None
+        if self.arithmetic is not None:
+            profile, ceilings = self.arithmetic.record()
+            missing.update(self.arithmetic.missing)
+        elif self.stage == "fit":
+            missing.setdefault("model_profile", "arithmetic=False, or counting failed; see probes_off")
+        if times is not None:
+            profile = with_times(profile, self.pl_module, self.trainer.strategy.root_device, times)
+        if profile is None:
+            return None
+        chip = next((datasheet_of(device.name) for device in self.machine.devices), None)
+        if steady is None:
+            return assessed(profile, ceilings, chip)
+        return assessed(profile, ceilings, chip, steady.step_s, steady.n_steps, is_optimizer_timed=True)
 
     def bare_session(self, status: Status, error: BaseException | None) -> Session:
         """What is known without any measurement."""
@@ -552,6 +596,8 @@ class Recorder:
             reporting_ns += self.memory.outside_ns
         if self.looks is not None:
             reporting_ns += self.looks.outside_ns
+        if self.arithmetic is not None:
+            reporting_ns += self.arithmetic.own_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

@@ -1,9 +1,9 @@
 """What the makers say that their chips can do: dense matrix products and memory, by the name that the driver gives.
 
 16-bit figures are those with sums in 32 bit, as torch computes them. Lightning's own table
-(``lightning.fabric.utilities.throughput``, 2.6) has some of these otherwise: with sparsity for the H200, two cards as one
-for the H100 NVL, without Tensor Cores for the A40, the RTX A6000 and bf16 on GeForce; and it takes an ``NVIDIA H200``
-for none and an L40S for an L4.
+(``lightning.fabric.utilities.throughput``, 2.6) has some of these otherwise: with sparsity for the H200, two cards as
+one for the H100 NVL, without Tensor Cores for the A40, the RTX A6000 and bf16 on GeForce. It also finds nothing for a
+driver's "NVIDIA H200", and takes an L40S for an L4.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What limits a piece of work, by the roofline model with the time to start operators beside it.
 
-Williams, Waterman, Patterson (2009), "Roofline: an insightful visual performance model". A piece of work takes at least
-its operations ÷ the device's arithmetic rate, its bytes ÷ the memory's rate, and its operators × what starting one takes.
-The largest of the three says what limits it, if it explains the time that was measured.
+Williams, Waterman, Patterson (2009), "Roofline: an insightful visual performance model". A piece of work takes at
+least its operations ÷ the device's arithmetic rate, its bytes ÷ the memory's rate, and its operators × what starting
+one takes. The largest of the three says what limits it, if it explains the time that was measured.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lightning_perf.records import (
 )
 
 EXPLAINED_FRACTION = 0.6
-"""Below this share of the time explained by any ceiling, latency decides: Nsight Compute's guide draws its line for "low
-utilisation of both compute and memory" at 60 %."""
+"""Below this share of the time explained by any ceiling, latency decides: Nsight Compute's guide speaks of low
+utilisation, and of latency, where both compute and memory are below 60 %."""
 
 LOWER_PRECISIONS = ("bf16", "fp16")
 WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precision
@@ -188,7 +188,7 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
     timed = profile.step_s or profile.forward_s
     if timed is None or profile.forward_flops is None:
         return None
-    totals = dict.fromkeys(("compute", "bandwidth", "launch"), 0.0)
+    totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     for module in profile.modules:
         found = _least_of(module, ceilings, profile.precision).largest()
         if found is None or not ceilings.copy_bytes_per_s or not ceilings.matmul_flops_per_s.get(profile.precision):
@@ -196,7 +196,7 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
         totals[found[0]] += found[1]
     if sum(totals.values()) < EXPLAINED_FRACTION * timed.p50:
         return "latency"
-    return max(totals, key=lambda name: totals[name])  # type: ignore[return-value]
+    return max(totals, key=lambda name: totals[name])
 
 
 def _least_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> Least:
