@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .doctor import PerfDoctor
     from .errors import ConfigError, PerfDoctorError, SessionError, TraceError, TrialError
     from .quick import memory_breakdown
+    from .quick_model import measure_ceilings, quick_profile
     from .records import Session, load
 
 __version__ = "0.1.0.dev0"
@@ -26,7 +27,9 @@ _HOMES = {
     "SessionError": ".errors",
     "TraceError": ".errors",
     "TrialError": ".errors",
+    "measure_ceilings": ".quick_model",
     "memory_breakdown": ".quick",
+    "quick_profile": ".quick_model",
     "traces": ".traces",
 }
 
@@ -39,7 +42,9 @@ __all__ = [
     "TraceError",
     "TrialError",
     "load",
+    "measure_ceilings",
     "memory_breakdown",
+    "quick_profile",
     "traces",
 ]
 

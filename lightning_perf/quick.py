@@ -79,9 +79,9 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
     if batch is None:
         return MemoryBreakdown(memory.record())
     saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
-    with _as_it_was(module, device), torch.enable_grad(), saved:
+    with as_it_was(module, device), torch.enable_grad(), saved:
         try:
-            _call(module, batch)
+            call(module, batch)
         except Exception as error:
             raise ConfigError(
                 f"module(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
@@ -92,21 +92,25 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
     return MemoryBreakdown(msgspec.structs.replace(record, n_samples=n_samples if n_samples >= 0 else None))
 
 
-def _call(module: nn.Module, batch: Any) -> Any:
+def call(module: nn.Module, batch: Any) -> Any:
+    """The module on what a batch stands for."""
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
 
 
 @contextmanager
-def _as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts buffers (running statistics) and random number generators back."""
+def as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts buffers (running statistics), gradients and random number generators back."""
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 if name in buffers:

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lightning_perf.records import Breakdown, Evidence, Finding, Session, StageTimes, Trial
+from lightning_perf.records import Breakdown, Evidence, Finding, ModelProfile, Session, StageTimes, Trial
 
-from . import loader_rows, memory_rows, rank_rows, summary, trial_rows, wording
+from . import loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
 from .summary import PhaseRow
 
 _NARROW = 70
@@ -229,6 +229,24 @@ class Page:
             style = _QUIET if row.name.startswith("−") else ""
             grid.add_row(*(self.text(row[i], style) for i in shown))
         return Constrain(grid, self._width)
+
+    def model_profile(self, profile: ModelProfile) -> Iterator[RenderableType]:
+        """What the model's arithmetic costs, by module and operator, against what the device can do."""
+        if profile.forward_flops is None:
+            return
+        yield self.title(model_rows.title(profile))
+        yield self.facts(model_rows.facts(profile))
+        for facts in (
+            model_rows.time_facts(profile),
+            model_rows.utilisation_facts(profile.utilisation),
+            model_rows.bound_facts(profile),
+        ):
+            if facts:
+                yield self.facts(facts)
+        for table in (model_rows.module_table(profile), model_rows.operator_table(profile)):
+            if table is not None:
+                sides = {"l": "left", "r": "right"}
+                yield self.table([table.heads, *table.rows], alignments=[sides[side] for side in table.alignments])
 
     def table(self, rows: Sequence[Sequence[str]], style: str = "", alignments: Sequence[str] = ()) -> RenderableType:
         grid = self._grid(*(alignments or ["left"] * len(rows[0])))

@@ -1,0 +1,281 @@
+"""A model's arithmetic, time and memory outside a run, for a notebook."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from rich.console import Console, ConsoleOptions, RenderResult
+from torch import nn
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.probes import ceilings as ceilings_probe
+from lightning_perf.probes.breakdown import ModelMemory
+from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.machine import read_device
+from lightning_perf.probes.saved_tensors import SavedTensors
+from lightning_perf.probes.steps import size_reader
+from lightning_perf.probes.storages import tensors_in
+from lightning_perf.quick import as_it_was, call
+from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
+from lightning_perf.reports.page import Page
+from lightning_perf.reports.terminal import to_text
+from lightning_perf.stats.datasheets import datasheet_of
+from lightning_perf.stats.roofline import assessed
+from lightning_perf.stats.steady import warmup_length
+
+_LEAST_REPEATS = 10
+_MOST_REPEATS = 500
+_LEAST_TIMED = 5
+
+
+class QuickProfile:
+    """What a model costs, to be read on screen or by its ``record``.
+
+    Attributes:
+        record: The figures.
+    """
+
+    def __init__(self, record: ModelProfile) -> None:
+        self.record = record
+
+    def __getattr__(self, name: str) -> Any:
+        # The record's figures as the profile's own: quick_profile(model, batch).forward_flops.
+        if name.startswith("_") or name == "record":
+            raise AttributeError(name)
+        return getattr(self.record, name)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = Page(options)
+        yield from page.model_profile(self.record)
+        if self.record.memory is not None:
+            yield from page.breakdown_of_memory(self.record.memory)
+
+    def __str__(self) -> str:
+        return to_text(self, width=100).strip("\n")
+
+    __repr__ = __str__
+
+
+def measure_ceilings(device: str | torch.device = "cpu") -> Ceilings:
+    """What a device can do at most: read from the user's cache, else measured now, for up to three seconds, and kept.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` …
+
+    Returns:
+        The record. On a CPU its figures hold for the number of threads that torch uses now.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    return ceilings_probe.measured(_checked_device(device))
+
+
+def quick_profile(
+    model: nn.Module,
+    batch: Any,
+    train: bool = True,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    depth: int = 1,
+    seconds: float = 3.0,
+    ceilings: bool = True,
+) -> QuickProfile:
+    """What a model costs: parameters, operations, latency, throughput, memory, and what limits it on this device.
+
+    The model's buffers, gradients and modes, and the random number generators, are put back afterwards. It computes in
+    its own mode (``train()`` or ``eval()``), and as it is: call ``model.to(...)`` or enter autocast before.
+
+    Args:
+        model: The model, on the device to profile.
+        batch: What ``model(batch)`` takes: a tensor, a tuple or list of positional arguments, or a mapping of keyword
+            arguments; on the model's device.
+        train: Whether to run the backward pass too; False for inference.
+        loss: From the model's output to the number that the backward pass begins with; by default all floating-point
+            numbers in the output are added up.
+        depth: How deep modules are told apart, 1 for the top-level ones.
+        seconds: How long each of forward and training step is repeated for, warm-up included; at least ten times each.
+        ceilings: Whether the device may be measured, for up to three seconds, where that was never done.
+
+    Returns:
+        The profile; ``print`` it, or read its figures: ``profile.forward_flops``, ``profile.record``.
+
+    Raises:
+        ConfigError: An argument is not what it should be, or the model's forward or backward pass failed.
+    """
+    _check(model, train, loss, depth, seconds, ceilings)
+    device = _device_of(model, batch)
+    with as_it_was(model, device):
+        counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=device.type == "cpu")
+        run = _Run(model, batch, train, loss, device)
+        run.once()  # lazy parameters and libraries come alive outside the count
+        with _eager():
+            run.once(counter)
+        if counter.failure:
+            raise ConfigError(f"the arithmetic of {type(model).__name__} could not be counted: {counter.failure}")
+        n_samples = size_reader(batch)(batch)
+        name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+        profile = counter.profile(name, n_samples if n_samples >= 0 else None)
+        times, n_timed = run.timed(seconds)
+        memory = _memory(model, batch, run, device)
+    chip = None if device.type == "cpu" else datasheet_of(read_device(device).name)
+    record = msgspec.structs.replace(
+        profile, forward_s=times["forward"], n_timed=n_timed, memory=memory
+    )
+    return QuickProfile(_against(record, device, chip, times.get("step"), n_timed, ceilings))
+
+
+def _against(
+    record: ModelProfile,
+    device: torch.device,
+    chip: DatasheetPeak | None,
+    step_s: Distribution | None,
+    n_timed: int,
+    may_measure: bool,
+) -> ModelProfile:
+    found = ceilings_probe.measured(device) if may_measure else ceilings_probe.cached(device)
+    missing = dict(record.missing)
+    if found is None:
+        missing["ceilings"] = "ceilings=False, and this device was not measured before"
+    elif not ceilings_probe.is_quiet(found):
+        missing["ceilings"] = found.missing["is_quiet"]
+        found = None
+    record = msgspec.structs.replace(record, missing=missing)
+    return assessed(record, found, chip, step_s, n_timed)
+
+
+class _Run:
+    """Runs the model on the batch, forward alone or with its backward pass."""
+
+    def __init__(
+        self, model: nn.Module, batch: Any, train: bool, loss: Callable[[Any], torch.Tensor] | None, device: Any
+    ) -> None:
+        self._model, self._batch, self.train = model, batch, train
+        self._loss = loss or _added_up
+        self._device = device
+
+    def once(self, counter: ArithmeticCounter | None = None) -> None:
+        """One pass, watched by a counter if there is one."""
+        self._model.zero_grad(set_to_none=True)
+        watching: Any = counter if counter is not None else nullcontext()
+        with torch.enable_grad() if self.train else torch.no_grad():
+            with watching:
+                start = self._forward()
+            if self.train:
+                if counter is not None:
+                    counter.direction = "backward"
+                with watching:
+                    self._backward(start)
+
+    def _forward(self) -> torch.Tensor | None:
+        try:
+            output = call(self._model, self._batch)
+            return self._loss(output) if self.train else None
+        except Exception as error:
+            raise ConfigError(
+                f"model(batch) raised {type(error).__name__}: {error}; expected a batch that the model takes: a tensor, "
+                "a tuple of positional arguments or a dict of keyword arguments, on the model's device"
+            ) from error
+
+    def _backward(self, start: torch.Tensor | None) -> None:
+        if not isinstance(start, torch.Tensor) or start.numel() != 1 or not start.requires_grad:
+            raise ConfigError(
+                "the loss is no single number that needs a gradient: give loss=, or train=False for a model without "
+                "trainable parameters"
+            )
+        try:
+            start.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise ConfigError(f"the backward pass raised {type(error).__name__}: {error}") from error
+
+    def timed(self, limit_s: float) -> tuple[dict[str, Distribution], int]:
+        """Seconds of a forward pass and, with gradients, of forward and backward; and of how many each is told."""
+        found, n_timed = {}, 0
+        with torch.enable_grad() if self.train else torch.no_grad():
+            found["forward"], n_timed = self._repeat(self._forward, limit_s)
+            if self.train:
+                found["step"], n_timed = self._repeat(self.once, limit_s)
+        return found, n_timed
+
+    def _repeat(self, function: Callable[[], Any], limit_s: float) -> tuple[Distribution, int]:
+        taken: list[float] = []
+        until = time.perf_counter() + limit_s
+        while len(taken) < _LEAST_REPEATS or (time.perf_counter() < until and len(taken) < _MOST_REPEATS):
+            self.synchronize()
+            begin = time.perf_counter()
+            function()
+            self.synchronize()
+            taken.append(time.perf_counter() - begin)
+        steady = np.asarray(taken[_steady_start(taken) :])
+        p50, p95, p99 = (float(value) for value in np.percentile(steady, [50, 95, 99]))
+        distribution = Distribution(p50=p50, p95=p95, p99=p99, mean=float(steady.mean()), std=float(steady.std()))
+        return distribution, len(steady)
+
+    def synchronize(self) -> None:
+        if self._device.type != "cpu":
+            getattr(torch, self._device.type).synchronize()
+
+
+def _steady_start(taken: list[float]) -> int:
+    start = warmup_length(np.asarray([round(value * 1e9) for value in taken], dtype=np.int64))
+    return min(start, len(taken) - _LEAST_TIMED)
+
+
+def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Breakdown:
+    memory = ModelMemory(model, [], device, batch=batch)
+    if not run.train:
+        return memory.record()
+    saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
+    with _eager(), torch.enable_grad(), saved:
+        run._forward()
+    n_samples = size_reader(batch)(batch)
+    return msgspec.structs.replace(memory.record(saved), n_samples=n_samples if n_samples >= 0 else None)
+
+
+def _added_up(output: Any) -> torch.Tensor:
+    tensors = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
+    if not tensors:
+        raise ConfigError(
+            "the model's output holds no floating-point tensor that needs a gradient: give loss=, or train=False"
+        )
+    return torch.stack([t.float().sum() for t in tensors]).sum()
+
+
+def _eager() -> Any:
+    """Compiled models run as they were written, so that their operators are seen (torch 2.6 and newer)."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return set_stance("force_eager") if set_stance is not None else nullcontext()
+
+
+def _device_of(model: nn.Module, batch: Any) -> torch.device:
+    tensor = next((*model.parameters(), *model.buffers(), *tensors_in(batch)), None)
+    return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+
+
+def _checked_device(device: Any) -> torch.device:
+    try:
+        checked = torch.device(device)
+        torch.empty(1, device=checked)
+    except Exception as error:
+        raise ConfigError(f"device={device!r}: expected a device that is there, such as 'cpu' or 'cuda:0'") from error
+    return checked
+
+
+def _check(model: Any, train: Any, loss: Any, depth: Any, seconds: Any, ceilings: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
+    for name, value in (("train", train), ("ceilings", ceilings)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r}: expected True or False")
+    if loss is not None and not callable(loss):
+        raise ConfigError(f"loss={loss!r}: expected a function from the model's output to a number, or None")
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ConfigError(f"depth={depth!r}: expected a whole number of at least 1")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 3600:
+        raise ConfigError(f"seconds={seconds!r}: expected a number above 0")
