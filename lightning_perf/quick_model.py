@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from lightning_perf.probes import ceilings as ceilings_probe
 from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.machine import read_device
+from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.steps import size_reader
 from lightning_perf.probes.storages import tensors_in
@@ -32,6 +33,7 @@ from lightning_perf.stats.steady import warmup_length
 _LEAST_REPEATS = 10
 _MOST_REPEATS = 500
 _LEAST_TIMED = 5
+_TIMED_BY_MODULE = 5
 
 
 class QuickProfile:
@@ -122,12 +124,11 @@ def quick_profile(
         n_samples = size_reader(batch)(batch)
         name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
         profile = counter.profile(name, n_samples if n_samples >= 0 else None)
-        times, n_timed = run.timed(seconds)
+        times, n_timed = run.timed(float(seconds))
+        profile = with_times(profile, model, device, run.module_times(depth))
         memory = _memory(model, batch, run, device)
     chip = None if device.type == "cpu" else datasheet_of(read_device(device).name)
-    record = msgspec.structs.replace(
-        profile, forward_s=times["forward"], n_timed=n_timed, memory=memory
-    )
+    record = msgspec.structs.replace(profile, forward_s=times["forward"], n_timed=n_timed, memory=memory)
     return QuickProfile(_against(record, device, chip, times.get("step"), n_timed, ceilings))
 
 
@@ -160,18 +161,38 @@ class _Run:
         self._loss = loss or _added_up
         self._device = device
 
-    def once(self, counter: ArithmeticCounter | None = None) -> None:
-        """One pass, watched by a counter if there is one."""
+    def once(self, counter: ArithmeticCounter | None = None, look: ModuleTimes | None = None) -> None:
+        """One pass, watched by a counter or by what times modules if there is one."""
         self._model.zero_grad(set_to_none=True)
         watching: Any = counter if counter is not None else nullcontext()
         with torch.enable_grad() if self.train else torch.no_grad():
-            with watching:
+            with watching, _part(look, "training_step"):
                 start = self._forward()
             if self.train:
                 if counter is not None:
                     counter.direction = "backward"
-                with watching:
+                with watching, _part(look, "backward"):
                     self._backward(start)
+
+    def module_times(self, depth: int) -> dict[str, ModuleTime]:
+        """Mean seconds of a module in a pass; empty where modules cannot be timed."""
+        make_event: Any = None
+        if self._device.type == "cuda":
+            make_event = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
+        looks = []
+        for _ in range(_TIMED_BY_MODULE):
+            look = ModuleTimes(self._model, depth, time.perf_counter_ns, make_event)
+            with _eager():
+                look.open()
+                try:
+                    self.once(look=look)
+                finally:
+                    look.close()
+            self.synchronize()
+            found = look.times()
+            if found is not None:
+                looks.append(found)
+        return mean_times(looks) if looks else {}
 
     def _forward(self) -> torch.Tensor | None:
         try:
@@ -179,8 +200,8 @@ class _Run:
             return self._loss(output) if self.train else None
         except Exception as error:
             raise ConfigError(
-                f"model(batch) raised {type(error).__name__}: {error}; expected a batch that the model takes: a tensor, "
-                "a tuple of positional arguments or a dict of keyword arguments, on the model's device"
+                f"model(batch) raised {type(error).__name__}: {error}; expected a batch that the model takes: a "
+                "tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device"
             ) from error
 
     def _backward(self, start: torch.Tensor | None) -> None:
@@ -238,6 +259,16 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
     return msgspec.structs.replace(memory.record(saved), n_samples=n_samples if n_samples >= 0 else None)
 
 
+@contextmanager
+def _part(look: ModuleTimes | None, name: str) -> Iterator[None]:
+    """A part of the pass, told to what times modules."""
+    if look is not None:
+        look.enters(name)
+    yield
+    if look is not None:
+        look.leaves(name)
+
+
 def _added_up(output: Any) -> torch.Tensor:
     tensors = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if not tensors:
@@ -254,7 +285,7 @@ def _eager() -> Any:
 
 
 def _device_of(model: nn.Module, batch: Any) -> torch.device:
-    tensor = next((*model.parameters(), *model.buffers(), *tensors_in(batch)), None)
+    tensor = next(iter((*model.parameters(), *model.buffers(), *tensors_in(batch))), None)
     return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
 
 

@@ -84,6 +84,8 @@ class RunReport:
         yield from page.ranks(session)
         yield from page.loader(session)
         yield from page.memory(session)
+        if session.model_profile is not None:
+            yield from page.model_profile(session.model_profile, session.run.stage == "fit")
         findings = summary.ordered_findings(session)
         if findings:
             yield page.title("Findings")

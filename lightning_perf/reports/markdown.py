@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import Finding, Session, StageTimes, Trial
 
-from . import loader_rows, memory_rows, rank_rows, summary, trial_rows, wording
+from . import loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -39,6 +39,7 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
     parts += _ranks(session)
     parts += _loader(session)
     parts += _memory(session)
+    parts += _model(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
 
@@ -140,6 +141,22 @@ def _rung(row: trial_rows.LadderRow) -> list[str]:
     speedup = f"{row.speedup} ({row.interval})" if row.interval else row.speedup
     verdict = ", ".join(filter(None, [row.verdict, f"losses {row.losses}" if row.losses else "", row.peak]))
     return [escape(cell) for cell in (row.name, speedup, row.step_gain, row.predicted, verdict)]
+
+
+def _model(session: Session) -> Iterator[str]:
+    profile = session.model_profile
+    if profile is None or profile.forward_flops is None:
+        return
+    yield f"### {escape(model_rows.title(profile))}"
+    told = (
+        model_rows.facts(profile),
+        model_rows.utilisation_facts(profile.utilisation),
+        model_rows.bound_facts(profile),
+    )
+    yield "\n".join(f"- {_facts(facts)}" for facts in told if facts)
+    for table in (model_rows.module_table(profile), model_rows.operator_table(profile)):
+        if table is not None:
+            yield _table(table.heads, table.alignments, [list(map(escape, row)) for row in table.rows])
 
 
 def _findings_table(findings: Sequence[Finding]) -> str:

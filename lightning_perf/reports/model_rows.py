@@ -88,7 +88,9 @@ def utilisation_facts(used: Utilisation | None) -> list[str]:
         told.append(f"{share(used.measured_fraction)} of the {flops(used.measured_flops_per_s)}FLOP/s measured here")
     if used.datasheet_fraction is not None:
         chip = line(used.datasheet, 80)
-        told.append(f"{share(used.datasheet_fraction)} of the maker's {flops(used.datasheet_flops_per_s)}FLOP/s ({chip})")
+        told.append(
+            f"{share(used.datasheet_fraction)} of the maker's {flops(used.datasheet_flops_per_s)}FLOP/s ({chip})"
+        )
     return told
 
 
@@ -117,7 +119,7 @@ def module_table(profile: ModelProfile) -> ModelTable | None:
     whole = sum(_flops_of(module) for module in counted)
     times = [module_s(module) for module in counted]
     whole_s = sum(t or 0.0 for t in times)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for module, taken_s in zip(counted, times, strict=True):
         n_bytes = (module.forward_bytes or 0) + (module.backward_bytes or 0)
         n_flops = _flops_of(module)
@@ -135,7 +137,7 @@ def module_table(profile: ModelProfile) -> ModelTable | None:
 
 def operator_table(profile: ModelProfile) -> ModelTable | None:
     """Operators, costliest first; None where none was counted. Columns that hold nothing are left out."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (line(each.name.removeprefix("aten::"), 40), line(each.dtype, 12), f"{each.calls:,}", flops(each.flops),
          size(each.n_bytes), _number(intensity(each.flops, each.n_bytes)) if each.flops else "",
          seconds(each.total_s) if each.total_s is not None else "",

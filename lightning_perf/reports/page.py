@@ -230,14 +230,19 @@ class Page:
             grid.add_row(*(self.text(row[i], style) for i in shown))
         return Constrain(grid, self._width)
 
-    def model_profile(self, profile: ModelProfile) -> Iterator[RenderableType]:
-        """What the model's arithmetic costs, by module and operator, against what the device can do."""
+    def model_profile(self, profile: ModelProfile, in_run: bool = False) -> Iterator[RenderableType]:
+        """What the model's arithmetic costs, by module and operator, against what the device can do.
+
+        Args:
+            profile: The figures.
+            in_run: Whether the report tells the times of steps elsewhere.
+        """
         if profile.forward_flops is None:
             return
         yield self.title(model_rows.title(profile))
         yield self.facts(model_rows.facts(profile))
         for facts in (
-            model_rows.time_facts(profile),
+            [] if in_run else model_rows.time_facts(profile),
             model_rows.utilisation_facts(profile.utilisation),
             model_rows.bound_facts(profile),
         ):
