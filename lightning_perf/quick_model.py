@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -176,9 +177,7 @@ class _Run:
 
     def module_times(self, depth: int) -> dict[str, ModuleTime]:
         """Mean seconds of a module in a pass; empty where modules cannot be timed."""
-        make_event: Any = None
-        if self._device.type == "cuda":
-            make_event = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
+        make_event: Any = partial(torch.cuda.Event, enable_timing=True) if self._device.type == "cuda" else None
         looks = []
         for _ in range(_TIMED_BY_MODULE):
             look = ModuleTimes(self._model, depth, time.perf_counter_ns, make_event)
