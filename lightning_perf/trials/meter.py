@@ -255,7 +255,7 @@ class MeterHooks:
             reason=reason,
             missing={} if blocks.means_s else {"block_means_s": blocks.reason},
             block_means_s=blocks.means_s,
-            wall_block_means_s=self._wall_blocks(),
+            wall_block_means_s=self._wall_blocks(trainer.check_val_every_n_epoch or 1),
             block_steps=blocks.block_steps,
             n_steps=self.n_steps,
             n_batches=self.n_batches,
@@ -272,10 +272,14 @@ class MeterHooks:
             world_size=world_size,
         )
 
-    def _wall_blocks(self) -> tuple[float, ...]:
-        """Mean seconds a step over whole epochs, by block; the first epoch is warm-up."""
-        edges = self._epoch_edges[1:]
-        if len(edges) <= _MIN_EPOCHS:
+    def _wall_blocks(self, period: int) -> tuple[float, ...]:
+        """Mean seconds a step over whole epochs, by block; the first epoch is warm-up.
+
+        Args:
+            period: Epochs from one validation to the next: a block holds as many validations as any other.
+        """
+        edges = self._epoch_edges[1::period]
+        if len(edges) < 2:
             return ()
         means: list[float] = []
         start_ns, start_steps = edges[0]

@@ -18,6 +18,13 @@ LEAST_BLOCKS = 6
 """Blocks of one run: two halves of three, for the steady state to be seen."""
 
 MOST_BLOCKS = 40
+EPOCHS = 10
+"""Of one run, where whole epochs are measured: enough for a block each of validations at every third."""
+
+LEAST_EPOCHS = 5
+MOST_EPOCHS_S = 120.0
+"""What these epochs may take; longer ones are not measured whole."""
+
 _WARMUP_SHARE = 0.25  # of the blocks, on top: an arm may warm up longer than the baseline does
 
 
@@ -55,14 +62,21 @@ def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs:
     """
     step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
     block = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / step_s))) if step_s > 0 else BLOCK_STEPS
-    has_epochs = wants_epochs and len(result.wall_block_means_s) > 1
+    epoch_steps = math.ceil(result.n_steps / max(1, result.epochs))
+    n_epochs = EPOCHS if steps is None else steps // epoch_steps
+    if result.is_whole:
+        n_epochs = min(n_epochs, result.epochs)
+    epochs_s = n_epochs * result.train_s / max(1, result.epochs)
+    has_epochs = (
+        wants_epochs and result.epochs > 0 and n_epochs >= LEAST_EPOCHS and (steps or epochs_s <= MOST_EPOCHS_S)
+    )
     least = 2 * block + (result.steady_from or 1)
     if steps is None:
         n_blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, math.ceil(TARGET_S / (block * step_s))))
         chosen = (result.steady_from or 0) + math.ceil(n_blocks * block * (1 + _WARMUP_SHARE))
         chosen += math.ceil(chosen * result.epochs / max(1, result.n_steps))  # first steps of epochs do not count
         if has_epochs:
-            chosen = max(chosen, result.n_steps)
+            chosen = max(chosen, n_epochs * epoch_steps)
     else:
         chosen = steps
         if chosen < least:

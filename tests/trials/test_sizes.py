@@ -35,12 +35,30 @@ def test_steps_of_the_user_are_taken_unless_they_hold_no_blocks() -> None:
         choose_sizes(seen(0.01), 30.0, 44, wants_epochs=False)
 
 
-def test_run_holds_as_many_epochs_as_were_seen_when_they_are_to_be_measured() -> None:
-    result = seen(0.05, 900, wall_block_means_s=(0.06,) * 4, epochs=6)
+def test_run_holds_ten_epochs_when_they_are_to_be_measured() -> None:
+    result = seen(0.05, 300, epochs=2)
     sizes = choose_sizes(result, 60.0, None, wants_epochs=True)
     assert sizes.basis == "wall"
-    assert sizes.steps >= 900
+    assert sizes.steps == 10 * 150
     assert choose_sizes(result, 60.0, None, wants_epochs=False).basis == "steps"
+
+
+@pytest.mark.parametrize(
+    ("others", "steps", "basis"),
+    [
+        ({"epochs": 0}, None, "steps"),
+        ({"epochs": 2}, None, "wall"),
+        ({"epochs": 2, "train_s": 30.0}, None, "steps"),
+        ({"epochs": 2, "train_s": 30.0}, 900, "wall"),
+        ({"epochs": 2}, 600, "steps"),
+        ({"epochs": 5, "is_whole": True}, None, "wall"),
+        ({"epochs": 4, "is_whole": True}, None, "steps"),
+    ],
+)
+def test_whole_epochs_are_measured_when_enough_of_them_fit(
+    others: dict[str, Any], steps: int | None, basis: str
+) -> None:
+    assert choose_sizes(seen(0.05, 300, **others), 60.0, steps, wants_epochs=True).basis == basis
 
 
 def test_time_before_training_is_expected_again() -> None:

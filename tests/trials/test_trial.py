@@ -196,7 +196,7 @@ def test_whole_epochs_are_measured_when_a_treatment_acts_between_them(machine: M
 
 
 def test_treatment_between_epochs_is_not_tried_when_runs_hold_too_few(machine: Machine, go: Any) -> None:
-    machine.pilot = {"wall_block_means_s": (), "epochs": 0}
+    machine.pilot = {"epochs": 0}
     trial = go("async-checkpoint", "log-every-n=7").trial
     assert "--steps" in trial.not_tried["async-checkpoint"]
     assert trial.basis == "steps"
