@@ -54,6 +54,16 @@ def test_positions_and_file_names_are_unique() -> None:
     assert set(Counter((r.arm, r.repeat) for r in lab.runs).values()) == {1}
 
 
+def test_ladder_of_a_trial_that_ends_early_keeps_the_best_measured_so_far() -> None:
+    lab = Lab({"a": 1.5, "b": 2.0, "c": 1.0})
+    assert ladder(lab.plan, []) == ()
+    for _ in range(2):
+        lab.runs += [lab.make(planned) for planned in next_runs(lab.plan, lab.runs)]
+    assert next_runs(lab.plan, lab.runs)
+    rungs = ladder(lab.plan, lab.runs)
+    assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("b", True), ("a", False), ("c", False)]
+
+
 def test_an_interrupted_run_is_made_again_under_a_name_of_its_own() -> None:
     lab = Lab({"a": 1.4})
     first, second, *_ = next_runs(lab.plan, [])

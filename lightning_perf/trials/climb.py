@@ -1,0 +1,167 @@
+"""The ladder as it is built: which treatment comes next, what is kept, what is left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_perf.records import ArmRun, ArmVerdict, Interval, Rung
+from lightning_perf.stats.verdicts import Comparison
+
+from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
+from .judge import BASELINE, SEARCH, Judgement, compare_arms
+from .planned import Candidate, Plan, arm_id
+from .rounds import Round, open_round
+
+MOVED = 1.1
+"""Speed-up of the rungs kept from which treatments that gained nothing alone are tried again on top: the bottleneck
+may have moved to what they cure."""
+
+
+class Climb:
+    """The ladder as it is built, rung by rung."""
+
+    def __init__(self, plan: Plan, done: list[ArmRun], judgement: Judgement, alone: Judgement) -> None:
+        self._plan = plan
+        self._done = done
+        self._judgement = judgement
+        self._alone = {arm.id: arm for arm in alone.arms}
+        self._stage = 0
+        self._reached = 1.0
+        self.kept: list[Candidate] = []
+        self.rungs: list[Rung] = []
+        baseline = self._alone.get(BASELINE)
+        if baseline is not None:
+            self.rungs.append(
+                Rung(added="", arm=BASELINE, is_kept=True, verdict=baseline.verdict, peak_bytes=baseline.peak_bytes)
+            )
+
+    def queue(self) -> list[Candidate]:
+        """Those that gained, the strongest first; then those that may yet gain; then those that stay out."""
+        candidates = [c for c in self._plan.candidates or () if c.treatment in self._alone]
+
+        def rank(candidate: Candidate) -> tuple[int, float]:
+            arm = self._alone[candidate.treatment]
+            if self._unfit(candidate):
+                return 2, 0.0
+            if arm.verdict == "improved" and arm.speedup is not None:
+                return 0, -arm.speedup.value
+            return 1, -candidate.predicted.high if candidate.predicted is not None else 0.0
+
+        return sorted(candidates, key=rank)
+
+    def reason_to_skip(self, candidate: Candidate) -> str:
+        """Why a treatment is not put on top of those kept; empty where it is."""
+        unfit = self._unfit(candidate)
+        if unfit:
+            return unfit
+        for other in self.kept:
+            if _conflict(candidate, other):
+                return f"cannot be combined with {other.treatment}"
+        has_gained = self._alone[candidate.treatment].verdict == "improved"
+        if not has_gained and self._reached < MOVED:
+            return self._alone[candidate.treatment].reason or "no gain alone"
+        return "measured alone only" if self.kept and not self._plan.has_ladder else ""
+
+    def leave_out(self, candidate: Candidate, reason: str) -> None:
+        """A rung that was measured alone and goes no further."""
+        arm = self._alone[candidate.treatment]
+        self.rungs.append(self._rung(candidate, arm.id, arm.verdict, False, None, reason))
+
+    def keep_first(self, candidate: Candidate) -> None:
+        """The strongest treatment: measured alone, it is measured on top of the baseline."""
+        arm = self._alone[candidate.treatment]
+        self.kept.append(candidate)
+        self._reached = arm.speedup.value if arm.speedup is not None else 1.0
+        told = self._judgement.arm(arm.id) or arm  # by all its runs, those of later stages too
+        self.rungs.append(self._rung(candidate, arm.id, arm.verdict, True, told.speedup, ""))
+
+    def measure(self, candidate: Candidate) -> Round | None:
+        """A rung on top of those kept; answers with the round that is open, None when the rung is decided."""
+        self._stage += 1
+        below = arm_id([c.treatment for c in self.kept])
+        id_ = arm_id([*(c.treatment for c in self.kept), candidate.treatment])
+        band = self._judgement.noise_band
+
+        def compared(first: Sequence[ArmRun], arm: str) -> tuple[Comparison, float]:
+            return compare_arms(first, [below], arm, band), band
+
+        references = list(dict.fromkeys([BASELINE, below]))
+        found = open_round(self._done, self._stage, references, [id_], self._plan, compared)
+        if found is not None:
+            return found
+        own = [run for run in self._done if run.stage == self._stage]
+        self._decide(candidate, id_, below, own, band)
+        return None
+
+    def fastest_batch(self) -> Round | None:
+        """Looks for the fastest batch, one run a size, then measures it as a rung; None when that is done."""
+        names = {candidate.treatment.partition("=")[0] for candidate in self.kept}
+        if not self._plan.finds_batch or TREATMENT in names:
+            return None
+        below = arm_id([candidate.treatment for candidate in self.kept])
+        # Runs of the search, and those of the rung below from before it: later ones must not move the knee.
+        began = min((run.position for run in self._done if run.stage == SEARCH), default=len(self._done))
+        points = points_of([run for run in self._done if run.stage == SEARCH or run.position < began], below)
+        size = next_size(points, self._plan.capacity_bytes)
+        if size is not None:
+            arm = resized(below, size)
+            return Round(SEARCH, 0, [arm], [arm])
+        choice = knee(points)
+        if choice is None or choice.batch_size == 1:
+            return None
+        candidate = Candidate(treatment=f"{TREATMENT}=x{choice.batch_size}", safety="semantics")
+        return self.measure(candidate)
+
+    def _decide(self, candidate: Candidate, id_: str, below: str, own: list[ArmRun], band: float) -> None:
+        arm = self._judgement.arm(id_)
+        step = compare_arms(own, [below], id_, band)
+        if arm is None or arm.verdict == "failed":
+            reason = arm.reason if arm is not None else "it never ran"
+            self.rungs.append(self._rung(candidate, id_, "failed", False, None, reason))
+            return
+        reason = "" if step.call == "improved" else _why_not(step)
+        if arm.loss == "diverged":
+            reason = "its losses leave the baseline's"
+        if not reason:
+            self.kept.append(candidate)
+            total = compare_arms(own, [BASELINE], id_, band).speedup
+            self._reached = total.value if total is not None else self._reached
+        self.rungs.append(self._rung(candidate, id_, step.call, not reason, step.speedup, reason))
+
+    def _unfit(self, candidate: Candidate) -> str:
+        arm = self._alone[candidate.treatment]
+        if arm.verdict == "failed":
+            return arm.reason
+        if arm.verdict == "regressed":
+            return "slower alone"
+        if candidate.safety not in self._plan.allow:
+            return "changes the training itself, so it was measured alone only"
+        return "its losses leave the baseline's" if arm.loss == "diverged" else ""
+
+    def _rung(
+        self, candidate: Candidate, id_: str, verdict: ArmVerdict, is_kept: bool, gain: Interval | None, reason: str
+    ) -> Rung:
+        arm = self._judgement.arm(id_)
+        return Rung(
+            added=candidate.treatment,
+            arm=id_,
+            is_kept=is_kept,
+            verdict=verdict,
+            step_gain=gain,
+            speedup=arm.speedup if arm is not None else None,
+            predicted=candidate.predicted,
+            peak_bytes=arm.peak_bytes if arm is not None else None,
+            loss=arm.loss if arm is not None else "unknown",
+            reason=reason,
+        )
+
+
+def _conflict(a: Candidate, b: Candidate) -> bool:
+    name_a, name_b = a.treatment.partition("=")[0], b.treatment.partition("=")[0]
+    return name_a == name_b or name_a in b.conflicts or name_b in a.conflicts
+
+
+def _why_not(step: Comparison) -> str:
+    if step.call == "inconclusive":
+        return f"no gain shown on top of the rungs kept: {step.reason}" if step.reason else "no gain shown on top"
+    return "slower on top of the rungs kept" if step.call == "regressed" else "no gain on top of the rungs kept"
