@@ -1,6 +1,6 @@
 """How often the statistics are right on simulated machines: a small version of benchmarks/statistics, seeds fixed.
 
-With 1,500 trials a share of 95 % is known to ± 1.1 % (two standard errors), so the bounds of 93 and 97 % are asked for
+With 700 trials a share of 95 % is known to ± 1.6 % (two standard errors), so the bounds of 93 and 97 % are asked for
 within that much.
 """
 
@@ -33,24 +33,24 @@ NOISES = {noise.name: noise for noise in simulated.NOISES}
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("name", NOISES)
 def test_interval_of_an_arm_holds_the_true_ratio_in_93_to_97_percent(name: str, repeats: int) -> None:
-    assert 0.92 <= simulated.coverage(NOISES[name], repeats, 1000) <= 0.98
+    assert 0.92 <= simulated.coverage(NOISES[name], repeats, 700) <= 0.98
 
 
 @pytest.mark.parametrize("repeats", [3, 5])
 @pytest.mark.parametrize("name", NOISES)
 def test_interval_of_a_rung_holds_the_true_ratio_in_93_to_97_percent(name: str, repeats: int) -> None:
-    assert 0.92 <= simulated.coverage(NOISES[name], repeats, 1000, is_rung=True) <= 0.98
+    assert 0.92 <= simulated.coverage(NOISES[name], repeats, 700, is_rung=True) <= 0.98
 
 
 @pytest.mark.parametrize("name", NOISES)
 def test_interval_of_a_rung_is_careful_when_there_are_two_runs_each(name: str) -> None:
-    assert simulated.coverage(NOISES[name], 2, 1000, is_rung=True) >= 0.95
+    assert simulated.coverage(NOISES[name], 2, 700, is_rung=True) >= 0.95
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("name", NOISES)
 def test_an_arm_that_changes_nothing_is_called_a_change_in_at_most_5_percent(name: str, repeats: int) -> None:
-    told = simulated.calls(NOISES[name], repeats, 1.0, 300)
+    told = simulated.calls(NOISES[name], repeats, 1.0, 200)
     assert told.get("improved", 0) + told.get("regressed", 0) <= 0.05
 
 
