@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 
 from lightning_perf.records import LoaderSettings, Machine, Run, Session, Settings, TrainerSettings
-from lightning_perf.rules.engine import all_rules
 from lightning_perf.treatments import Treatment, all_treatments, parse, prescription, with_default
 
 FILE = Path(__file__).parent / "reference" / "treatments.md"
@@ -66,23 +65,16 @@ def page() -> str:
 def _entry(one: Treatment) -> list[str]:
     written = prescription([with_default(parse(one.id), EXAMPLE)], EXAMPLE)
     where = "in the step" if one.acts_on == "step" else "between epochs, in validation or checkpoints"
-    lines = [f"### {one.id}", "", f"{_capital(one.summary)}. {one.when}", ""]
+    lines = [f"### {one.id}", "", f"{_capital(one.summary)}.", "", f"When: {_lower(one.when)}", ""]
     lines.append(f"- safety: {one.safety}; effort: {one.effort}; its effect shows {where}")
     if one.value_form:
         lines.append(f"- value: `{one.id}=…` with {one.value_form}")
     others = sorted({other.id for other in all_treatments() if one.id in other.conflicts} | one.conflicts)
     if others:
         lines.append(f"- not together with {', '.join(others)}")
-    rules = [rule.code for rule in all_rules() if f'"{one.id}"' in _source(rule.check.__module__)]
-    if rules:
-        lines.append("- prescribed e.g. by " + ", ".join(f"[{code}](../rules/{code}.md)" for code in rules))
     if written.code:
         lines += ["", "```python", written.code, "```"]
     return lines
-
-
-def _source(module: str) -> str:
-    return (Path(__file__).parents[1] / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
 
 
 def _category(one: Treatment) -> str:
@@ -91,6 +83,11 @@ def _category(one: Treatment) -> str:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def _lower(text: str) -> str:
+    """The text with a small first letter, unless a name or an abbreviation starts it."""
+    return text if text[1:2].isupper() or text.startswith("Adam") else text[0].lower() + text[1:]
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from threading import get_ident
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 Undo = Callable[[], None]
 """Puts back what a seam replaced; calling it twice does no harm."""
@@ -590,20 +591,22 @@ class _LoaderExchange:
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.change: Callable[[Any], Any] | None = change
-        self.originals: list[tuple[Any, Any]] = []
+        # By weak reference: loaders that the user replaces while training go, and their workers with them.
+        self.originals: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self.inner = self.strategy.process_dataloader
         self.had_own = "process_dataloader" in vars(self.strategy)
         self.strategy.process_dataloader = self
 
     def __call__(self, loader: Any) -> Any:
-        if self.change is not None and _is_training_stage(self.trainer):
-            loader = self.exchanged(loader)
-        return self.inner(loader)
+        loader = self.inner(loader)  # first, so that several of these are undone in the opposite order
+        if self.change is None or not _is_training_stage(self.trainer):
+            return loader
+        return self.exchanged(loader)
 
     def exchanged(self, loader: Any) -> Any:
         assert self.change is not None
         new = self.change(loader)
-        self.originals.append((new, loader))
+        self.originals[new] = loader
         return new
 
     def undo(self) -> None:
@@ -618,10 +621,11 @@ class _LoaderExchange:
     def put_back(self) -> None:
         """The user's CombinedLoader, which Lightning fills with what it processed, gets the user's loaders back."""
         combined = getattr(getattr(self.trainer, "fit_loop", None), "_combined_loader", None)
-        for ours, _ in self.originals:
+        for ours in list(self.originals):
             _stop_loader(ours)
         if combined is not None and self.originals:
-            back = [next((old for new, old in self.originals if new is one), one) for one in combined.flattened]
+            theirs = {id(new): old for new, old in self.originals.items()}
+            back = [theirs.get(id(one), one) for one in combined.flattened]
             if any(one is not other for one, other in zip(back, combined.flattened, strict=True)):
                 combined.flattened = back
         self.originals.clear()

@@ -7,13 +7,13 @@ from typing import Any
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-FULL = ("32-true", "32", "64-true", "64")
+FULL = ("32-true", "32")
 
 
 def precision_set(session: Session) -> str | None:
-    """Why the precision is not to be lowered; None where it is full."""
+    """Why the precision is not to be lowered; None where it is float32."""
     precision = session.settings.trainer.precision
-    return None if precision is None or precision in FULL else f"precision is {precision} already"
+    return None if precision is None or precision in FULL else f"precision is {precision}, not 32-true"
 
 
 def change_precision(arguments: dict[str, Any], precision: str) -> None:

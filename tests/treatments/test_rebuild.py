@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
@@ -25,9 +27,9 @@ from torch.utils.data import (
 )
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.treatments import rebuilt
+from lightning_perf.treatments import Applier, parse_all, rebuilt
 
-from .trainings import Items, Net, loader, train
+from .trainings import Items, Net, Treat, loader, train
 
 
 class Backwards(Sampler):
@@ -242,6 +244,39 @@ def test_all_loaders_are_rebuilt_and_the_users_own_put_back_when_they_are_combin
     assert treated.losses == plain.losses
     assert all(one is other for one, other in zip(theirs.flattened, originals, strict=True))
     assert theirs.iterables[0] is originals[0]
+
+
+def test_users_loaders_are_put_back_when_several_treatments_exchanged_them() -> None:
+    theirs = CombinedLoader([loader(), loader(12, batch_size=2)], "max_size_cycle")
+    originals = list(theirs.flattened)
+
+    def look(*_: Any) -> list[tuple[int, int]]:
+        return [(one.num_workers, one.batch_size) for one in theirs.flattened]
+
+    assert train("loader-workers=1,batch-size=x2", data=theirs, look=look).seen == [(1, 8), (1, 4)]
+    assert all(one is other for one, other in zip(theirs.flattened, originals, strict=True))
+
+
+def test_loaders_that_were_replaced_are_let_go_when_the_user_reloads_them() -> None:
+    class Reloads(Net):
+        def train_dataloader(self) -> DataLoader:
+            return loader(8)
+
+    alive = []
+
+    class Count(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            gc.collect()
+            alive.append(sum(1 for child in multiprocessing.active_children() if child.is_alive()))
+
+    module = Reloads()
+    seed_everything(1, verbose=False)
+    applier = Applier(parse_all("loader-workers=1,loader-persistent"))
+    Trainer(accelerator="cpu", max_epochs=4, reload_dataloaders_every_n_epochs=1, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[Treat(applier), Count()]).fit(module)  # fmt: skip
+    assert max(alive) <= 2
+    assert multiprocessing.active_children() == []
 
 
 def test_several_loaders_in_a_dict_are_rebuilt_when_the_user_combines_them_so() -> None:

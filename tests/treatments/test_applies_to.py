@@ -1,0 +1,156 @@
+"""When a treatment applies to the training that a session is of, and with which value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightning_perf.records import (
+    Device,
+    Finding,
+    LoaderSettings,
+    Machine,
+    ModelSettings,
+    OptimizerSettings,
+    Prescription,
+    Session,
+    Settings,
+    TorchSettings,
+    TrainerSettings,
+)
+from lightning_perf.treatments import all_treatments, find
+
+from .test_doses import SESSION
+
+
+def session(
+    trainer: dict[str, Any] | None = None,
+    loader: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    torch: dict[str, Any] | None = None,
+    machine: dict[str, Any] | None = None,
+    prescription: Prescription | None = None,
+) -> Session:
+    plain = {"stage": "train", "index": 0, "class_name": "torch.utils.data.DataLoader", "is_plain": True,
+             "num_workers": 2, "prefetch_factor": 2, "persistent_workers": False, "pin_memory": False, "batch_size": 8,
+             "is_iterable": False}  # fmt: skip
+    gpu = {"accelerator": "cuda", "precision": "32-true", "strategy": "DDPStrategy", "progress_bar": "TQDMProgressBar",
+           "progress_bar_refresh_rate": 1, "log_every_n_steps": 1, "accumulate_grad_batches": 1,
+           "is_anomaly_detection_on": True, "find_unused_parameters": True}  # fmt: skip
+    findings = ()
+    if prescription is not None:
+        findings = (
+            Finding(code="PD000", name="", category="data", severity="high", summary="", evidence=(),
+                    prescriptions=(prescription,)),
+        )  # fmt: skip
+    return msgspec.structs.replace(
+        SESSION,
+        machine=Machine(os="", python="", usable_cores=8.0, **(machine or {})),
+        settings=Settings(
+            trainer=TrainerSettings(**{**gpu, **(trainer or {})}),
+            loaders=(LoaderSettings(**{**plain, **(loader or {})}),),
+            model=ModelSettings(class_name="Net", **{"layers": {"Conv2d": 3}, **(model or {})}),
+            torch=TorchSettings(**{"n_threads": 1, **(torch or {})}),
+        ),
+        findings=findings,
+    )
+
+
+@pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
+def test_each_applies_when_nothing_speaks_against_it(treatment: Any) -> None:
+    on_cpu = {"trainer": {"accelerator": "cpu"}} if treatment.id == "flush-denormal" else {}
+    assert treatment.applies_to(session(**on_cpu)) is None
+
+
+SLOW = Device(index=0, name="Tesla V100", kind="cuda", has_fast_bf16=False, has_fast_fp16=True)
+FUSED = OptimizerSettings(class_name="Adam", implementation="fused", n_tensors=1, n_elements=1)
+RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensors=1, n_elements=1, supports_fused=False)
+
+
+@pytest.mark.parametrize(
+    ("treatment", "changes", "says"),
+    [
+        ("loader-workers", {"loader": {"is_plain": False, "class_name": "my.Loader"}}, "my.Loader"),
+        ("loader-workers", {"loader": {"is_iterable": True}}, "IterableDataset"),
+        ("loader-workers", {"loader": {"stage": "val"}}, "not seen"),
+        ("loader-persistent", {"loader": {"num_workers": 0}}, "loader-workers comes first"),
+        ("loader-persistent", {"loader": {"persistent_workers": True}}, "already"),
+        ("loader-prefetch", {"loader": {"num_workers": 0}}, "loader-workers comes first"),
+        ("loader-prefetch", {"loader": {"prefetch_factor": 4}}, "already"),
+        ("loader-pin-memory", {"loader": {"pin_memory": True}}, "already"),
+        ("loader-pin-memory", {"trainer": {"accelerator": "cpu"}}, "nothing to copy to"),
+        ("batch-size", {"loader": {"batch_size": None}}, "batch sampler"),
+        ("precision-bf16", {"trainer": {"precision": "bf16-mixed"}}, "not 32-true"),
+        ("precision-bf16", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
+        ("precision-bf16", {"trainer": {"accelerator": "cpu"}, "machine": {"has_fast_cpu_bf16": False}}, "CPU"),
+        ("precision-fp16", {"trainer": {"accelerator": "cpu"}}, "CPU"),
+        ("matmul-precision-high", {"trainer": {"accelerator": "cpu"}}, "TF32"),
+        ("matmul-precision-high", {"torch": {"float32_matmul_precision": "high"}}, "already"),
+        ("cudnn-benchmark", {"trainer": {"is_deterministic": True}}, "deterministic"),
+        ("cudnn-benchmark", {"trainer": {"accelerator": "cpu"}}, "cuDNN"),
+        ("channels-last", {"model": {"layers": {"Linear": 3}}}, "no convolutions"),
+        ("compile", {"model": {"is_compiled": True}}, "already"),
+        ("compile-regions", {"model": {"is_compiled": True}}, "already"),
+        ("fused-optimizer", {"model": {"optimizers": (FUSED,)}}, "already"),
+        ("fused-optimizer", {"model": {"optimizers": (RPROP,)}}, "Rprop"),
+        ("fused-optimizer", {"trainer": {"precision": "16-mixed", "gradient_clip_val": 1.0}}, "clipping"),
+        ("accumulate", {"trainer": {"is_automatic_optimization": False}}, "manual"),
+        ("accumulate", {"trainer": {"accumulate_grad_batches": 4}}, "already"),
+        ("log-every-n", {"trainer": {"log_every_n_steps": 50}}, "already"),
+        ("progress-refresh", {"trainer": {"progress_bar": None}}, "no progress bar"),
+        ("progress-refresh", {"trainer": {"progress_bar_refresh_rate": None}}, "by time"),
+        ("progress-refresh", {"trainer": {"progress_bar_refresh_rate": 20}}, "already"),
+        ("prog-bar-off", {"trainer": {"prog_bar_metrics": 0}}, "no metric"),
+        ("anomaly-off", {"trainer": {"is_anomaly_detection_on": False}}, "off already"),
+        ("val-less-often", {"trainer": {"limit_val_batches": 0}}, "no validation"),
+        ("val-less-often", {"trainer": {"check_val_every_n_epoch": 2}}, "already"),
+        ("ddp-static-graph", {"trainer": {"strategy": "SingleDeviceStrategy"}}, "not DDP"),
+        ("ddp-bucket-view", {"trainer": {"gradient_as_bucket_view": True}}, "already"),
+        ("ddp-find-unused-off", {"trainer": {"find_unused_parameters": False}}, "already"),
+        ("expandable-segments", {"trainer": {"accelerator": "cpu"}}, "no such allocator"),
+        ("threads", {"torch": {"n_threads": 8}}, "already"),
+        ("flush-denormal", {}, "cuda"),
+    ],
+)
+def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[str, Any], says: str) -> None:
+    reason = find(treatment).applies_to(session(**changes))
+    assert reason is not None
+    assert says in reason
+
+
+@pytest.mark.parametrize(
+    ("treatment", "written", "value"),
+    [
+        ("loader-workers", {"loader_args": {"num_workers": 5}}, 5),
+        ("loader-workers", {"loader_args": {"num_workers": 0}}, 0),
+        ("loader-prefetch", {"loader_args": {"prefetch_factor": 16}}, 16),
+        ("log-every-n", {"trainer_flags": {"log_every_n_steps": 100}}, 100),
+        ("accumulate", {"trainer_flags": {"accumulate_grad_batches": 8}}, 8),
+        ("val-less-often", {"trainer_flags": {"check_val_every_n_epoch": 5}}, "5"),
+        ("val-less-often", {"trainer_flags": {"val_check_interval": 1.0}}, "1.0"),
+        ("val-less-often", {"trainer_flags": {"val_check_interval": 300}}, "300b"),
+        ("threads", {"code": "torch.set_num_threads(3)  # …"}, 3),
+        ("progress-refresh", {"code": "Trainer(..., callbacks=[TQDMProgressBar(refresh_rate=37)])"}, 37),
+        ("compile", {"code": 'torch.compile(model, mode="reduce-overhead")'}, "reduce-overhead"),
+    ],
+)
+def test_value_is_the_prescribed_one_when_a_finding_gives_it(
+    treatment: str, written: dict[str, Any], value: Any
+) -> None:
+    prescription = Prescription(treatment=treatment, summary="", safety="exact", effort="one line", **written)
+    assert find(treatment).default_value(session(prescription=prescription)) == value
+
+
+def test_graphs_are_not_asked_for_when_the_training_runs_on_a_cpu() -> None:
+    prescription = Prescription(
+        treatment="compile", summary="", safety="numerics", effort="minutes", code='mode="reduce-overhead"'
+    )
+    assert find("compile").default_value(session({"accelerator": "cpu"}, prescription=prescription)) == "default"
+
+
+def test_segments_are_those_of_the_device() -> None:
+    rocm = Device(index=0, name="MI300X", kind="rocm")
+    assert find("expandable-segments").default_value(session(machine={"devices": (rocm,)})) == "rocm"
+    assert list(find("expandable-segments").environment("rocm")) == ["PYTORCH_HIP_ALLOC_CONF"]
