@@ -62,6 +62,9 @@ def trial(
         for seen in error.log.splitlines():
             print(f"  | {seen}", file=sys.stderr)
         raise
+    except KeyboardInterrupt:
+        print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         import msgspec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning_perf import load
 from lightning_perf.cli.trial import _checked_bytes
 from lightning_perf.errors import ConfigError
 from tests.trials import scripts
+from tests.trials.test_keeper import is_alive, wait_for
 
 
 def trial(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,3 +84,17 @@ def test_size_is_read(text: str, size: int) -> None:
 def test_size_is_refused_when_it_is_none(text: str) -> None:
     with pytest.raises(ConfigError, match="8G"):
         _checked_bytes(text)
+
+
+@pytest.mark.alone
+def test_interrupt_during_the_diagnosis_ends_the_training_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    command = [sys.executable, "-m", "lightning_perf", "trial", "--out", "out", "--", sys.executable, "train.py"]
+    going = subprocess.Popen(command, cwd=tmp_path, env=scripts.environment(), stderr=subprocess.PIPE, text=True)
+    assert wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    going.send_signal(signal.SIGINT)
+    _, told = going.communicate(timeout=60)
+    assert going.returncode == 130
+    assert "nothing to report" in told
+    assert not is_alive(pid)
