@@ -1,0 +1,59 @@
+"""A command in the foreground: its exit code is ours, its end is not left to chance."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_perf.errors import TrialError
+from lightning_perf.trials.front import run_in_front
+from lightning_perf.trials.job import Job
+
+from .test_keeper import is_alive, wait_for
+
+FRONT = """
+import sys
+from lightning_perf.trials.front import run_in_front
+from lightning_perf.trials.job import Job
+command = [sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"]
+print(run_in_front(command, Job(mode="run", folder="job"))[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("pass", 0), ("raise SystemExit(9)", 9), ("import os; os.kill(os.getpid(), 11)", 128 + 11)],
+)
+def test_exit_code_is_told_as_a_shell_does(tmp_path: Path, code: str, told: int) -> None:
+    assert run_in_front([sys.executable, "-c", code], Job(mode="run", folder=str(tmp_path))) == (told, {"python"})
+
+
+def test_environment_is_handed_on(tmp_path: Path) -> None:
+    code = "import os, sys; sys.exit(int(os.environ['ANSWER']))"
+    job = Job(mode="run", folder=str(tmp_path))
+    assert run_in_front([sys.executable, "-c", code], job, {"ANSWER": "42"})[0] == 42
+
+
+def test_command_that_cannot_be_started_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(TrialError, match="no-such-command: No such file"):
+        run_in_front(["no-such-command"], Job(mode="run", folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_command_ends_with_us(tmp_path: Path, sent: signal.Signals) -> None:
+    if sent == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux tells a process of its parent's death")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FRONT], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    pid = tmp_path / "pid"
+    assert wait_for(lambda: pid.exists() and pid.read_text())
+    parent.send_signal(sent)
+    told, _ = parent.communicate(timeout=60)
+    assert wait_for(lambda: not is_alive(int(pid.read_text())))
+    if sent == signal.SIGTERM:
+        assert told.strip() == str(128 + 15)
