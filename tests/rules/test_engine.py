@@ -140,6 +140,17 @@ def test_findings_are_ordered_by_severity_then_gain_over_effort_when_several(use
     assert [finding.code for finding in diagnose(build_session()).findings] == [finding.code for finding in ordered]
 
 
+@pytest.mark.parametrize(
+    ("severity", "claimed_s", "order"),
+    [("high", 5.0, ["PD107", "PD101"]), ("high", 4.9, ["PD101", "PD107"]), ("medium", 9.0, ["PD101", "PD107"])],
+)
+def test_cause_stands_before_what_it_explains_when_it_accounts_for_most_of_it(use_rules, severity, claimed_s, order):
+    symptom = _finding("PD101", severity="high", claims={"data_wait": 10.0}, gain=Gain(low=2, high=3, basis=""))
+    cause = _finding("PD107", severity=severity, claims={"data_wait": claimed_s}, gain=Gain(low=1, high=1.1, basis=""))
+    use_rules(_rule("PD101", lambda _: symptom), _rule("PD107", lambda _: cause, explains=("PD101",)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
 def test_confidence_is_lowered_when_the_measurement_is_doubtful():
     def confidence(**changes: object) -> str:
         session = diagnose(build_session({**STARVED, **changes}))

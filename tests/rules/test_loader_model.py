@@ -114,6 +114,12 @@ def test_two_cores_give_what_the_work_divided_by_them_takes_when_both_are_busy()
     assert forecast(delivery, demand, 0).step_s == pytest.approx(0.02)
 
 
+def test_workers_beyond_the_cores_deliver_no_more_when_they_compute():
+    demand = Demand(compute_s=1e-6, cores=2, threads=0.1)
+    delivery = Delivery(batch_s=0.04, worker_batch_s=0.04, take_s=0.0)
+    assert forecast(delivery, demand, 8).step_s == pytest.approx(0.02, rel=0.01)
+
+
 def test_uneven_batches_take_longer_and_batches_ahead_even_them_out():
     demand = Demand(compute_s=0.010, cores=64, threads=1)
     even = Delivery(batch_s=0.018, worker_batch_s=0.018, take_s=0.0)
@@ -162,3 +168,9 @@ def test_batches_are_uneven_when_one_sample_in_32_takes_thirty_times_as_long():
     costs = batch_costs(probed({}, getitem=bursty, batch_size=32))
     assert sum(costs) / len(costs) == pytest.approx(1.0)
     assert max(costs) > 1.5
+
+
+def test_batches_are_even_when_samples_scatter_a_little():
+    # Exponentially distributed samples: the longest of a thousand takes some seven times the mean.
+    scattered = {"n": 999, "mean_s": 0.001, "p50_s": 0.0009, "p95_s": 0.002, "max_s": 0.004}
+    assert batch_costs(probed({}, getitem=scattered, batch_size=64)) == ()
