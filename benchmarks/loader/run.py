@@ -2,9 +2,10 @@
 
 A fit of one epoch without workers is diagnosed with ``PerfDoctor(probe_data=True)``, which probes the loader at its
 end. Then the same fit runs without PerfDoctor: as it was, with the workers recommended, and with as many workers as
-cores, in turn. What each step took on average is compared with the forecast.
+cores. What each step took on average is compared with the forecast; several rounds of all this.
 
-Run: ``python benchmarks/loader/run.py [--rounds N] [--write]`` (two minutes, on a machine that does nothing else).
+Run: ``python benchmarks/loader/run.py [--rounds N] [--threads N] [--write]`` (three minutes, on a machine that does
+nothing else).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lightning_perf.rules.loader_model import Forecast
 from lightning_perf.rules.loader_plan import feeding_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "loader.md"
-N_BATCHES, BATCH_SIZE, WARMUP = 120, 16, 24
+N_BATCHES, BATCH_SIZE, WARMUP = 80, 16, 16
 GOAL = 0.15
 
 
@@ -73,18 +74,18 @@ class Model(LightningModule):
 
 
 class Row(NamedTuple):
-    """One setting of one dataset."""
+    """One setting of one dataset, over all rounds."""
 
     dataset: str
     setting: str
-    foretold: Forecast
-    measured_s: float
-    spread_s: float
+    foretold: list[Forecast]
+    measured_s: list[float]
 
     @property
     def off(self) -> float:
-        """Forecast ÷ measurement, less one."""
-        return self.foretold.step_s / self.measured_s - 1
+        """Median over the rounds of forecast ÷ measurement, less one."""
+        pairs = zip(self.foretold, self.measured_s, strict=True)
+        return statistics.median(option.step_s / step_s for option, step_s in pairs) - 1
 
 
 def step_s(dataset: Dataset[torch.Tensor], num_workers: int, prefetch_factor: int | None, doctor: Any = None) -> float:
@@ -113,8 +114,8 @@ def step_s(dataset: Dataset[torch.Tensor], num_workers: int, prefetch_factor: in
     return (model.starts[-1] - model.starts[WARMUP]) / (len(model.starts) - 1 - WARMUP)
 
 
-def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]:
-    """Forecasts of one dataset and what its fits take."""
+def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Forecast]:
+    """What a diagnosed fit without workers foretells."""
     with tempfile.TemporaryDirectory() as folder:
         doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)
         step_s(dataset, 0, None, doctor)
@@ -123,18 +124,18 @@ def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]
     assert plan.now is not None
     assert plan.chosen is not None
     assert plan.naive is not None
-    settings = {"as it was": plan.now, "recommended": plan.chosen, "workers = cores": plan.naive}
-    measured: dict[str, list[float]] = {setting: [] for setting in settings}
-    for number in range(rounds):
-        for setting in list(settings)[:: 1 if number % 2 == 0 else -1]:
-            option = settings[setting]
-            measured[setting].append(step_s(dataset, option.num_workers, option.prefetch_factor))
-    return [
-        Row(
-            name, setting, option, statistics.median(measured[setting]), max(measured[setting]) - min(measured[setting])
-        )
-        for setting, option in settings.items()
-    ]
+    return {"as it was": plan.now, "recommended": plan.chosen, "workers = cores": plan.naive}
+
+
+def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]:
+    """Forecasts of one dataset and what its fits take."""
+    rows: dict[str, Row] = {}
+    for _ in range(rounds):
+        for setting, option in forecasts(dataset).items():
+            row = rows.setdefault(setting, Row(name, setting, [], []))
+            row.foretold.append(option)
+            row.measured_s.append(step_s(dataset, option.num_workers, option.prefetch_factor))
+    return list(rows.values())
 
 
 def page(rows: list[Row], rounds: int) -> str:
@@ -143,19 +144,25 @@ def page(rows: list[Row], rounds: int) -> str:
         "# Steps foretold by the loader probe",
         "",
         f"Made by `benchmarks/loader/run.py` on {len(os.sched_getaffinity(0))} cores, torch with "
-        f"{torch.get_num_threads()} threads: a fit without workers is diagnosed with",
-        f"`PerfDoctor(probe_data=True)`; then fits of {N_BATCHES} steps without PerfDoctor, {rounds} of each setting",
-        "in turn. Medians of the mean step, in milliseconds; the spread is from the fastest fit to the slowest.",
+        f"{torch.get_num_threads()} thread(s), in {rounds} rounds. In each, a fit without workers is",
+        f"diagnosed with `PerfDoctor(probe_data=True)`; then follow fits of {N_BATCHES} steps without PerfDoctor, one",
+        "of each setting. Medians over the rounds of the mean step in milliseconds, with the median interval",
+        "foretold; *off by* is the median of foretold ÷ measured.",
         "",
-        "| dataset | setting | workers | foretold | interval | measured | spread | off by |",
+        "| dataset | setting | workers | foretold | interval | measured | fastest to slowest | off by |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        option = row.foretold
+        workers = sorted({option.num_workers for option in row.foretold})
+        foretold, low, high = (
+            1e3 * statistics.median(getattr(option, name) for option in row.foretold)
+            for name in ("step_s", "low_s", "high_s")
+        )
         lines.append(
-            f"| {row.dataset} | {row.setting} | {option.num_workers} | {1e3 * option.step_s:.1f} | "
-            f"{1e3 * option.low_s:.1f} to {1e3 * option.high_s:.1f} | {1e3 * row.measured_s:.1f} | "
-            f"{1e3 * row.spread_s:.1f} | {100 * row.off:+.0f} % |"
+            f"| {row.dataset} | {row.setting} | {', '.join(map(str, workers))} | {foretold:.1f} | "
+            f"{low:.1f} to {high:.1f} | "
+            f"{1e3 * statistics.median(row.measured_s):.1f} | "
+            f"{1e3 * min(row.measured_s):.1f} to {1e3 * max(row.measured_s):.1f} | {100 * row.off:+.0f} % |"
         )
     return "\n".join(lines) + "\n"
 
@@ -163,12 +170,11 @@ def page(rows: list[Row], rounds: int) -> str:
 def main() -> None:
     """Measures and shows."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     rows = []

@@ -75,12 +75,14 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         cores: Cores of this rank.
         threads: Cores that the training process keeps busy while it computes.
         computes_on_cores: Whether the computing itself slows down with the cores shared (no accelerator).
+        error: Relative half width of the interval of ``compute_s``.
     """
 
     compute_s: float
     cores: float
     threads: float = 1.0
     computes_on_cores: bool = True
+    error: float = MIN_ERROR
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,14 +117,16 @@ def forecast(delivery: Delivery, demand: Demand, num_workers: int, prefetch_fact
     fetch_s = _fetch_s(delivery, demand.cores, num_workers)
     if num_workers == 0:
         step_s = demand.compute_s + delivery.batch_s
-        spread_s = delivery.error * delivery.batch_s
+        spread_s = delivery.error * delivery.batch_s + demand.error * demand.compute_s
         return Forecast(num_workers=0, prefetch_factor=None, step_s=step_s, low_s=step_s - spread_s,
                         high_s=step_s + spread_s, fetch_s=fetch_s)  # fmt: skip
     uneven = _unevenness(delivery, demand, num_workers, prefetch_factor)
     step_s = uneven * _step_s(delivery, demand, num_workers, 1.0)
     alone = msgspec.structs.replace(demand, cores=math.inf)
-    low_s = _step_s(delivery, alone, num_workers, 1.0 - delivery.error)
-    slow_s = uneven * _step_s(delivery, demand, num_workers, 1.0 + delivery.error)
+    quick = msgspec.structs.replace(alone, compute_s=(1.0 - demand.error) * demand.compute_s)
+    slow = msgspec.structs.replace(demand, compute_s=(1.0 + demand.error) * demand.compute_s)
+    low_s = _step_s(delivery, quick, num_workers, 1.0 - delivery.error)
+    slow_s = uneven * _step_s(delivery, slow, num_workers, 1.0 + delivery.error)
     shared_s = max(0.0, step_s - uneven * _step_s(delivery, alone, num_workers, 1.0))
     return Forecast(
         num_workers=num_workers,

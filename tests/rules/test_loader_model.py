@@ -33,7 +33,7 @@ DELIVERY = st.builds(
 EVEN = st.builds(Delivery, batch_s=SECONDS, worker_batch_s=SECONDS, cpu_fraction=FRACTION)
 DEMAND = st.builds(
     Demand, compute_s=st.floats(0.0, 10.0), cores=st.floats(1.0, 128.0), threads=st.floats(0.1, 64.0),
-    computes_on_cores=st.booleans(),
+    computes_on_cores=st.booleans(), error=st.floats(0.0, 0.5),
 )  # fmt: skip
 WORKERS = st.integers(0, 64)
 TINY = 1 + 1e-9
