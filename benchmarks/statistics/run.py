@@ -82,9 +82,10 @@ degrees of freedom, estimated from two variances of two values each, err on the 
 ## The noise band
 
 A change may be real and still be none that matters. The *noise band* is what two runs of the same training differ
-by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%}. It belongs
-to the machine and the training; more repeats make intervals narrower, not the band, so they settle at last what lies in
-it. No change beyond it is claimed, and none within it is called the same where it is wider than ±{MAX_SAME:.0%}.
+by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%}. It
+belongs to the machine and the training; more repeats make intervals narrower, not the band, so they settle at last what
+lies in it. A change is claimed only beyond the band. On a machine noisier than ±{MAX_SAME:.0%}, only what lies within
+±{MAX_SAME:.0%} is called no change.
 
 | the interval of the speed-up | verdict |
 |:--|:--|
