@@ -228,6 +228,18 @@ def outcome_rows(session: Session) -> list[tuple[str, str, str]]:
     return [(line(outcome.code, 16), outcome.status, line(outcome.reason)) for outcome in session.outcomes]
 
 
+def applied_fact(session: Session) -> str:
+    """What PerfDoctor itself changed while the training ran; figures span the time before and after."""
+    told = []
+    for one in session.applied:
+        name, code = line(one.treatment, 60), line(one.finding, 16)
+        if one.status == "applied":
+            told.append(f"{name} from epoch {one.epoch} on, as {code} prescribed; figures span the time before it too")
+        else:
+            told.append(f"{name} was refused: {line(one.reason, 200)}")
+    return "; ".join(told)
+
+
 def footer_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
     """What stands under every full report, by label; what is told in full elsewhere (``show_all``) is left out."""
     rules, missing = rules_fact(session), missing_fact(session)
@@ -240,6 +252,7 @@ def footer_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
         ("Memory", memory_fact(session)),
         ("Overhead", overhead_fact(session)),
         ("Rules", rules),
+        ("Applied", applied_fact(session)),
         ("Missing", missing),
         ("Failed", probes_fact(session)),
     )

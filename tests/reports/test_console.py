@@ -9,7 +9,7 @@ import tqdm
 from rich.console import Console
 from rich.live import Live
 
-from lightning_perf.records import SEVERITIES, PhaseTime
+from lightning_perf.records import SEVERITIES, AppliedTreatment, PhaseTime
 from lightning_perf.reports.console import emit, epoch_report, preflight_report, run_report, to_text
 from reports.golden import assert_golden
 from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
@@ -222,3 +222,16 @@ def test_emit_prints_above_a_live_rich_display_when_its_console_is_given() -> No
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert text.index("PerfDoctor:") < text.rindex("the bar")
     assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)" in text
+
+
+def test_run_report_says_what_was_applied_and_what_was_refused() -> None:
+    applied = (
+        AppliedTreatment(treatment="loader-workers=4", finding="PD101", epoch=1, status="applied"),
+        AppliedTreatment(
+            treatment="loader-prefetch", finding="PD105", epoch=2, status="refused", reason="no\x1b[2J workers"
+        ),
+    )
+    text = to_text(run_report(msgspec.structs.replace(starved(), applied=applied)), 200)
+    assert "loader-workers=4 from epoch 1 on, as PD101 prescribed" in text
+    assert "loader-prefetch was refused: no" in text
+    assert "\x1b" not in text
