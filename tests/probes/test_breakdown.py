@@ -55,6 +55,27 @@ def test_exact_parts_equal_the_sizes_worked_out_when_an_optimizer_has_stepped(ma
     assert sum(m.optimizer_bytes for m in record.modules) == states
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {}), ("Adam", {"amsgrad": True}), ("AdamW", {}),
+        ("AdamW", {"amsgrad": True}), ("NAdam", {}), ("RAdam", {}), ("Adamax", {}), ("Adadelta", {}), ("Rprop", {}),
+        ("Adagrad", {}), ("RMSprop", {}), ("RMSprop", {"momentum": 0.9}), ("RMSprop", {"centered": True}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ],
+)  # fmt: skip
+def test_states_expected_before_the_first_step_are_those_held_after_it(name: str, options: dict[str, Any]) -> None:
+    module = mlp()
+    optimizer = getattr(torch.optim, name)(module.parameters(), lr=0.01, **options)
+    expected = ModelMemory(module, [optimizer], torch.device("cpu")).record()
+    held = stepped(module, optimizer).record()
+    assert expected.optimizer_basis == ("held" if name == "Adagrad" else "expected")  # it keeps states from the start
+    assert held.optimizer_bytes is not None
+    assert held.optimizer_basis == ("held" if held.optimizer_bytes else "expected")
+    assert expected.optimizer_bytes is not None
+    assert 0 <= held.optimizer_bytes - expected.optimizer_bytes <= 2 * STEP * N_TENSORS  # counters
+
+
 def test_everything_takes_half_when_the_model_is_bf16_true() -> None:
     module = mlp().bfloat16()
     record = stepped(module, torch.optim.Adam(module.parameters()), torch.bfloat16).record()
