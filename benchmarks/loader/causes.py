@@ -1,6 +1,6 @@
 """Is each planted fault of the input pipeline named, by its rule and where it is a function by file and line?
 
-    python benchmarks/loader/causes.py [--runs 3] [--only CAUSE,...] [--time 10]
+    python benchmarks/loader/causes.py [--runs 3] [--only CAUSE,...] [--time 10] [--face both]
 
 Runs ``planted.py`` for each cause with ``PerfDoctor(probe_data=True)`` in a real ``Trainer.fit`` and through
 ``lightning-perf data``, and prints what the verdict says. Needs a machine that does nothing else meanwhile.
@@ -28,13 +28,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default=",".join(CAUSES))
     parser.add_argument("--time", type=float, default=10.0)
+    parser.add_argument("--face", choices=(*FACES, "both"), default="both")
     arguments = parser.parse_args()
     missed = 0
-    print(f"{'cause':24}{'expected':10}" + f"{'Trainer.fit':>40}{'lightning-perf data':>40}")
+    faces = FACES if arguments.face == "both" else {arguments.face: FACES[arguments.face]}
+    print(f"{'cause':24}{'expected':10}" + "".join(f"{face:>40}" for face in faces), flush=True)
     for cause in arguments.only.split(","):
         for _ in range(arguments.runs):
             shown = []
-            for face in (fitted, probed):
+            for face in faces.values():
                 with tempfile.TemporaryDirectory() as folder:
                     session = face(cause, Path(folder), arguments.time)
                 is_named, text = judge(cause, session)
@@ -81,8 +83,7 @@ def judge(cause: str, session: Session) -> tuple[bool, str]:
         return not data, f"findings on data: {', '.join(data) or 'none'}"
     first = session.verdict.code
     probe = session.loader_probe
-    where = next((each for each in probe.functions if expected.function), None) if probe is not None else None
-    place = ""
+    where, place = None, ""
     if expected.function is not None and probe is not None:
         wanted = "collate" if expected.code == "PD108" else "getitem"
         where = next((each for each in probe.functions if each.where == wanted), None)
@@ -91,6 +92,9 @@ def judge(cause: str, session: Session) -> tuple[bool, str]:
         where is not None and where.name.endswith(expected.function) and Path(where.file).name == SCRIPT.name
     )
     return first == expected.code and is_there, f"{first}{place}"
+
+
+FACES = {"fit": fitted, "data": probed}
 
 
 if __name__ == "__main__":
