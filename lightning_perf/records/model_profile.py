@@ -131,6 +131,9 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
         n_bytes: Read and written.
         total_s: Seconds in one step; None where not timed.
         bound: What limits it; None where that cannot be told.
+        denormal_fraction: Of the numbers that went in, those too small for a normal float, on average over its calls;
+            from a sample of each tensor. None where not looked at: on other devices than a CPU, and for operators
+            that multiply no matrices.
     """
 
     name: str
@@ -140,6 +143,7 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
     n_bytes: int
     total_s: float | None = None
     bound: Bound | None = None
+    denormal_fraction: float | None = None
 
 
 class ModelProfile(Record, frozen=True, kw_only=True):

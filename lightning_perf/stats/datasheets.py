@@ -57,6 +57,7 @@ _CHIPS: tuple[tuple[str, DatasheetPeak], ...] = (
     (r"(NVIDIA )?Tesla V100-SXM2-\d+GB", _peak("V100 SXM2", _V100, 900, 15.7, None, 125)),
     (r"(NVIDIA )?Tesla V100-PCIE-\d+GB", _peak("V100 PCIe", _V100, 900, 14, None, 112)),
     (r"(NVIDIA )?Tesla V100S-PCIE-\d+GB", _peak("V100S PCIe", _V100, 1134, 16.4, None, 130)),
+    (r"AMD Instinct MI300X.*", _peak("MI300X", "AMD Instinct MI300X datasheet", 5300, 163.4, 653.7, 1307.4, 1307.4)),
 )  # fmt: skip
 
 

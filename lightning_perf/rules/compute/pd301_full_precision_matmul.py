@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from typing import NamedTuple
+
+from lightning_perf.records import Evidence, Finding, ModelProfile, Prescription, Session, StageTimes
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import FULL_PRECISION, is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.trace_signals import (
@@ -32,19 +35,28 @@ MAX_TENSOR_CORE_FRACTION = 0.05
 # Without a profiler window only a model that is almost nothing but matrix products, in a step that is
 # mostly forward and backward, makes it likely.
 MIN_COMPUTE_SHARE = 0.60
+# What a few hundred steps can tell from noise.
+MIN_SAVED_SHARE = 0.02
 MIN_MATMUL_PARAMETER_FRACTION = 0.90
 # What low precision does to matrix kernels: from 1.5x (the lower end that the sources give) to 8x (half of the 16x
 # between an A100's datasheet rates of 312 bf16 and 19.5 fp32 TFLOP/s; large products reach about that).
 LOW_SPEED_UP = 1.5
 HIGH_SPEED_UP = 8.0
+# Where the device itself was measured, its own ratio takes their place: at most the ratio of its ceilings; at least
+# half of it, for products smaller than those that reach a ceiling.
+CEILING_LOW_PART = 0.5
+# Numbers are read in 4 bytes and written in 2 to be cast, for each number of 4 bytes that a product moves.
+CAST_BYTES_FRACTION = 1.5
 
 MATRIX_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution")
 
 DOCS = """\
 ## What it measures
 In a profiler window or trace, the share of kernels' time in matrix products and convolutions, and how much of it runs
-on matrix units (Tensor Cores); on a CPU the share of the operators' time. Without a window, only whether the model, the
-hardware and the Trainer's precision make it likely.
+on matrix units (Tensor Cores); on a CPU the share of the operators' time. Without a window, on a CPU the operators of
+the one step whose arithmetic was counted; and where there is none, only whether the model, the hardware and the
+Trainer's precision make it likely. How much faster 16-bit products are is taken from the device's measured ceilings
+where there are any.
 
 ## Why it costs
 Matrix units multiply 16-bit numbers many times faster than 32-bit ones, and 16-bit tensors need half of the memory
@@ -80,8 +92,12 @@ def check(session: Session) -> Finding | None:
     if precision is None:
         raise Skip("the Trainer's precision is not known")
     prescription = _prescription(*_of_machine(session))
-    if prescription is None:
+    speed_up = _speed_up(session, prescription)
+    if prescription is None or speed_up.is_none:
         return None
+    counted = _counted(session)
+    if counted is not None:
+        return _on_counted(session, steady, counted, prescription, speed_up)
     model = session.settings.model
     if model is None or model.matmul_parameter_fraction is None:
         raise Skip("no profiler window, and what the model consists of is not known")
@@ -145,8 +161,11 @@ def _on_device(session: Session, reading: Reading) -> Finding | None:
     prescription = _prescription(units.bf16, units.fp16)
     if prescription is None:
         return None
+    speed_up = _speed_up(session, prescription)
+    if speed_up.is_none:
+        return None
     full_s = kernels.matrix_s * (1 - (fraction or 0.0))
-    low_s, high_s = device_savings(reading, full_s * (1 - 1 / LOW_SPEED_UP), full_s * (1 - 1 / HIGH_SPEED_UP))
+    low_s, high_s = device_savings(reading, full_s * (1 - 1 / speed_up.low), full_s * (1 - 1 / speed_up.high))
     if not is_worth_saying(reading, high_s):
         return None
     evidence = (
@@ -171,7 +190,7 @@ def _on_device(session: Session, reading: Reading) -> Finding | None:
             else ()
         ),
     )
-    return _measured(session, reading, share, full_s, evidence, prescription, low_s, high_s)
+    return _measured(session, reading, share, full_s, evidence, prescription, low_s, high_s, speed_up)
 
 
 def _on_cpu(session: Session, reading: Reading) -> Finding | None:
@@ -184,7 +203,8 @@ def _on_cpu(session: Session, reading: Reading) -> Finding | None:
     if session.settings.trainer.precision is None:
         raise Skip("the trace does not tell in which precision the CPU computes")
     prescription = _prescription(*_of_machine(session))
-    if prescription is None:
+    speed_up = _speed_up(session, prescription)
+    if prescription is None or speed_up.is_none:
         return None
     evidence = (
         Evidence(
@@ -195,8 +215,120 @@ def _on_cpu(session: Session, reading: Reading) -> Finding | None:
             n=len(trace.steps) or None,
         ),
     )
-    low_s, high_s = full_s * (1 - 1 / LOW_SPEED_UP), full_s * (1 - 1 / HIGH_SPEED_UP)
-    return _measured(session, reading, full_s / total_s, full_s, evidence, prescription, low_s, high_s)
+    low_s, high_s = full_s * (1 - 1 / speed_up.low), full_s * (1 - 1 / speed_up.high)
+    counted = _counted(session)
+    if counted is not None:
+        low_s -= reading.n_steps * counted.cast_s
+    return _measured(session, reading, full_s / total_s, full_s, evidence, prescription, low_s, high_s, speed_up)
+
+
+class _SpeedUp(NamedTuple):
+    """What a lower precision does to matrix products here.
+
+    Attributes:
+        low: Times faster at least.
+        high: At most.
+        basis: What both rest on.
+        is_none: Whether it was measured to gain next to nothing.
+    """
+
+    low: float
+    high: float
+    basis: str
+    is_none: bool = False
+
+
+class _Counted(NamedTuple):
+    """Matrix products in 32 bit, counted and timed in one step on a CPU.
+
+    Attributes:
+        full_s: Their seconds in the step.
+        all_s: Seconds of all operators.
+        cast_s: What casting all they move takes at most.
+    """
+
+    full_s: float
+    all_s: float
+    cast_s: float
+
+
+def _speed_up(session: Session, prescription: Prescription | None) -> _SpeedUp:
+    """From the device's measured ceilings, else from what sources give."""
+    profile = session.model_profile
+    ceilings = profile.ceilings if profile is not None else None
+    basis = f"matrix products {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is"
+    if ceilings is None or prescription is None:
+        return _SpeedUp(LOW_SPEED_UP, HIGH_SPEED_UP, basis)
+    speeds = ceilings.matmul_flops_per_s
+    now = speeds.get(profile.precision if profile is not None and profile.precision == "tf32" else "fp32")
+    then = speeds.get("bf16" if prescription.treatment == "precision-bf16" else "fp16")
+    if not now or not then:
+        return _SpeedUp(LOW_SPEED_UP, HIGH_SPEED_UP, basis)
+    ratio = then / now
+    low = max(1.0, CEILING_LOW_PART * ratio)
+    basis = f"matrix products {low:.1f}x to {ratio:.1f}x faster, by the measured ceilings of this device"
+    return _SpeedUp(low, max(1.0, ratio), basis, is_none=ratio < LOW_SPEED_UP)
+
+
+def _counted(session: Session) -> _Counted | None:
+    """What the step that was counted tells; None where there is none, or its operators were not timed."""
+    profile: ModelProfile | None = session.model_profile
+    if profile is None or not is_cpu_run(session):
+        return None
+    timed = [(operator, operator.total_s) for operator in profile.operators if operator.total_s is not None]
+    matrix = [(operator, spent_s) for operator, spent_s in timed if operator.flops and operator.dtype == "float32"]
+    rate = profile.ceilings.copy_bytes_per_s if profile.ceilings is not None else None
+    if not timed:
+        return None
+    n_bytes = sum(operator.n_bytes for operator, _ in matrix)
+    return _Counted(
+        full_s=sum(spent_s for _, spent_s in matrix),
+        all_s=sum(spent_s for _, spent_s in timed),
+        cast_s=CAST_BYTES_FRACTION * n_bytes / rate if rate else 0.0,
+    )
+
+
+def _on_counted(
+    session: Session, steady: StageTimes, counted: _Counted, prescription: Prescription, speed_up: _SpeedUp
+) -> Finding | None:
+    """Reads the operators of the step that was counted; the shares are those of its operators' own time."""
+    if counted.all_s <= 0 or counted.full_s < MIN_MATRIX_SHARE * counted.all_s:
+        return None
+    compute_s = phase_s(steady, "forward", "backward")
+    full_s = min(counted.full_s * steady.n_steps, compute_s * counted.full_s / counted.all_s)
+    high_s = full_s * (1 - 1 / speed_up.high)
+    low_s = full_s * (1 - 1 / speed_up.low) - counted.cast_s * steady.n_steps
+    part = high_s / compute_s if compute_s > 0 else 0.0
+    if high_s < MIN_SAVED_SHARE * steady.span_s:
+        return None
+    share = counted.full_s / counted.all_s
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of the computing is matrix products in 32 bit. The hardware has faster 16-bit ones, and "
+            f"they take {percent(full_s / steady.span_s)} of the time."
+        ),
+        evidence=(
+            Evidence(
+                metric="share of matrix products in the operators' time",
+                value=share,
+                unit="fraction",
+                threshold=MIN_MATRIX_SHARE,
+                n=1,
+            ),
+            Evidence(metric="matrix products in 32 bit, of the time", value=full_s / steady.span_s, unit="fraction"),
+            Evidence(metric="16-bit products are faster by", value=speed_up.high, unit="ratio"),
+            Evidence(metric="precision", value=session.settings.trainer.precision or ""),
+        ),
+        prescriptions=(prescription,),
+        claims={name: part * phase_s(steady, name) for name in ("forward", "backward")},
+        low_s=low_s,
+        basis=f"{speed_up.basis} (operators of one step, applied to {steady.n_steps} timed steps)",
+        confidence="medium",
+    )
 
 
 def _measured(
@@ -208,6 +340,7 @@ def _measured(
     prescription: Prescription,
     low_s: float,
     high_s: float,
+    speed_up: _SpeedUp,
 ) -> Finding:
     precision = session.settings.trainer.precision
     return trace_finding(
@@ -227,7 +360,7 @@ def _measured(
         prescriptions=(prescription,),
         low_s=low_s,
         high_s=high_s,
-        basis=f"matrix products {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is",
+        basis=speed_up.basis,
         phases=code_phases(reading) if reading.trace.device is None else (),
         confidence="medium",
     )

@@ -16,6 +16,7 @@ from lightning_perf.rules.trace_signals import (
     work_share,
 )
 from lightning_perf.rules.wording import percent
+from lightning_perf.stats.datasheets import datasheet_of
 
 CODE = "PD317"
 NAME = "compute-bound"
@@ -23,19 +24,12 @@ CATEGORY = "compute"
 
 MIN_BUSY_SHARE = 0.90
 
-# Dense matrix products, operations a second, by name, precision of the kernels: the vendors' datasheets.
-_PEAKS = (
-    (re.compile(r"H[12]00(?! PCIe)"), {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}),
-    (re.compile(r"A100"), {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}),
-    (re.compile(r"V100"), {"fp16": 125e12, "fp32": 15.7e12}),
-    (re.compile(r"\bT4\b"), {"fp16": 65e12, "fp32": 8.1e12}),
-    (re.compile(r"MI300X"), {"bf16": 1307e12, "fp16": 1307e12, "fp32": 163e12}),
-)
-
 DOCS = """\
 ## What it measures
 In a profiler window, the share of the time in which the device worked, where no other rule found time to win. Where
-shapes were recorded, the speed of the matrix products and what part of the datasheet's figure that is.
+shapes were recorded, the speed of the matrix products and what part of the datasheet's figure that is; where the
+model's arithmetic was counted, its speed over the whole step, against the ceiling measured on the device and the
+datasheet's.
 
 ## Why it costs
 It does not: this is what a training should look like. What is left to gain lies in the arithmetic itself.
@@ -81,6 +75,7 @@ def check(session: Session) -> Finding | None:
             ),
             Evidence(metric="matrix kernels in the kernels' time", value=matrix, unit="fraction", n=trace.n_kernels),
             *_speed(reading, device),
+            *_utilisation(session),
         ),
         prescriptions=(compile_prescription(": it may fuse what is left"),),
         confidence="high" if trace.steps else "medium",
@@ -104,11 +99,29 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
         share_evidence(reading, "matrix kernels", kind_s(trace, *MATRIX_KINDS)),
     )
     precisions = trace.kernels.matrix_precisions
-    peaks = next((peaks for name, peaks in _PEAKS if trace.device_name and name.search(trace.device_name)), {})
+    chip = datasheet_of(trace.device_name or "")
+    peaks = chip.matmul_flops_per_s if chip is not None else {}
     peak = peaks.get(max(precisions, key=lambda precision: precisions[precision]), 0.0) if precisions else 0.0
-    if not peak:
+    if chip is None or not peak:
         return facts
-    return (*facts, Evidence(metric="of the datasheet's figure", value=speed / peak, unit="fraction"))
+    metric = f"of the {peak / 1e12:g} TFLOP/s in the {chip.chip}'s datasheet"
+    return (*facts, Evidence(metric=metric, value=speed / peak, unit="fraction"))
+
+
+def _utilisation(session: Session) -> tuple[Evidence, ...]:
+    """The whole step's arithmetic against what the device can do, each with its denominator."""
+    used = session.model_profile.utilisation if session.model_profile is not None else None
+    if used is None:
+        return ()
+    facts = [Evidence(metric="arithmetic of the model in a step", value=used.flops_per_s, unit="FLOP/s")]
+    for fraction, peak, whose in (
+        (used.measured_fraction, used.measured_flops_per_s, "measured on this device"),
+        (used.datasheet_fraction, used.datasheet_flops_per_s, "in its datasheet"),
+    ):
+        if fraction is not None and peak is not None:
+            metric = f"of the {peak / 1e12:.3g} TFLOP/s ({used.precision}) {whose}"
+            facts.append(Evidence(metric=metric, value=fraction, unit="fraction"))
+    return tuple(facts)
 
 
 def _operations(shape: MatrixShape) -> float:

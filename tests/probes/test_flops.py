@@ -1,0 +1,334 @@
+"""Counted operations against formulas written by hand."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.records import ModelProfile
+
+
+def counted(model: nn.Module, *inputs: Any, train: bool = True, depth: int = 1) -> ModelProfile:
+    """One pass, forward and backward, from the sum of all that comes out."""
+    counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=True)
+    with counter:
+        out = model(*inputs)
+        loss = (out[0] if isinstance(out, tuple) else out).sum()
+    if train:
+        counter.direction = "backward"
+        with counter:
+            loss.backward()
+    assert counter.failure == ""
+    return counter.profile("cpu", 1)
+
+
+def near(flops: float) -> Any:
+    return pytest.approx(flops, rel=0.01)
+
+
+def needing(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def test_linear_counts_as_its_formula() -> None:
+    profile = counted(nn.Linear(64, 32), needing(16, 64))
+    assert profile.forward_flops == near(2 * 16 * 64 * 32)
+    assert profile.backward_flops == near(2 * 2 * 16 * 64 * 32)
+
+
+def test_linear_without_gradient_of_its_input_counts_half_of_the_backward_pass() -> None:
+    profile = counted(nn.Linear(64, 32), torch.randn(16, 64))
+    assert profile.backward_flops == near(2 * 16 * 64 * 32)
+
+
+@pytest.mark.parametrize(("groups", "stride", "padding"), [(1, 1, 1), (4, 1, 0), (2, 2, 1), (8, 3, 2)])
+def test_convolution_counts_as_its_formula(groups: int, stride: int, padding: int) -> None:
+    layer = nn.Conv2d(8, 16, (3, 5), stride=stride, padding=padding, groups=groups)
+    inputs = needing(4, 8, 20, 24)
+    height, width = layer(inputs).shape[2:]
+    once = 2 * 4 * height * width * 16 * (8 // groups) * 3 * 5
+    profile = counted(layer, inputs)
+    assert profile.forward_flops == near(once)
+    assert profile.backward_flops == near(2 * once)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_transposed_convolution_counts_each_place_of_its_input(groups: int) -> None:
+    layer = nn.ConvTranspose2d(8, 16, 3, stride=2, groups=groups)
+    once = 2 * 4 * 10 * 12 * 8 * (16 // groups) * 3 * 3
+    profile = counted(layer, needing(4, 8, 10, 12))
+    assert profile.forward_flops == near(once)
+    assert profile.backward_flops == near(2 * once)
+
+
+class Attention(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_fused_attention_counts_as_its_formula() -> None:
+    batch, heads, n_queries, n_keys, size = 2, 4, 32, 48, 16
+    shapes = ((batch, heads, n_queries, size), (batch, heads, n_keys, size), (batch, heads, n_keys, size))
+    profile = counted(Attention(), *(needing(*shape) for shape in shapes))
+    product = 2 * batch * heads * n_queries * n_keys * size
+    assert profile.forward_flops == near(2 * product)
+    assert profile.backward_flops == near(5 * product)  # the scores once more, and two products for each of the two
+    assert profile.uncounted == ()
+
+
+def test_attention_of_several_products_counts_as_its_formula() -> None:
+    layer = nn.MultiheadAttention(64, 4, batch_first=True)
+    tokens = needing(2, 32, 64)
+    profile = counted(layer, tokens, tokens, tokens)
+    projections, scores = 2 * 2 * 32 * 64 * 64 * 4, 2 * 2 * 2 * 32 * 32 * 64
+    assert profile.forward_flops == near(projections + scores)
+    assert profile.backward_flops == near(2 * (projections + scores))
+
+
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+def test_lstm_counts_as_its_formula(is_bidirectional: bool) -> None:
+    layer = nn.LSTM(24, 32, num_layers=2, batch_first=True, bidirectional=is_bidirectional)
+    ways = 1 + is_bidirectional
+    once = 2 * 4 * 10 * ways * (4 * 32 * (24 + 32) + 4 * 32 * (32 * ways + 32))
+    profile = counted(layer, needing(4, 10, 24))
+    assert profile.forward_flops == near(once)
+    assert profile.backward_flops == near(2 * once)
+    assert profile.uncounted == ()
+
+
+class Block(nn.Module):
+    """Two convolutions with a way around them (He et al. 2015)."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after))
+        self.around = nn.Sequential()
+        if stride != 1 or before != after:
+            self.around = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.second(self.first(x)) + self.around(x))
+
+
+class ResNet18(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        widths = (64, 64, 128, 256, 512)
+        self.stages = nn.Sequential(
+            *(
+                nn.Sequential(Block(before, after, 1 if before == after else 2), Block(after, after, 1))
+                for before, after in itertools.pairwise(widths)
+            )
+        )
+        self.head = nn.Linear(512, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))
+
+
+def test_resnet_18_counts_as_published() -> None:
+    model = ResNet18()
+    assert sum(p.numel() for p in model.parameters()) == 11_689_512
+    profile = counted(model, torch.randn(1, 3, 224, 224))
+    assert profile.forward_flops == near(2 * 1.82e9)
+    # Twice as much backward, but for the gradient of the image, which nobody asks for.
+    first = 2 * 112 * 112 * 64 * 3 * 7 * 7
+    assert profile.backward_flops == near(2 * (profile.forward_flops or 0) - first)
+    assert_modules_add_up(profile)
+
+
+class Gpt(nn.Module):
+    """A small decoder: embedding, two blocks, head."""
+
+    def __init__(self, size: int = 64, n_layers: int = 2, vocabulary: int = 100) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, size)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "qkv": nn.Linear(size, 3 * size),
+                    "out": nn.Linear(size, size),
+                    "up": nn.Linear(size, 4 * size),
+                    "down": nn.Linear(4 * size, size),
+                }
+            )
+            for _ in range(n_layers)
+        )
+        self.head = nn.Linear(size, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            q, k, v = (
+                part.unflatten(-1, (4, -1)).transpose(1, 2) for part in block["qkv"](x).chunk(3, -1)  # type: ignore[operator,index]
+            )  # fmt: skip
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + block["out"](mixed)  # type: ignore[operator,index]
+            x = x + block["down"](F.gelu(block["up"](x)))  # type: ignore[operator,index]
+        return self.head(x)
+
+
+def test_gpt_counts_as_its_formula() -> None:
+    batch, length, size, n_layers, vocabulary = 4, 32, 64, 2, 100
+    profile = counted(Gpt(size, n_layers, vocabulary), torch.randint(0, vocabulary, (batch, length)))
+    dense = 2 * batch * length * (n_layers * 12 * size**2 + size * vocabulary)
+    attention = n_layers * 4 * batch * length**2 * size
+    assert profile.forward_flops == near(dense + attention)
+    assert profile.backward_flops == near(2 * dense + 2.5 * attention)
+    assert_modules_add_up(profile)
+
+
+def assert_modules_add_up(profile: ModelProfile) -> None:
+    for field in ("forward_flops", "backward_flops", "forward_bytes", "backward_bytes"):
+        assert sum(getattr(module, field) for module in profile.modules) == getattr(profile, field)
+    assert sum(module.n_parameters for module in profile.modules) == profile.n_parameters
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_modules_add_up_when_they_are_told_apart_more_deeply(depth: int) -> None:
+    profile = counted(ResNet18(), torch.randn(1, 3, 64, 64), depth=depth)
+    assert_modules_add_up(profile)
+    assert profile.module_depth == depth
+
+
+def test_backward_belongs_to_the_module_whose_forward_made_it() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    profile = counted(model, needing(2, 8))
+    found = {module.path: module for module in profile.modules}
+    assert found["0"].backward_flops == 2 * found["0"].forward_flops == 4 * 2 * 8 * 16
+    assert found["2"].backward_flops == 2 * found["2"].forward_flops == 4 * 2 * 16 * 4
+    assert found["1"].backward_flops == 0
+    assert found["1"].backward_bytes > 0
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_activations_computed_again_are_told_apart(is_reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.body, x, use_reentrant=is_reentrant)
+
+    once = 2 * 4 * 8 * 8
+    profile = counted(Checkpointed(), needing(4, 8))
+    assert profile.forward_flops == 2 * once
+    assert profile.recomputed_flops == 2 * once
+    assert profile.backward_flops == 4 * once + profile.recomputed_flops
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_forward_alone_is_counted_without_gradients(guard: Callable[[], Any]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.LSTM(16, 8))
+    with guard():
+        profile = counted(model, torch.randn(5, 2, 8), train=False)
+    assert profile.forward_flops == 2 * 10 * 8 * 16 + 2 * 10 * 4 * 8 * (16 + 8)
+    assert profile.backward_flops is None
+    assert "no backward pass" in profile.missing["backward_flops"]
+
+
+def test_bytes_are_those_read_and_written() -> None:
+    class Add(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (a + b).view(-1)
+
+    class InPlace(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a.mul_(b)
+
+    class Copy(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a.copy_(b.expand_as(a))
+
+    a, b = torch.randn(100, 10), torch.randn(100, 10)
+    summed = 4 * (1000 + 1)
+    assert counted(Add(), a, b, train=False).forward_bytes == 3 * 4000 + summed
+    assert counted(InPlace(), a, b, train=False).forward_bytes == 3 * 4000 + summed
+    assert counted(Copy(), a, torch.randn(1, 10), train=False).forward_bytes == 4000 + 40 + summed
+
+
+def test_embedding_reads_the_rows_it_picks_alone() -> None:
+    profile = counted(nn.Embedding(100_000, 16), torch.zeros(4, dtype=torch.long), train=False)
+    assert profile.forward_bytes == 2 * 4 * 16 * 4 + 4 * 8 + 4 * (64 + 1)
+
+
+def test_operator_whose_arithmetic_is_not_known_is_named() -> None:
+    class Distances(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return torch.cdist(a, a + 1)
+
+    assert counted(Distances(), torch.randn(4, 3), train=False).uncounted == ("aten::_cdist_forward",)
+
+
+def test_denormal_numbers_are_found_in_what_is_multiplied() -> None:
+    layer = nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        layer.weight[:32] = 1e-40
+    [operator] = [o for o in counted(layer, torch.randn(4, 64), train=False).operators if o.flops]
+    assert operator.denormal_fraction == pytest.approx(0.5, abs=0.1)
+    [operator] = [o for o in counted(nn.Linear(8, 8), torch.randn(4, 8), train=False).operators if o.flops]
+    assert operator.denormal_fraction == 0.0
+
+
+def test_numbers_are_the_same_when_a_step_is_counted() -> None:
+    def step(is_counted: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.LSTM(30, 16))
+        out_grads = torch.randn(4, 4, 32)
+        if is_counted:
+            counted(model, out_grads)
+        else:
+            model(out_grads)[0].sum().backward()
+        tensors = [p.grad for p in model.parameters()] + list(model.buffers()) + [torch.rand(3)]
+        return [t for t in tensors if t is not None]
+
+    for plain, watched in zip(step(False), step(True), strict=True):
+        assert torch.equal(plain, watched)
+
+
+def test_hooks_are_gone_and_errors_of_the_model_pass_through() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.inner(x).reshape(3, 7))
+
+    model = Fails()
+    counter = ArithmeticCounter(model)
+    with pytest.raises(RuntimeError, match="shape"), counter:
+        model(torch.randn(2, 2))
+    assert not model.inner._forward_hooks
+    assert not model.inner._forward_pre_hooks
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_counting_stops_but_the_step_goes_on_when_counting_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    counter = ArithmeticCounter(model)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(counter, "_count", broken)
+    with counter:
+        out = model(torch.ones(1, 2))
+    assert out.shape == (1, 2)
+    profile = counter.profile("cpu")
+    assert profile.forward_flops is None
+    assert "planted" in profile.missing["forward_flops"]

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
+from lightning_perf.stats.roofline import advice, assessed, bound_of, intensity, least, ridge, speed_up
+
+CEILINGS = Ceilings(
+    device="cpu",
+    name="CPU",
+    torch="2",
+    matmul_flops_per_s={"fp32": 1e11, "bf16": 4e11},
+    copy_bytes_per_s=1e10,
+    launch_s=1e-6,
+)
+
+
+def times(seconds: float) -> Distribution:
+    return Distribution(p50=seconds, p95=seconds, p99=seconds, mean=seconds, std=0.0)
+
+
+def profile(**changes: object) -> ModelProfile:
+    figures: dict[str, object] = {
+        "class_name": "Net", "device": "cpu", "n_parameters": 1, "n_trainable": 1, "parameters_bytes": 4,
+        "precision": "fp32", "forward_flops": 10**9, "backward_flops": 2 * 10**9,
+    }  # fmt: skip
+    return ModelProfile(**{**figures, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flops", "n_bytes", "n_operators", "seconds", "bound"),
+    [
+        (10**9, 10**6, 1, 0.012, "compute"),  # 10 ms of arithmetic, 0.1 ms of memory
+        (10**6, 10**8, 1, 0.012, "bandwidth"),
+        (10**3, 10**3, 1000, 0.0012, "launch"),
+        (10**6, 10**5, 10, 0.5, "latency"),
+        (10**9, 10**6, 1, 0.01 / 0.6 * 0.999, "compute"),
+        (10**9, 10**6, 1, 0.01 / 0.6 * 1.001, "latency"),
+    ],
+)
+def test_bound_is_the_ceiling_that_explains_the_time(
+    flops: int, n_bytes: int, n_operators: int, seconds: float, bound: str
+) -> None:
+    assert bound_of(least(flops, n_bytes, n_operators, CEILINGS, "fp32"), seconds) == bound
+
+
+def test_bound_is_not_told_when_time_or_ceilings_are_missing() -> None:
+    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp32"), None) is None
+    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp64"), 0.01) is None
+
+
+def test_ridge_is_where_arithmetic_takes_as_long_as_memory() -> None:
+    assert ridge(CEILINGS, "fp32") == 10.0
+    assert ridge(CEILINGS, "fp16") is None
+    assert intensity(100, 10) == 10.0
+    assert intensity(100, 0) is None
+
+
+def test_speed_up_is_none_when_the_precision_is_low_already_or_gains_little() -> None:
+    assert speed_up(CEILINGS, "fp32") == ("bf16", 4.0)
+    assert speed_up(CEILINGS, "bf16") is None
+    slow = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp32": 1e11, "bf16": 1.4e11})
+    assert speed_up(slow, "fp32") is None
+
+
+def test_advice_names_the_precision_when_arithmetic_decides() -> None:
+    assert advice("compute", "fp32", CEILINGS).startswith("bf16: its products are 4.0x faster")
+    assert "fewer operations" in advice("compute", "bf16", CEILINGS)
+    assert advice(None, "fp32", CEILINGS) == ""
+
+
+def test_utilisation_has_both_denominators_and_leaves_recomputation_out() -> None:
+    chip = DatasheetPeak(chip="X", matmul_flops_per_s={"fp32": 2e11}, memory_bytes_per_s=None, source="its datasheet")
+    used = assessed(profile(recomputed_flops=10**9), CEILINGS, chip, times(0.1), 20).utilisation
+    assert used is not None
+    assert used.flops_per_s == pytest.approx(2e10)
+    assert used.measured_fraction == pytest.approx(0.2)
+    assert used.measured_flops_per_s == 1e11
+    assert used.datasheet_fraction == pytest.approx(0.1)
+    assert used.datasheet == "X: its datasheet"
+
+
+def test_utilisation_is_missing_when_the_device_is_unknown_or_nothing_was_timed() -> None:
+    assert assessed(profile(), None, None, times(0.1)).utilisation is None
+    assert assessed(profile(), CEILINGS, None).utilisation is None
+    assert assessed(profile(precision="fp64"), CEILINGS, None, times(0.1)).utilisation is None
+
+
+def test_modules_and_operators_get_their_bounds() -> None:
+    module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
+                           forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip
+    operator = OperatorProfile(name="aten::mm", dtype="float32", calls=1, flops=10**3, n_bytes=10**8, total_s=0.011)
+    found = assessed(profile(modules=(module,), operators=(operator,)), CEILINGS, None, times(0.012))
+    assert found.modules[0].bound == "compute"
+    assert found.modules[0].advice
+    assert found.operators[0].bound == "bandwidth"
+    assert found.bound == "compute"
+
+
+def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it() -> None:
+    module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
+                           forward_bytes=10**6, backward_bytes=0, n_operators=1)  # fmt: skip
+    assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == "latency"
