@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import ctypes
-import functools
 import gc
 import itertools
-import resource
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +25,7 @@ from .curve import CurveMeasurement, candidates
 from .hot import Hot, find_hot
 from .numbers import repeated
 from .pipeline import Pipeline, Refused
+from .process import limit_memory, private_bytes, queued_s, read_bytes
 from .transport import time_transport
 
 PLANNED_SHARE = 0.85
@@ -126,8 +123,8 @@ class _Stages:
         self._stage = "taking the loader apart"
         self._missing: dict[str, str] = dict(first.missing)
         self._memory_allowed = MEMORY_SHARE * psutil.virtual_memory().available
-        self._memory_limit = _private_bytes(all_of_it=False) + self._memory_allowed
-        _limit_memory(1.2 * MEMORY_SHARE)  # the limit above says more, but is looked at only now and then
+        self._memory_limit = private_bytes(all_of_it=False) + self._memory_allowed
+        limit_memory(1.2 * MEMORY_SHARE)  # the limit above says more, but is looked at only now and then
 
     def run(self) -> None:
         try:
@@ -170,7 +167,7 @@ class _Stages:
     def _time_samples(self, pipeline: Pipeline) -> _Samples:
         self._enter("making samples")
         samples = _Samples()
-        read_before = _read_bytes()
+        read_before = read_bytes()
         end_s = time.perf_counter() + self._share(SAMPLES_SHARE)
         late_s = end_s + self._share(SAMPLES_SHARE)
         next_reading_s = next_telling_s = 0.0
@@ -180,7 +177,7 @@ class _Stages:
                 now_s = time.perf_counter()
                 if now_s >= next_reading_s:
                     samples.readings.append(
-                        (float(samples.n_samples), _private_bytes(not self._plan.is_beside_training))
+                        (float(samples.n_samples), private_bytes(not self._plan.is_beside_training))
                     )
                     next_reading_s = now_s + self._share(SAMPLES_SHARE) / _MAX_READINGS
                     if samples.readings[-1][1] > self._memory_limit:
@@ -204,7 +201,7 @@ class _Stages:
     def _make_batch(self, pipeline: Pipeline, unit: Any, samples: _Samples, late_s: float) -> list[Any]:
         gotten: list[Any] = []
         calls = pipeline.calls(unit)
-        queued_begin_s, cpu_begin_s, begin_s = _queued_s(), time.process_time(), time.perf_counter()
+        queued_begin_s, cpu_begin_s, begin_s = queued_s(), time.process_time(), time.perf_counter()
         last_s = begin_s
         for call in calls:
             self._asked = call
@@ -219,7 +216,7 @@ class _Stages:
                 break
         end_s = time.perf_counter()
         samples.cpu_s += time.process_time() - cpu_begin_s
-        samples.wall_s += end_s - begin_s - (_queued_s() - queued_begin_s)
+        samples.wall_s += end_s - begin_s - (queued_s() - queued_begin_s)
         if samples.indexes is None:
             samples.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, gotten[0])
         if len(gotten) < len(calls):  # slow samples: those there are stand for the others
@@ -237,7 +234,7 @@ class _Stages:
     def _keep_samples(self, pipeline: Pipeline, samples: _Samples, read_before: int | None) -> None:
         if not samples.sample_s:
             return
-        read_after = _read_bytes()
+        read_after = read_bytes()
         if read_before is None or read_after is None:
             self._missing["read_bytes"] = "the kernel does not tell what a process reads"
         else:
@@ -326,7 +323,7 @@ class _Stages:
         batch_s = getitem.mean_s * (samples.batch_size or 1) + (collate.mean_s if collate is not None else 0.0)
         measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend)
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
-        _limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
+        limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
         is_bursty = _is_bursty(getitem, samples.batch_s)
         end_s = self._end_s - (self._share(PREFETCH_SHARE) if is_bursty else 0.0)
         for points in measurement.climb(numbers, batch_s, end_s):
@@ -372,66 +369,3 @@ def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:
     if getitem.p50_s > 0 and getitem.mean_s / getitem.p50_s > BURSTY:
         return True
     return batches.p50_s > 0 and batches.p95_s / batches.p50_s > BURSTY_BATCH
-
-
-def _read_bytes() -> int | None:
-    """Bytes that this process has caused to be read from storage."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
-    return None
-
-
-def _queued_s() -> float:
-    """Seconds that this thread stood ready while others had its core; 0 where the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
-    return 0.0
-
-
-def _private_bytes(all_of_it: bool) -> float:
-    """Memory that is this process's own, without what it has given back; NaN where the kernel does not tell.
-
-    Args:
-        all_of_it: With the pages that it shared with its parent until it wrote to them: reading Python objects counts
-            as writing, since it counts references. Beside a parent that goes on writing this cannot be told, because
-            pages that the parent copies away become the child's own; then only what it allocated counts.
-    """
-    _trim()
-    try:
-        if all_of_it:
-            text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii", errors="replace")
-            return float(_kilobytes(text, "Private_Dirty:") * 1024)
-        return float(
-            _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "RssAnon:") * 1024
-        )
-    except (OSError, ValueError, IndexError):
-        return float("nan")
-
-
-@functools.cache
-def _trimmer() -> Callable[[int], int] | None:
-    with contextlib.suppress(OSError, AttributeError):
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim  # glibc's alone
-        return trim
-    return None
-
-
-def _trim() -> None:
-    """Gives freed memory back to the kernel, which fragments would otherwise let look like growth."""
-    trim = _trimmer()
-    if trim is not None:
-        trim(0)
-
-
-def _limit_memory(share: float) -> None:
-    """Lets this process, and each that it starts, take so much of the memory that is free now, and no more."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        now = _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "VmData:") * 1024
-        limit = int(now + share * psutil.virtual_memory().available)
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-
-
-def _kilobytes(text: str, field: str) -> int:
-    return int(text[text.index(field) :].split(maxsplit=2)[1])
