@@ -1,0 +1,115 @@
+"""Treatments applied between two epochs of a running training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader
+
+from lightning_perf.treatments import Applier, all_treatments, parse, parse_all
+
+from .test_applier import left_behind, process_state
+from .trainings import Items, Net, Watch, loader
+
+
+class FromEpochOne(Callback):
+    def __init__(self, applier: Applier, look: Any) -> None:
+        self.applier, self.look, self.seen = applier, look, []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            self.applier.apply_live(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        self.seen.append(self.look(trainer))
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self.applier.undo()
+
+
+def train_live(texts: str, look: Any, data: Any = None, **arguments: Any) -> tuple[Trainer, list[Any], list[float]]:
+    seed_everything(7, verbose=False)
+    live, watch, module = FromEpochOne(Applier(parse_all(texts)), look), Watch(), Net()
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False,
+        callbacks=[live, watch, TQDMProgressBar()], num_sanity_val_steps=0, **arguments,
+    )  # fmt: skip
+    data = loader(8) if data is None else data
+    trainer.fit(module, data)
+    assert left_behind(trainer, module) == {}
+    return trainer, [seen for i, seen in enumerate(live.seen) if i % 2 == 0], watch.losses
+
+
+LOOKS: dict[str, tuple[Any, list[Any]]] = {
+    "loader-workers=1": (lambda t: t.train_dataloader.num_workers, [0, 1, 1]),
+    "loader-workers=1,loader-persistent": (lambda t: t.train_dataloader.persistent_workers, [False, True, True]),
+    "loader-workers=1,loader-prefetch=5": (lambda t: t.train_dataloader.prefetch_factor, [None, 5, 5]),
+    "loader-pin-memory": (lambda t: t.train_dataloader.pin_memory, [False, True, True]),
+    "log-every-n=7": (lambda t: t.log_every_n_steps, [50, 7, 7]),
+    "progress-refresh=9": (lambda t: t.progress_bar_callback.refresh_rate, [1, 9, 9]),
+    "prog-bar-off=bar": (lambda t: t.progress_bar_callback.is_enabled, [True, False, False]),
+    "anomaly-off": (lambda _: torch.is_anomaly_enabled(), [True, False, False]),
+    "matmul-precision-high": (lambda _: torch.get_float32_matmul_precision(), ["highest", "high", "high"]),
+    "cudnn-benchmark": (lambda _: torch.backends.cudnn.benchmark, [False, True, True]),
+    "threads=2": (lambda _: torch.get_num_threads(), [1, 2, 2]),
+    "flush-denormal": (lambda _: (torch.tensor(1e-38) * 1e-3).item() == 0, [False, True, True]),
+}
+
+
+def test_every_live_treatment_is_looked_at_here() -> None:
+    named = {dose.treatment.id for texts in LOOKS for dose in parse_all(texts)}
+    assert named == {treatment.id for treatment in all_treatments() if treatment.is_live}
+
+
+@pytest.mark.parametrize("texts", LOOKS)
+def test_it_holds_from_the_next_epoch_on_and_is_put_back(texts: str) -> None:
+    look, expected = LOOKS[texts]
+    before, data = process_state(), loader(8)
+    trainer, seen, _ = train_live(texts, look, data, detect_anomaly="anomaly" in texts)
+    assert seen == expected
+    assert process_state() == before
+    assert trainer.train_dataloader is data
+    assert (trainer.log_every_n_steps, trainer.progress_bar_callback.refresh_rate) == (50, 1)
+
+
+def test_losses_are_bit_identical_when_several_loaders_get_workers_between_epochs() -> None:
+    def combined() -> CombinedLoader:
+        return CombinedLoader([loader(8), loader(8, batch_size=2)], "max_size_cycle")
+
+    def look(trainer: Trainer) -> list[int]:
+        return [one.num_workers for one in trainer.fit_loop._combined_loader.flattened]
+
+    _, _, expected = train_live("log-every-n=50", look, combined())
+    _, seen, losses = train_live("loader-workers=1", look, combined())
+    assert losses == expected
+    assert seen[:2] == [[0, 0], [0, 0]]
+    assert seen[-1] == [1, 1]
+
+
+class Derived(DataLoader):
+    """Fetches in its own way, for all one knows."""
+
+
+def test_nothing_changes_when_one_of_several_loaders_cannot_be_rebuilt() -> None:
+    seen: list[Any] = []
+
+    class Refused(FromEpochOne):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                with pytest.raises(Exception, match="Derived"):
+                    self.applier.apply_live(trainer, pl_module)
+                seen.append(list(trainer.fit_loop._combined_loader.flattened))
+
+    plain, other = loader(8), Derived(Items(8), batch_size=4)
+    trainer = Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False,
+                      callbacks=[Refused(Applier([parse("loader-workers=1")]), lambda _: None)])  # fmt: skip
+    trainer.fit(Net(), CombinedLoader([plain, other], "max_size_cycle"))
+    assert seen[0][0] is plain
+    assert seen[0][1] is other
+    assert "process_dataloader" not in vars(trainer.strategy)
