@@ -1,0 +1,98 @@
+"""A training on several ranks with one planted fault, for the tests to launch as a user would.
+
+python rank_script.py FAULT OUT [DEVICES] [STRATEGY]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor
+
+SLEEP_S = 0.012
+SLOW_RANK = 1
+
+
+def rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+class Samples(Dataset):
+    """Samples that take long to read on one rank."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def __len__(self) -> int:
+        return 2 * 70 * int(os.environ.get("WORLD", "2"))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.fault == "data" and rank() == SLOW_RANK:
+            time.sleep(SLEEP_S / 2)
+        return torch.ones(32)
+
+
+class SlowCallback(Callback):
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if module.fault == "callback" and trainer.global_rank == SLOW_RANK:
+            time.sleep(SLEEP_S)
+
+
+class Model(LightningModule):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        self.spare = torch.nn.Linear(1, 1) if fault == "really unused" else None
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.fault == "compute" and self.global_rank == SLOW_RANK:
+            time.sleep(SLEEP_S)
+        loss = self.layers(batch).square().mean()
+        if self.fault == "sync_dist":
+            for name in "abcdefgh":
+                self.log(name, loss, on_step=True, sync_dist=True)
+        if self.fault == "dies" and self.global_rank == SLOW_RANK and batch_idx == 40:
+            raise ValueError("planted")
+        if self.fault == "killed" and self.global_rank == SLOW_RANK and batch_idx == 40:
+            os.kill(os.getpid(), 9)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def collate_unevenly(samples: list[torch.Tensor]) -> torch.Tensor:
+    """One rank gets batches of twice the size."""
+    return torch.stack(samples * (2 if rank() == SLOW_RANK else 1))
+
+
+def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp") -> None:
+    torch.set_num_threads(1)
+    os.environ["WORLD"] = n_devices
+    if "unused" in fault:
+        strategy = "ddp_find_unused_parameters_true"
+    trainer = Trainer(
+        callbacks=[SlowCallback(), PerfDoctor(schedule=None, out_dir=out)],
+        accelerator="cpu",
+        devices=int(n_devices),
+        strategy=strategy,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    collate = collate_unevenly if fault == "uneven" else None
+    trainer.fit(Model(fault), DataLoader(Samples(fault), batch_size=2, collate_fn=collate))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
