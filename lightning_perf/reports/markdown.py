@@ -109,9 +109,8 @@ def _ranks(session: Session) -> Iterator[str]:
     if ranks is None or len(ranks.summaries) < 2:
         return
     yield f"### {escape(rank_rows.rank_title(ranks))}"
-    rows = [[escape(cell) for cell in (r.rank, r.own, f"{r.data} / {r.compute} / {r.host}", r.waits, r.batches)]
-            for r in rank_rows.rank_rows(ranks)]  # fmt: skip
-    yield _table(("rank", "own work", "data / compute / host", "waits", "batches"), "lrrrr", rows)
+    heads, *rows = rank_rows.rank_table(ranks)
+    yield _table(heads, "l" + "r" * (len(heads) - 1), [[escape(cell) for cell in row] for row in rows])
     facts = [*filter(None, [rank_rows.rank_strip(ranks)]), *rank_rows.rank_facts(ranks)]
     if facts:
         yield "\n".join(f"- {escape(fact)}" for fact in facts)

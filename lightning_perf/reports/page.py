@@ -142,8 +142,8 @@ class Page:
         if ranks is None or len(ranks.summaries) < 2:
             return
         yield self.title(rank_rows.rank_title(ranks))
-        rows = rank_rows.rank_rows(ranks)
-        yield self.table([rank_rows.HEADS, *rows], alignments=("left", *["right"] * (len(rank_rows.HEADS) - 1)))
+        rows = rank_rows.rank_table(ranks)
+        yield self.table(rows, alignments=("left", *["right"] * (len(rows[0]) - 1)))
         strip = rank_rows.rank_strip(ranks)
         if strip:
             yield self._labelled("own", strip)

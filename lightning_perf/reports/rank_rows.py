@@ -16,7 +16,7 @@ _WORST = 5
 _STRIP = 64
 _LEVELS = "▁▂▃▄▅▆▇█"
 
-HEADS = ("rank", "own work", "data", "compute", "host", "waits", "batches")
+HEADS = ("rank", "own", "data", "compute", "host", "waits", "batches")
 
 
 class RankRow(NamedTuple):
@@ -45,6 +45,13 @@ def rank_rows(ranks: Ranks) -> list[RankRow]:
         return [_row(str(one.rank), one) for one in ranks.summaries]
     rows = [_row(str(one.rank), one) for one in by_own[:_WORST]]
     return [*rows, _median_row(ranks), _row(f"{by_own[-1].rank} (least)", by_own[-1])]
+
+
+def rank_table(ranks: Ranks) -> list[tuple[str, ...]]:
+    """Heads and rows; batches are left out where all ranks have as many."""
+    rows = [HEADS, *map(tuple, rank_rows(ranks))]
+    is_even = len({one.n_batches for one in ranks.summaries}) == 1
+    return [row[:-1] if is_even else row for row in rows]
 
 
 def rank_strip(ranks: Ranks) -> str:

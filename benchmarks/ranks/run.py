@@ -1,0 +1,148 @@
+"""What bringing many ranks together takes: at the end of an epoch, and after the fact from disk.
+
+    python benchmarks/ranks/run.py             the table, on the terminal
+    python benchmarks/ranks/run.py --write     and into docs/benchmarks/ranks.md
+
+Collection: rank 0 of a real TCP store on this machine collects the summaries of so many ranks, which lie in the store
+already (so no rank is waited for). Every other rank's part, one message, is timed as well. Merging: so many sessions
+of ranks are written to a folder, then read, merged, diagnosed and drawn in a process of its own, whose peak memory is
+read. Figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "benchmarks" / "ranks.md"
+SIZES = (2, 8, 64, 256, 1024)
+ROUNDS = 7
+ALLOWED_MS, ALLOWED_US_A_RANK = 5.0, 10.0
+ALLOWED_MERGE_S, ALLOWED_MERGE_BYTES = 10.0, 2**30
+
+
+def summary(rank: int):  # type: ignore[no-untyped-def]
+    """A summary as a real rank gives it."""
+    from lightning_perf.records import RankSummary
+
+    slow = 0.01 if rank % 257 == 3 else 0.0
+    return RankSummary(
+        rank=rank, node=f"node{rank // 8}", n_steps=1000, step_s=0.12, own_s=0.08 + slow, own_p50_s=0.08 + slow,
+        waiting_s=0.04 - slow, waiting_n=24, parts_s={"data": 0.01 + slow, "compute": 0.068, "host": 0.002},
+        wait_share=0.08, slowest_name="ModelCheckpoint.on_train_batch_end", slowest_s=0.0003, n_batches=1000,
+        n_samples=32000, n_unused=0, peak_bytes=40 * 2**30,
+    )  # fmt: skip
+
+
+def collection(n_ranks: int) -> tuple[float, float]:
+    """(rank 0's milliseconds, another rank's milliseconds), medians over rounds."""
+    import torch.distributed as dist
+
+    from lightning_perf.probes.ranks import Exchange
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [Exchange(store, rank, n_ranks) for rank in range(n_ranks)]
+    first, others = [], []
+    for _ in range(ROUNDS):
+        for rank in range(1, n_ranks):
+            start = time.perf_counter()
+            ranks[rank].share(summary(rank), 2.0)
+            others.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        together = ranks[0].share(summary(0), 2.0)
+        first.append(time.perf_counter() - start)
+        assert together is not None
+        assert len(together.summaries) == n_ranks
+    return statistics.median(first) * 1e3, statistics.median(others) * 1e3
+
+
+def write_sessions(folder: Path, n_ranks: int) -> int:
+    """Leaves what so many ranks would leave; bytes of it all."""
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+    from reports.sessions import ddp
+
+    from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, together
+
+    base = ddp()
+    for rank in range(n_ranks):
+        run = msgspec.structs.replace(base.run, rank=rank, world_size=n_ranks, id=f"run-{rank}")
+        one = msgspec.structs.replace(base, run=run, ranks=together((summary(rank),), n_ranks))
+        one.save(folder / (SESSION_FILE if rank == 0 else f"{RANKS_FOLDER}/perf_session.rank{rank}.json"))
+    return sum(file.stat().st_size for file in folder.rglob("*.json"))
+
+
+def merge(folder: Path) -> None:
+    """Reads, diagnoses and draws; prints what it took. Runs in a process of its own."""
+    start = time.perf_counter()
+    from lightning_perf.records import load_run
+    from lightning_perf.reports.console import run_report, to_text
+    from lightning_perf.rules.engine import diagnose
+
+    session = diagnose(load_run(folder))
+    text = to_text(run_report(session))
+    took = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert session.ranks is not None
+    assert "Ranks: " in text
+    print(json.dumps([took, peak, len(session.ranks.summaries)]))
+
+
+def merged(n_ranks: int) -> tuple[float, int, int]:
+    """(seconds, peak bytes, bytes on disk)."""
+    with tempfile.TemporaryDirectory() as folder:
+        on_disk = write_sessions(Path(folder), n_ranks)
+        done = subprocess.run([sys.executable, __file__, "--merge", folder], capture_output=True, text=True, check=True)
+    took, peak, n = json.loads(done.stdout)
+    assert n == n_ranks
+    return took, peak, on_disk
+
+
+def main() -> None:
+    """Runs what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(REPOSITORY)}")
+    parser.add_argument("--merge", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.merge is not None:
+        merge(arguments.merge)
+        return
+    heads = ("ranks", "collecting, rank 0, ms", "allowed, ms", "another rank, ms", "merging, s", "peak, MiB")
+    heads = (*heads, "on disk, MiB")
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --: |" * len(heads)]
+    met = []
+    for n_ranks in SIZES:
+        first_ms, other_ms = collection(n_ranks)
+        allowed_ms = ALLOWED_MS + ALLOWED_US_A_RANK * n_ranks / 1e3
+        took_s, peak, on_disk = merged(n_ranks)
+        met.append(first_ms <= allowed_ms and took_s <= ALLOWED_MERGE_S and peak <= ALLOWED_MERGE_BYTES)
+        lines.append(
+            f"| {n_ranks} | {first_ms:.2f} | {allowed_ms:.2f} | {other_ms:.2f} | {took_s:.2f} | {peak / 2**20:.0f} "
+            f"| {on_disk / 2**20:.1f} |"
+        )
+        print(lines[-1], flush=True)
+    verdict = (
+        "met at every size" if all(met) else "MISSED at " + str([n for n, ok in zip(SIZES, met, strict=True) if not ok])
+    )
+    text = (
+        "# What many ranks cost\n\nWritten by `python benchmarks/ranks/run.py --write`; do not edit. The method is "
+        "described at the top of that script.\n\n" + "\n".join(lines) + "\n\n"
+        f"At most {ALLOWED_MS:.0f} ms + {ALLOWED_US_A_RANK:.0f} µs a rank to collect, {ALLOWED_MERGE_S:.0f} s and "
+        f"{ALLOWED_MERGE_BYTES / 2**30:.0f} GiB to merge and report: {verdict}.\n"
+    )
+    print(text)
+    if arguments.write:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
