@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lightning_perf.records import CodeSite, Evidence, Finding, Prescription, Session
+from lightning_perf.records import CodeSite, Evidence, Finding, Prescription, Session, TensorLoop
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, where
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.trace_signals import (
+    CODE_PHASES,
     Reading,
     code_limit_s,
     code_phases,
@@ -34,12 +38,18 @@ MAX_MEAN_WITH_STACKS_S = 40e-6
 MIN_REPEATS = 10
 # As for PD202: from 5 % on it decides something.
 MIN_SHARE = 0.05
+# A loop that was seen as one, at its line, needs no such margin: it is worth a word from where gains show at all.
+MIN_LOOP_SHARE = LOW_SHARE
 
 DOCS = """\
 ## What it measures
 In a profiler window: more than a thousand operators a step of less than 10 us each, or one operator called ten times
 and more within one call of a function (only with recorded stacks). What counts is their cost: on a CPU the time of
 these operators and of the Python between them, on a device the time that it was idle because of late launches.
+
+Without such a finding, the loops over a tensor's rows or elements that a few sampled steps were seen to run, ten
+rounds and more within one call of a function: with the line that takes the elements, and the share of the step from
+the first round to the last.
 
 ## Why it costs
 Python and torch's dispatcher need some microseconds for each operator, whatever it computes. One operator over a whole
@@ -82,7 +92,78 @@ class _Loop(NamedTuple):
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for a loop in the code, else for many tiny operators, and charges what they cost."""
+    """Looks for a loop in the code, else for many tiny operators; without either, for a loop in the steps looked at."""
+    try:
+        finding = _from_trace(session)
+    except Skip as skip:
+        if session.sync_calls is None:
+            raise
+        reason = str(skip)
+    else:
+        if finding is not None or session.sync_calls is None or session.steady is None:
+            return finding
+        reason = ""
+    try:
+        return _live(session)
+    except Skip as skip:
+        raise Skip("; ".join(filter(None, [reason, str(skip)]))) from None
+
+
+def _live(session: Session) -> Finding | None:
+    calls, steady = looked_at(session)
+    loops = [loop for loop in calls.loops if loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]
+    if not loops:
+        return None
+    worst = loops[0]
+    # The rounds are one operation then; their backward pass, which is not in the share, goes with them.
+    saved_s = worst.share * (1 - 1 / worst.repeats) * steps_s(steady)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(worst.share)} of a step is a Python loop over a tensor: {_place(worst)} takes it apart in "
+            f"{worst.repeats} rounds. Each round costs some operators of a few microseconds, whatever they compute"
+            f"{'' if calls.device == 'cpu' else ', and the device waits for each of them'}."
+        ),
+        evidence=(
+            Evidence(
+                metric="loop in the time of a step",
+                value=worst.share,
+                unit="fraction",
+                threshold=MIN_LOOP_SHARE,
+                n=calls.n_steps,
+            ),
+            *(Evidence(metric=f"rounds at {_place(loop)}", value=loop.repeats, unit="count") for loop in loops[:3]),
+            Evidence(metric="operators that the function calls a step", value=worst.operators_per_step, unit="count"),
+        ),
+        prescriptions=_prescriptions(),
+        claims=claims_within(steady, saved_s, CODE_PHASES),
+        low_s=0.0,
+        basis="at most the loop's forward pass as timed in the steps looked at, but for one round",
+        confidence="medium",
+    )
+
+
+def _place(loop: TensorLoop) -> str:
+    return where(loop.file, loop.line, loop.function)
+
+
+def _prescriptions() -> tuple[Prescription, ...]:
+    return (
+        Prescription(
+            treatment="",
+            summary="write the loop as one operation over the whole tensor",
+            safety="numerics",
+            effort="minutes",
+            code="total = (x * w).sum()  # instead of a sum over rows",
+        ),
+        compile_prescription(" or this function"),
+    )
+
+
+def _from_trace(session: Session) -> Finding | None:
     reading = reading_of(session)
     trace = reading.trace
     if is_blind(trace):
@@ -104,16 +185,7 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="operators in the window", value=found.n, unit="count"),
             Evidence(metric="mean operator", value=found.mean_s, unit="s", threshold=bound_s, n=found.n),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="write the loop as one operation over the whole tensor",
-                safety="numerics",
-                effort="minutes",
-                code="total = (x * w).sum()  # instead of a sum over rows",
-            ),
-            compile_prescription(" or this function"),
-        ),
+        prescriptions=_prescriptions(),
         low_s=0.0,
         high_s=found.saved_s,
         phases=code_phases(reading) if trace.device is None else (),

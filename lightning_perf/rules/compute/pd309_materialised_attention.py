@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, MaterialisedAttention, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, where
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
+    CODE_PHASES,
     code_limit_s,
     code_phases,
     device_savings,
@@ -28,7 +31,8 @@ HIGH_SPEED_UP = 4.0
 DOCS = """\
 ## What it measures
 In a profiler window, a batched product, a softmax and a second product in a row, with their backward, as a share of
-the device's time (of the operators' time on a CPU).
+the device's time (of the operators' time on a CPU). On a CPU without a window, the same in a few sampled steps, as a
+share of the step.
 
 ## Why it costs
 The scores of every query with every key are written to memory, read for the softmax, written and read again. Fused
@@ -54,6 +58,69 @@ The profiling lecture (flash attention, 2-4x); a case study of attention at 60 %
 
 def check(session: Session) -> Finding | None:
     """Charges the sequence with the time of its kernels, or on a CPU with the host's."""
+    return trace_or_live(session, _from_trace, _live)
+
+
+def _live(session: Session) -> Finding | None:
+    calls, steady = looked_at(session)
+    if calls.device != "cpu":
+        raise Skip("what attention costs a device, only a profiler window tells")
+    share = min(1.0, sum(call.share or 0.0 for call in calls.attentions))
+    if share < MIN_SHARE:
+        return None
+    worst = calls.attentions[0]
+    spent_s = share * steps_s(steady)
+    via = f", by way of torch's {worst.via}" if worst.via else ""
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(share)} of a step is attention written out as products and a softmax. "
+            f"{where(worst.file, worst.line, worst.function)} writes {worst.rows} x {worst.columns} scores to "
+            f"memory{via}."
+        ),
+        evidence=(
+            Evidence(
+                metric="attention in the time of a step",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=calls.n_steps,
+            ),
+            *(
+                Evidence(
+                    metric=f"attention at {where(each.file, each.line, each.function)}",
+                    value=each.per_step,
+                    unit="a step",
+                    n=calls.n_steps,
+                )
+                for each in calls.attentions[:3]
+            ),
+        ),
+        prescriptions=(_prescription("need_weights=False where its weights are not used" if worst.via else ""),),
+        claims=claims_within(steady, spent_s * (1 - 1 / HIGH_SPEED_UP), CODE_PHASES),
+        low_s=spent_s * (1 - 1 / LOW_SPEED_UP),
+        basis=_BASIS,
+        confidence="medium",
+    )
+
+
+_BASIS = f"attention {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is"
+
+
+def _prescription(hint: str = "") -> Prescription:
+    return Prescription(
+        treatment="",
+        summary=f"use torch's scaled_dot_product_attention{f'; {hint}' if hint else ''}",
+        safety="numerics",
+        effort="minutes",
+        code="out = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
+    )
+
+
+def _from_trace(session: Session) -> Finding | None:
     reading = reading_of(session)
     trace = reading.trace
     if is_blind(trace):
@@ -88,19 +155,11 @@ def check(session: Session) -> Finding | None:
             share_evidence(reading, "attention", spent_s),
             *((Evidence(metric="place", value=place(attention.site, attention.function)),) if attention.site else ()),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="use torch's scaled_dot_product_attention",
-                safety="numerics",
-                effort="minutes",
-                code="out = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
-            ),
-        ),
+        prescriptions=(_prescription(),),
         low_s=low_s,
         high_s=high_s,
         phases=code_phases(reading) if trace.device is None else (),
-        basis=f"attention {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is",
+        basis=_BASIS,
         confidence="medium",
     )
 

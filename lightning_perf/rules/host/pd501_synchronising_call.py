@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, SyncSite
+import msgspec
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session, SyncCall, SyncSite
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits, where
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
@@ -29,6 +33,11 @@ In a profiler window, the time that the device had nothing to do because the hos
 late: after `.item()`, `.cpu()`, `nonzero()`, a blocking copy, an explicit synchronisation. Neither the number of such
 calls nor the time that the host waits in them counts: while the host waits for a busy device nothing is lost yet.
 
+Without a window, the lines of your own code that a few sampled steps were seen to wait at, or, on a CPU, would wait at
+on a device: in at least every other step. There the share of the step that the calls themselves took is charged, no
+waiting: on a CPU that is next to nothing, and the finding says no more than where a device would wait. What Lightning
+or another library calls is told in the report, not here.
+
 ## Why it costs
 The host launches ahead of the device, and that lead hides its own slowness. A call that needs a result makes the host
 wait until the device has caught up; the lead is gone, and the device idles until it is built up again.
@@ -47,7 +56,9 @@ Masks instead of `nonzero()` and boolean indexing, whose sizes the host must kno
 
 ## When it is wrong
 The step takes the longer of host and device: if the host has no slack, removing the wait gains nothing, and another
-wait may take its place. Several waits share the same gap. On a CPU nothing waits.
+wait may take its place. Several waits share the same gap. On a CPU nothing waits, and a tensor that would stay on the
+CPU of a machine with a device is told all the same. Sampled steps may miss what is called once in many steps. In the
+backward pass of a device no line of Python is on the stack, and compiled regions are not entered.
 
 ## Sources
 The checklist's first anti-pattern; a case study of `.item()` (1.97 to 1.89 ms a step, where 85 % was expected);
@@ -56,7 +67,72 @@ Segment Anything before and after its syncs were removed.
 
 
 def check(session: Session) -> Finding | None:
-    """Charges synchronising calls with the device's idle time after them."""
+    """Charges synchronising calls with the device's idle time after them; without a window names the lines."""
+    return trace_or_live(session, _from_trace, _live)
+
+
+def _live(session: Session) -> Finding | None:
+    calls, steady = looked_at(session)
+    waits = users_waits(calls)
+    if not waits:
+        return None
+    is_host = calls.device == "cpu"
+    share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
+    n = sum(call.per_step for call in waits)
+    told = (
+        f"On this CPU the calls take {percent(share)} of a step; on a GPU the host would wait there, in each step, "
+        "until the device has done all that is queued"
+        if is_host
+        else "The host waits there in each step until the device has done all that is queued; what that costs, a "
+        "profiler window tells"
+    )
+    finding = timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{_line(waits[0])} needs a result on the host in each step ({waits[0].operator}{_more(waits)}). {told}."
+        ),
+        evidence=(
+            *(
+                Evidence(metric=f"{_line(call)}: {call.operator}", value=call.per_step, unit="a step", n=calls.n_steps)
+                for call in waits[:5]
+            ),
+            Evidence(metric="such calls a step", value=n, unit="count", n=calls.n_steps),
+        ),
+        prescriptions=(_prescription(f" at {_line(waits[0])}"),),
+        claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, ("forward", "backward", "optimizer")),
+        low_s=0.0,
+        basis="at most what the calls themselves took in the steps looked at",
+        confidence="high" if is_host else "medium",
+    )
+    if is_host:
+        return finding
+    # Host seconds in these calls are waiting for work that has to be done anyway: no gain can be promised from them.
+    return msgspec.structs.replace(finding, severity="low", gain=None)
+
+
+def _line(call: SyncCall) -> str:
+    return where(call.file, call.line, call.function)
+
+
+def _more(waits: list[SyncCall]) -> str:
+    lines = len({(call.file, call.line) for call in waits}) - 1
+    return f"; {lines} more such {'line' if lines == 1 else 'lines'}" if lines else ""
+
+
+def _prescription(at: str) -> Prescription:
+    return Prescription(
+        treatment="",
+        summary=f"keep it on the device{at}: no .item(), .cpu() or nonzero() in the step",
+        safety="exact",
+        effort="minutes",
+        code="self.total += loss.detach()  # .item() once, in on_train_epoch_end",
+    )
+
+
+def _from_trace(session: Session) -> Finding | None:
     reading, _ = device_reading_of(session)
     syncs = reading.trace.syncs
     lost_s = min(syncs.idle_after_s or 0.0, idle_limit_s(reading)) if syncs is not None else 0.0
@@ -90,15 +166,7 @@ def check(session: Session) -> Finding | None:
             ),
             Evidence(metric="calls of aten::item", value=syncs.item_n, unit="count"),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"keep it on the device{_at(sites)}: no .item(), .cpu() or nonzero() in the step",
-                safety="exact",
-                effort="minutes",
-                code="self.total += loss.detach()  # .item() once, in on_train_epoch_end",
-            ),
-        ),
+        prescriptions=(_prescription(_at(sites)),),
         low_s=gone[1] if gone else 0.0,
         high_s=min(lost_s, gone[2]) if gone else lost_s,
         basis="at most the device's idle time after the waits; nothing, if another wait takes their place",

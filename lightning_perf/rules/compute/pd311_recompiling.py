@@ -1,0 +1,114 @@
+"""PD311: ``torch.compile`` compiles the same function again and again."""
+
+from __future__ import annotations
+
+from lightning_perf.records import CompilerWatch, Evidence, Finding, Prescription, Recompile, Session
+from lightning_perf.rules.gain import MAX_RECOVERABLE_SHARE, gain_from
+from lightning_perf.rules.host_signals import where
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import severity_of
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD311"
+NAME = "recompiling"
+CATEGORY = "compute"
+
+# The first batch, and the first of another size, compile: torch then makes that size dynamic. A third time after the
+# run's first steps something else goes wrong. Dynamo itself gives a function up after 8 (its recompile limit).
+MIN_RECOMPILES = 3
+# Or when it takes as much time as a gain must have to show at all.
+MIN_SHARE = 0.02
+
+DOCS = """\
+## What it measures
+How often functions were compiled again after the run's first ten steps, and how long that took, as dynamo itself keeps
+count. Steps in which something is compiled count in no other figure.
+
+## Why it costs
+Compiling a function takes seconds, its compiled step milliseconds. Each set of shapes, types and values that guards
+tell apart is compiled by itself; after eight, torch gives the function up and runs it uncompiled from then on.
+
+## Example
+```python
+model = torch.compile(model, dynamic=False)   # batches of 31, 47, 52, … tokens: each compiles anew
+```
+
+## Prescription
+Tell torch what changes: `torch._dynamo.mark_dynamic(x, 1)` or `dynamic=True`; or make shapes equal: pad to a few
+sizes, `drop_last=True`. A number that changes each step goes into a tensor. Where one function alone recompiles,
+compile the others only, or keep this one out with `torch.compiler.disable`.
+
+## When it is wrong
+Where the run is long and recompiling ends early: what counts is how much of the whole it takes.
+
+## Sources
+torch's page on recompilation; the checklist's compile churn.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Reads what the compiler did after the first steps."""
+    watch = session.compiler
+    if watch is None:
+        raise Skip(session.missing.get("compiler", "nothing was compiled"))
+    steady = steady_of(session)
+    late = [each for each in watch.recompiles if each.n_after_warmup]
+    n = sum(each.n_after_warmup for each in late)
+    spent_s = min(watch.compile_after_warmup_s, sum(each.compile_s or 0.0 for each in late) or float("inf"))
+    all_s = steady.span_s + spent_s
+    share = spent_s / all_s
+    if n == 0 or (n < MIN_RECOMPILES and share < MIN_SHARE):
+        return None
+    worst = max(late, key=lambda each: each.n_after_warmup)
+    # Steps that compile are in no span: the gain is that of the span with them over the span without.
+    lost_s = min(share, MAX_RECOVERABLE_SHARE) * steady.span_s
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity=severity_of(share),
+        summary=(
+            f"{percent(share)} of the time after the first steps goes to compiling again. "
+            f"{where(worst.file, worst.line, worst.function)} was compiled again {worst.n_after_warmup} times"
+            f"{f': {worst.reason}' if worst.reason else ''}."
+        ),
+        evidence=(
+            Evidence(metric="recompilations after the first steps", value=n, unit="count", threshold=MIN_RECOMPILES),
+            Evidence(metric="time that they took", value=share, unit="fraction", threshold=MIN_SHARE),
+            Evidence(metric="compiling in all", value=duration(watch.compile_s)),
+            *(
+                Evidence(metric=f"{where(r.file, r.line, r.function)} compiled again", value=r.n, unit="count")
+                for r in late[:3]
+            ),
+        ),
+        prescriptions=_prescriptions(watch, worst),
+        gain=gain_from(steady, 0.0, lost_s, "at most the time that compiling again took; less, if it ends by itself"),
+        confidence="high",
+    )
+
+
+def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
+    advice = [
+        Prescription(
+            treatment="",
+            summary="tell torch which dimension changes, or pad batches to a few sizes",
+            safety="exact",
+            effort="minutes",
+            code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
+        )
+    ]
+    if len(watch.recompiles) == 1 and watch.n_functions > 1:
+        advice.append(
+            Prescription(
+                treatment="",
+                summary=f"only {worst.function} recompiles: compile the other regions by themselves",
+                safety="exact",
+                effort="minutes",
+                code=f"@torch.compiler.disable  # on {worst.function}; what it calls may be compiled by itself",
+            )
+        )
+    return tuple(advice)
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,108 @@
+"""PD320: fp16 training throws steps away because gradients overflow."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import gain_from
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import severity_of
+from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.trace_signals import matrix_units
+from lightning_perf.rules.wording import percent
+
+CODE = "PD320"
+NAME = "loss-scaler-skipping"
+CATEGORY = "compute"
+
+# The scaler doubles its scale every 2,000 steps to try whether a larger one fits, and skips one step when it does not:
+# 0.05 % is its healthy rate. From 2 % on a training loses what a gain must have to show.
+MIN_SKIPPED = 0.02
+MIN_STEPS = 50
+# Below 1 it no longer scales up at all: gradients overflow by themselves, and small ones are flushed to zero.
+MIN_SCALE = 1.0
+
+DOCS = """\
+## What it measures
+The optimizer steps that the gradient scaler of fp16 training did not make because gradients were not finite, after the
+first fifty, in which it looks for its scale; and the scale itself, read between epochs.
+
+## Why it costs
+A skipped step has cost forward and backward and teaches the model nothing. A scale that collapses means that gradients
+overflow by themselves: the training diverges, or meets numbers that fp16 cannot hold.
+
+## Example
+```python
+trainer = Trainer(precision="16-mixed")   # scale 65536 → 0.25, every tenth step skipped
+```
+
+## Prescription
+`precision="bf16-mixed"` where the device has fast bf16: it has the range of fp32 and needs no scaler. Else clip
+gradients, lower the learning rate, and compute what overflows (losses, norms, softmax of large numbers) in fp32.
+
+## When it is wrong
+Where gradients are not finite in fp32 either: then the training itself is at fault, and bf16 will not mend it.
+
+## Sources
+The documentation of `torch.amp.GradScaler` (growth and backoff); the mixed precision paper (Micikevicius et al., 2018).
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compares steps asked for with steps made, and looks at the scale."""
+    scaler = session.loss_scaler
+    if scaler is None:
+        raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
+    if scaler.skips is None or scaler.n_steps < MIN_STEPS:
+        raise Skip(f"{scaler.n_steps} optimizer steps after the scaler's first; at least {MIN_STEPS} are needed")
+    steady = steady_of(session)
+    skipped = scaler.skips / scaler.n_steps
+    has_collapsed = scaler.scale < MIN_SCALE
+    if skipped < MIN_SKIPPED and not has_collapsed:
+        return None
+    collapse = f" The scale fell from {scaler.first_scale:g} to {scaler.scale:g}." if has_collapsed else ""
+    has_bf16 = matrix_units(session, None).bf16
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity=severity_of(skipped) if skipped >= MIN_SKIPPED else "low",
+        summary=(
+            f"{percent(skipped)} of the optimizer steps are thrown away because fp16 gradients overflow "
+            f"({scaler.skips} of {scaler.n_steps}).{collapse}"
+        ),
+        evidence=(
+            Evidence(metric="steps skipped", value=skipped, unit="fraction", threshold=MIN_SKIPPED, n=scaler.n_steps),
+            Evidence(metric="scale", value=scaler.scale, threshold=MIN_SCALE),
+        ),
+        prescriptions=(_clip(), _bf16()) if has_bf16 is False else (_bf16(), _clip()),
+        gain=gain_from(
+            steady,
+            0.0,
+            skipped * steady.span_s,
+            "the steps that were thrown away, as training made in the same time",
+        ),
+    )
+
+
+def _bf16() -> Prescription:
+    return Prescription(
+        treatment="precision-bf16",
+        summary='train with precision="bf16-mixed", which needs no scaler',
+        safety="numerics",
+        effort="one line",
+        trainer_flags={"precision": "bf16-mixed"},
+        code='Trainer(..., precision="bf16-mixed")',
+    )
+
+
+def _clip() -> Prescription:
+    return Prescription(
+        treatment="",
+        summary="clip gradients, and compute what overflows in fp32",
+        safety="semantics",
+        effort="minutes",
+        code="Trainer(..., gradient_clip_val=1.0)",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,75 @@
+"""What rules read from steps that were looked at operator by operator, where no profiler window tells more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from lightning_perf.records import STEP_PHASES, Finding, Session, StageTimes, SyncCall, SyncCalls
+
+from .rule import Skip
+from .signals import phase_s, steady_of
+from .trace_signals import place
+
+# A line that waits in every step was met in each step looked at; one in every other step already is no exception.
+MIN_PER_STEP = 0.5
+
+
+def trace_or_live(
+    session: Session, from_trace: Callable[[Session], Finding | None], live: Callable[[Session], Finding | None]
+) -> Finding | None:
+    """A window's answer; where there is none, that of the steps looked at, and without these the window's reason.
+
+    Args:
+        session: The session.
+        from_trace: Reads the window; raises Skip where there is none or it does not show what is needed.
+        live: Reads ``Session.sync_calls``.
+
+    Raises:
+        Skip: Neither can answer.
+    """
+    try:
+        return from_trace(session)
+    except Skip as skip:
+        if session.sync_calls is None:
+            raise
+        reason = str(skip)
+    try:
+        return live(session)
+    except Skip as skip:
+        raise Skip(f"{reason}; {skip}") from None
+
+
+def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
+    """The steps looked at, and the steady ones that their shares are applied to.
+
+    Raises:
+        Skip: One of them is missing.
+    """
+    if session.sync_calls is None:
+        raise Skip(session.missing.get("sync_calls", "no step was looked at"))
+    return session.sync_calls, steady_of(session)
+
+
+def users_waits(calls: SyncCalls) -> list[SyncCall]:
+    """Lines of the user's that make the host wait in each step, or would on a device: costliest first."""
+    own = [call for call in calls.calls if call.owner == "user" and call.per_step >= MIN_PER_STEP]
+    return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
+
+
+def steps_s(steady: StageTimes) -> float:
+    """Seconds of the steady span within steps."""
+    return phase_s(steady, *STEP_PHASES)
+
+
+def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -> Mapping[str, float]:
+    """Seconds spread over phases by what these took, and no more than that."""
+    within_s = phase_s(steady, *phases)
+    part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
+    return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}
+
+
+def where(file: str, line: int, function: str) -> str:
+    """A line as a sentence names it: ``"train.py:25 in training_step"``; ``"no line of yours"`` where there is none."""
+    if not file:
+        return "no line that is known"
+    return place(f"{file.replace(chr(92), '/').rsplit('/', 1)[-1]}:{line}", function)
