@@ -12,6 +12,7 @@ from lightning_perf.rules.loader_signals import (
     function_evidence,
     indexes_rows,
     is_bursty,
+    is_transport_costly,
     is_waiting,
     place,
     sample_share,
@@ -67,8 +68,8 @@ def check(session: Session) -> Finding | None:
     probe, plan = feeding.probe, feeding.plan
     if feeding.share < MIN_WAIT_SHARE or plan.is_too_cheap:
         return None
-    if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe):
-        return None  # PD106, PD105, PD110
+    if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(feeding):
+        return None  # PD106, PD105, PD110, PD109
     function = costliest(probe, "getitem")
     if function is None:
         raise Skip(probe.missing.get("functions", "no function of the dataset was seen"))
