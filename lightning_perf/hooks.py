@@ -392,7 +392,10 @@ class DoctorHooks:
         """The last time at which loggers take figures, and at which all ranks are known to be there."""
         recorder = self._recorder
         if recorder is not None:
+            # What a probe of the loader takes at the end of a run is no part of the training's time.
+            self._guard("steps", recorder.loop.main.reporting, True)
             self._guard("loader", recorder.epoch_ended, True)
+            self._guard("steps", recorder.loop.main.reporting, False)
             if self._memory is not None:
                 self._guard("memory", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
             self._guard("tensorboard", self._flush_metrics, trainer)

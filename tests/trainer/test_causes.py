@@ -109,7 +109,12 @@ class Growing(Samples):
 def pad(samples: list[torch.Tensor]) -> torch.Tensor:
     """Collates element by element, several times."""
     for _ in range(4):
-        rows = [[math.sin(float(value)) for value in sample] for sample in samples]
+        rows = []
+        for sample in samples:
+            row = []
+            for value in sample:
+                row.append(math.sin(float(value)))
+            rows.append(row)
     return torch.tensor(rows)
 
 
