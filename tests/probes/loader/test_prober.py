@@ -228,18 +228,19 @@ def test_probe_sends_nothing_over_connections_of_the_parent() -> None:
 
 def test_probe_works_where_a_process_may_not_have_children_of_multiprocessing() -> None:
     context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    daemon = context.Process(target=_probe_into, args=(queue,), daemon=True)
+    here, there = context.Pipe()
+    daemon = context.Process(target=_probe_into, args=(there,), daemon=True)
     daemon.start()
-    status, reason, workers = queue.get()
+    assert here.poll(60)
+    status, reason, workers = here.recv()
     daemon.join()
     assert (status, reason) == ("measured", "")
     assert 1 in workers
 
 
-def _probe_into(queue: Any) -> None:
+def _probe_into(pipe: Any) -> None:
     record = probed(loader_of(planted.Plain()), limit_s=3.0)
-    queue.put((record.status, record.reason, [point.num_workers for point in record.curve]))
+    pipe.send((record.status, record.reason, [point.num_workers for point in record.curve]))
 
 
 # -- data that misbehaves ---------------------------------------------------------------------------------------------
