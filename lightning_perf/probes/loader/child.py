@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -30,6 +31,7 @@ _PARENTS_STREAMS: list[Any] = []
 """In the child: streams of the parent's. Letting go of one would write out a second time what it still buffers."""
 
 _HEADER = struct.Struct("<Q")
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Say:
@@ -239,7 +241,9 @@ def _leave_parent_alone(limit_s: float) -> None:
     for each in _CHILD_SIGNALS:
         signal.signal(each, signal.SIG_IGN if each == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS)
-    # Should the parent die or never ask again: the kernel ends the child a little after the parent would.
+    # Should the parent be killed, the child goes with it; should it never ask again, a little after it would have.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     signal.setitimer(signal.ITIMER_REAL, limit_s + 1.0)
     # Collecting would run finalizers of the parent's objects: flush its files, close its connections.
     gc.disable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -235,6 +236,29 @@ def test_in_process_cost_goes_with_what_it_started_when_closed(tmp_path) -> None
         time.sleep(0.005)
     else:
         raise AssertionError("a process that the dataset started outlived the measurement")
+
+
+def test_in_process_cost_ends_with_its_parent_when_that_is_killed() -> None:
+    script = """
+import os, signal
+from tests.probes.loader.test_in_process import Hanging, InProcessCost, loader_of
+cost = InProcessCost(limit_s=600.0)
+assert cost.start(loader_of(Hanging())) is None
+print(cost._child._pid, flush=True)
+__import__("time").sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    stat = Path(f"/proc/{int(done.stdout)}/stat")
+    for _ in range(2000):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":
+            break
+        time.sleep(0.005)
+    else:
+        raise AssertionError("the child outlived its parent")
 
 
 def test_in_process_cost_keeps_the_parents_random_state_and_output_when_samples_are_random_and_noisy(capfd) -> None:
