@@ -53,7 +53,7 @@ class Applier:
         """
         if not seams.is_fitting(trainer):
             return
-        arguments = loader_args(self.doses)
+        arguments = _exchanged_args(self.doses)
         if arguments:
             self._keep(seams.tap_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
         for dose in self.doses:
@@ -74,7 +74,7 @@ class Applier:
         Raises:
             TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
         """
-        arguments = loader_args(self.doses)
+        arguments = _exchanged_args(self.doses)
         if arguments:
             self._keep(seams.exchange_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
         for dose in self.doses:
@@ -96,6 +96,11 @@ def loader_args(doses: Sequence[Dose]) -> dict[str, Any]:
     for dose in doses:
         merged.update(dose.treatment.loader_args(_value(dose)))
     return merged
+
+
+def _exchanged_args(doses: Sequence[Dose]) -> dict[str, Any]:
+    """Those of treatments that leave it to the Applier to make the loaders anew."""
+    return loader_args([dose for dose in doses if not dose.treatment.exchanges_loaders])
 
 
 def _value(dose: Dose) -> Any:

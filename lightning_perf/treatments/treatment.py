@@ -27,6 +27,8 @@ class Treatment:
             checkpoints, which a trial of a few steps does not see.
         conflicts: Ids of treatments that cannot be applied beside it; one of the two naming the other is enough.
         is_live: Whether it can be applied between two epochs of a running training.
+        exchanges_loaders: Whether it makes the training loaders anew itself, in ``set_up``; otherwise the Applier does,
+            once for all treatments.
         value_form: What may follow ``id=``, for messages and docs; empty where it takes no value.
     """
 
@@ -38,6 +40,7 @@ class Treatment:
     acts_on: ClassVar[ActsOn] = "step"
     conflicts: ClassVar[frozenset[str]] = frozenset()
     is_live: ClassVar[bool] = False
+    exchanges_loaders: ClassVar[bool] = False
     value_form: ClassVar[str] = ""
 
     # -- what it is for a session ------------------------------------------------------------

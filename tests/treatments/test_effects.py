@@ -6,6 +6,7 @@ import csv
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -320,7 +321,8 @@ def test_ddp_is_given_its_arguments(text: str, expected: dict[str, bool]) -> Non
         model = trainer.strategy.model
         return {name: getattr(model, name) for name in expected}
 
-    done = train(text, strategy="ddp_find_unused_parameters_true", look=given, max_epochs=1)
+    with mock.patch.dict(os.environ):  # in which Lightning leaves an address and a port
+        done = train(text, strategy="ddp_find_unused_parameters_true", look=given, max_epochs=1)
     assert done.seen == expected
     assert done.trainer.strategy._ddp_kwargs == {"find_unused_parameters": True}
     assert len(done.losses) == 6

@@ -25,6 +25,7 @@ class BatchSize(LoaderTreatment):
         "batch means fewer steps an epoch: learning rate and schedule are to be chosen anew."
     )
     is_live = False
+    exchanges_loaders = True  # what it was before decides the accumulation
     value_form = "N, samples a batch, or x2, x4 … for so many times as many"
 
     def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
