@@ -13,7 +13,7 @@ import torch
 from lightning_perf.records import Ceilings, ModelProfile
 
 from . import ceilings
-from .flops import ArithmeticCounter
+from .flops import ArithmeticCounter, Direction
 from .loop import LoopProbe
 from .model import is_compiled
 from .steps import size_reader
@@ -23,6 +23,12 @@ FIRST_STEP = 10
 handful of steps has none to spare."""
 
 _ATTEMPTS = 3
+_DIRECTIONS: dict[str, Direction | None] = {
+    "training_step": "forward",
+    "backward": "backward",
+    "zero_grad": None,
+    "optimizer_step": None,
+}
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 MAX_CEILING_SHARE = 0.05
 """Of the run's time: the most that measuring the device, once, after its last step, may take."""
@@ -59,6 +65,7 @@ class ArithmeticProbe:
         self._wants_ceilings = wants_ceilings
         self._device: torch.device = trainer.strategy.root_device
         self._counter: ArithmeticCounter | None = None
+        self._parts: list[str] = []
         self._n_samples: int | None = None
         self._step = 0
         self._attempts = 0
@@ -87,6 +94,7 @@ class ArithmeticProbe:
             self._module, self._depth, self._now_ns, times_operators=self._device.type == "cpu"
         )
         self.own_ns += self._now_ns() - begin
+        self._parts.clear()
         self._loop.main.leave_out()
         self._loop.watch_edges(self)
 
@@ -99,15 +107,30 @@ class ArithmeticProbe:
         return ""
 
     def enters(self, name: str) -> None:
-        """A part of the step begins."""
-        if self._counter is not None and name in ("training_step", "backward"):
-            self._counter.direction = "forward" if name == "training_step" else "backward"
-            self._counter.__enter__()
+        """A part of the step begins; in manual optimization others are parts of the training step."""
+        counter = self._counter
+        if counter is None or name not in _DIRECTIONS:
+            return
+        self._parts.append(name)
+        self._turn_to(counter)
 
     def leaves(self, name: str) -> None:
         """A part of the step is over."""
-        if self._counter is not None and name in ("training_step", "backward"):
-            self._counter.__exit__()
+        counter = self._counter
+        if counter is None or name not in self._parts:
+            return
+        while self._parts.pop() != name:
+            pass
+        self._turn_to(counter)
+
+    def _turn_to(self, counter: ArithmeticCounter) -> None:
+        """Counts as the innermost part asks: forward, backward, or not at all."""
+        direction = _DIRECTIONS[self._parts[-1]] if self._parts else None
+        if direction is None:
+            counter.__exit__()
+        else:
+            counter.direction = direction
+            counter.__enter__()
 
     def batch_ends(self) -> None:
         """The step is over."""

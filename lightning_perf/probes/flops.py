@@ -94,7 +94,11 @@ class ArithmeticCounter:
         self._paths: list[str] = []
 
     def __enter__(self) -> ArithmeticCounter:
+        if self._is_entered:
+            return self
         try:
+            # Within a module that was entered before, as in manual optimization, none of its own is running.
+            self._running.clear()
             for path, module in self._modules.items():
                 self._handles.append(module.register_forward_pre_hook(self._entering(path)))
                 self._handles.append(module.register_forward_hook(self._leaving, always_call=True))
@@ -111,7 +115,6 @@ class ArithmeticCounter:
             self._is_entered = False
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._remove_hooks()
-        self._running.clear()
 
     def _remove_hooks(self) -> None:
         while self._handles:

@@ -1,0 +1,161 @@
+"""Does bf16 gain what PD301 foretells from the measured ceilings? On a CPU, in one run.
+
+The device's ceilings are measured first. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A …); those in
+32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward and backward and
+optimizer, from one start of a batch to the next, warm-up left out; the gain is the ratio of the medians.
+
+Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (a minute, on a machine that does
+nothing else).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf import PerfDoctor, measure_ceilings
+from lightning_perf.records import Ceilings, Gain
+from lightning_perf.stats.roofline import speed_up
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "precision.md"
+N_STEPS, WARMUP = 40, 10
+
+
+def _mlp() -> tuple[nn.Module, torch.Tensor]:
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    return nn.Sequential(*layers), torch.randn(256, 1024)
+
+
+def _transformer() -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(8, 128, 256)
+
+
+MODELS = {"MLP, 4 layers of 1024, batch 256": _mlp, "transformer, 2 layers of 256, 8 x 128 tokens": _transformer}
+
+
+class Model(LightningModule):
+    """Notes when each step begins."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.began: list[float] = []
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.began.append(time.perf_counter())
+        return self.body(batch[0]).float().square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+class Result(NamedTuple):
+    """One model's forecast and measurement."""
+
+    name: str
+    foretold: Gain | None
+    fp32_s: float
+    bf16_s: float
+
+    @property
+    def gain(self) -> float:
+        return self.fp32_s / self.bf16_s
+
+    @property
+    def is_inside(self) -> bool | None:
+        return None if self.foretold is None else self.foretold.low <= self.gain <= self.foretold.high
+
+
+def fit(name: str, precision: str, folder: str) -> tuple[list[float], Gain | None]:
+    """Seconds of the steps of one fit, and what PD301 foretells, which looks at fits in 32 bit alone."""
+    torch.manual_seed(0)
+    body, sample = MODELS[name]()
+    model = Model(body)
+    batch_size = len(sample)
+    data = DataLoader(TensorDataset(sample.repeat(N_STEPS, *[1] * (sample.dim() - 1))), batch_size)
+    doctor = PerfDoctor(reports=(), schedule=None, out_dir=folder)
+    trainer = Trainer(accelerator="cpu", precision=precision, max_epochs=1, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+                      callbacks=[doctor] if precision == "32-true" else [])  # type: ignore[arg-type]  # fmt: skip
+    trainer.fit(model, data)
+    steps = [after - before for before, after in zip(model.began, model.began[1:], strict=False)]
+    findings: Any = doctor.session.findings if doctor.session is not None else ()
+    gain = next((finding.gain for finding in findings if finding.code == "PD301"), None)
+    return steps[WARMUP:], gain
+
+
+def measure(name: str, rounds: int) -> Result:
+    """Fits in turns; the forecast is the last one in 32 bit."""
+    taken: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
+    foretold = None
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(rounds):
+            for precision in ("32-true", "bf16-mixed") if i % 2 == 0 else ("bf16-mixed", "32-true"):
+                steps, gain = fit(name, precision, folder)
+                taken[precision] += steps
+                foretold = gain or foretold
+    return Result(name, foretold, statistics.median(taken["32-true"]), statistics.median(taken["bf16-mixed"]))
+
+
+def page(ceilings: Ceilings, results: list[Result]) -> str:
+    """The page of the documentation."""
+    speeds = ceilings.matmul_flops_per_s
+    faster = speed_up(ceilings, "fp32")
+    lines = [
+        "# What PD301 foretells of bf16, and what it gains",
+        "",
+        "Written by `benchmarks/precision/run.py --write`. Both come from one run: the interval from the ceilings of",
+        "the device and the operators of one step in 32 bit, the gain as the ratio of the median steps.",
+        "",
+        f"{ceilings.name}, {ceilings.n_threads} threads, torch {ceilings.torch}: matrix products of "
+        + ", ".join(f"{value / 1e9:,.0f} GFLOP/s in {name}" for name, value in speeds.items())
+        + f"; bf16 is {faster[1]:.1f}x as fast." * (faster is not None)
+        + f" Copying moves {(ceilings.copy_bytes_per_s or 0) / 1e9:.0f} GB/s.",
+        "",
+        "| model | foretold | measured | inside | step in fp32 | step in bf16-mixed |",
+        "|---|---|---|---|---:|---:|",
+    ]
+    for r in results:
+        told = "nothing" if r.foretold is None else f"{r.foretold.low:.2f}x to {r.foretold.high:.2f}x"
+        inside = {True: "yes", False: "no", None: ""}[r.is_inside]
+        lines.append(
+            f"| {r.name} | {told} | {r.gain:.2f}x | {inside} | {r.fp32_s * 1e3:.1f} ms | {r.bf16_s * 1e3:.1f} ms |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} of the documentation")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning_perf"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(arguments.threads)
+    ceilings = measure_ceilings("cpu")
+    if "is_quiet" in ceilings.missing:
+        raise SystemExit(f"{ceilings.missing['is_quiet']}; run this on a machine that does nothing else")
+    text = page(ceilings, [measure(name, arguments.rounds) for name in MODELS])
+    print(text)
+    if arguments.write:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from lightning_perf.probes import ceilings
+from lightning_perf.records import Ceilings
+
+CPU = torch.device("cpu")
+
+
+def fake(**changes: Any) -> Ceilings:
+    kind, name, version, n_threads = ceilings._identity(CPU)
+    figures: dict[str, Any] = {"device": kind, "name": name, "torch": version, "n_threads": n_threads,
+                               "matmul_flops_per_s": {"fp32": 1e11}}  # fmt: skip
+    return Ceilings(**{**figures, **changes})
+
+
+@pytest.fixture
+def n_measured(monkeypatch: pytest.MonkeyPatch) -> list[Ceilings]:
+    """What was measured, by a device that needs no time for it."""
+    found: list[Ceilings] = []
+
+    def measure(device: torch.device) -> Ceilings:
+        found.append(fake())
+        return found[-1]
+
+    monkeypatch.setattr(ceilings, "measure", measure)
+    return found
+
+
+def test_device_is_measured_once_for_all(tmp_path: Path, n_measured: list[Ceilings]) -> None:
+    assert ceilings.cached(CPU, tmp_path) is None
+    first = ceilings.measured(CPU, tmp_path)
+    assert ceilings.measured(CPU, tmp_path) == ceilings.cached(CPU, tmp_path) == first
+    assert len(n_measured) == 1
+
+
+def test_cache_holds_for_so_many_threads(tmp_path: Path, n_measured: list[Ceilings]) -> None:
+    before = torch.get_num_threads()
+    ceilings.measured(CPU, tmp_path)
+    try:
+        torch.set_num_threads(before + 1)
+        assert ceilings.cached(CPU, tmp_path) is None
+    finally:
+        torch.set_num_threads(before)
+    assert ceilings.cached(CPU, tmp_path) is not None
+
+
+def test_cache_is_measured_anew_when_it_cannot_be_read(tmp_path: Path, n_measured: list[Ceilings]) -> None:
+    ceilings.measured(CPU, tmp_path)
+    [file] = tmp_path.iterdir()
+    file.write_text("{")
+    ceilings.measured(CPU, tmp_path)
+    assert len(n_measured) == 2
+
+
+def test_cache_lies_in_the_users_folder(
+    tmp_path: Path, n_measured: list[Ceilings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ceilings.measured(CPU)
+    assert [file.suffix for file in (tmp_path / "lightning-perf").iterdir()] == [".json"]
+
+
+def test_figures_are_given_but_not_kept_when_others_used_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure", lambda device: fake(missing={"is_quiet": "other processes"}))
+    assert ceilings.measured(CPU, tmp_path).matmul_flops_per_s == {"fp32": 1e11}
+    assert ceilings.cached(CPU, tmp_path) is None
+
+
+def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path, n_measured: list[Ceilings]) -> None:
+    (tmp_path / "file").write_text("")
+    assert ceilings.measured(CPU, tmp_path / "file").matmul_flops_per_s == {"fp32": 1e11}
+
+
+def test_measuring_tells_every_figure_and_leaves_random_numbers_alone() -> None:
+    state = torch.get_rng_state()
+    found = ceilings.measure(CPU, budget_s=0.3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert set(found.matmul_flops_per_s) | {n.rpartition(".")[2] for n in found.missing} >= {"fp32", "bf16", "fp16"}
+    assert all(value > 0 for value in found.matmul_flops_per_s.values())
+    assert found.copy_bytes_per_s is not None
+    assert found.launch_s is not None
+    assert found.h2d_pinned_bytes_per_s is None
+    assert "host itself" in found.missing["h2d_pinned_bytes_per_s"]
+
+
+def test_figure_that_cannot_be_measured_is_missing_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: Any, precision: str, limit_s: float) -> float:
+        if precision == "fp16":
+            raise RuntimeError("not implemented for Half\nmore")
+        return 1e9
+
+    monkeypatch.setattr(ceilings._Bench, "matmul", refuses)
+    found = ceilings.measure(CPU, budget_s=0.1)
+    assert found.matmul_flops_per_s == {"fp32": 1e9, "bf16": 1e9}
+    assert found.missing["matmul_flops_per_s.fp16"] == "RuntimeError: not implemented for Half"
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, stderr: bytes = b"") -> list[list[str]]:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+
+    monkeypatch.setattr(ceilings.subprocess, "run", run)
+    return commands
+
+
+def test_child_measures_with_as_many_threads_and_the_cache_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = answers(monkeypatch, 0, msgspec.json.encode(fake()))
+    found, reason = ceilings.measured_in_child(CPU, tmp_path)
+    assert (found, reason) == (fake(), "")
+    assert commands[0][-2:] == ["cpu", str(torch.get_num_threads())]
+    assert ceilings.cached(CPU, tmp_path) == fake()
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stdout", "expected"),
+    [
+        (1, b"", "ended with 1: no device"),
+        (0, b"nonsense", "not measured"),
+        (0, msgspec.json.encode(fake(missing={"is_quiet": "other processes used the cores"})), "other processes"),
+    ],
+)
+def test_child_that_fails_gives_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, expected: str
+) -> None:
+    answers(monkeypatch, returncode, stdout, b"Traceback\nno device")
+    found, reason = ceilings.measured_in_child(CPU, tmp_path)
+    assert found is None
+    assert expected in reason
+    assert ceilings.cached(CPU, tmp_path) is None

@@ -1,0 +1,222 @@
+"""One step of a real fit is counted, and the fit stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf import ConfigError, PerfDoctor
+from lightning_perf.probes import arithmetic, ceilings
+from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.records import Ceilings, Session
+
+from .conftest import Make
+
+N_BATCHES, BATCH = 20, 4
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Net(LightningModule):
+    """Dropout, batch norm and a recurrent layer: what a changed random number or sum would show in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3))
+        self.memory = nn.LSTM(16, 8)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = self.memory(self.body(batch[0]))[0].square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+def fitted(make: Make, model: Net, doctor: PerfDoctor | None, **arguments: Any) -> Net:
+    seed_everything(3, verbose=False)
+    fresh = type(model)()
+    data = DataLoader(TensorDataset(torch.randn(N_BATCHES * BATCH, 8)), BATCH, shuffle=True)
+    make(*([doctor] if doctor is not None else []), **arguments).fit(fresh, data)
+    return fresh
+
+
+def diagnosed(make: Make, model: Net, **arguments: Any) -> tuple[Net, Session]:
+    doctor = PerfDoctor(schedule=None, reports=())
+    fresh = fitted(make, model, doctor, **arguments)
+    assert doctor.session is not None
+    return fresh, doctor.session
+
+
+ONCE = 2 * BATCH * (8 * 16 + 4 * 8 * (16 + 8))
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        (Net(), {}),
+        (Net(), {"accumulate_grad_batches": 3}),
+        (Net(), {"precision": "bf16-mixed"}),
+        (Net(), {"precision": "bf16-true"}),
+        (Net(), {"gradient_clip_val": 0.5}),
+        (Manual(), {}),
+    ],
+    ids=["plain", "accumulating", "bf16-mixed", "bf16-true", "clipping", "manual"],
+)
+def test_step_is_counted_and_the_training_is_the_same_bit_for_bit(
+    make_trainer: Make, model: Net, arguments: dict[str, Any]
+) -> None:
+    plain = fitted(make_trainer, model, None, **arguments)
+    watched, session = diagnosed(make_trainer, model, **arguments)
+    assert watched.losses == plain.losses
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    profile = session.model_profile
+    assert profile is not None
+    assert session.probes_off == ()
+    assert profile.forward_flops == ONCE
+    assert profile.backward_flops == 2 * ONCE - 2 * BATCH * 8 * 16
+    assert profile.step == arithmetic.FIRST_STEP
+    assert profile.n_samples == BATCH
+    assert profile.precision == ("bf16" if "bf16" in arguments.get("precision", "") else "fp32")
+    assert sum(module.forward_flops or 0 for module in profile.modules) == ONCE
+
+
+def test_step_that_is_counted_is_in_no_statistic(make_trainer: Make) -> None:
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False, module_depth=0)
+    fitted(make_trainer, Net(), doctor)
+    without = PerfDoctor(schedule=None, reports=(), memory=False, module_depth=0, arithmetic=False)
+    fitted(make_trainer, Net(), without)
+    counts = [sum(e.n_steps for e in d.session.epochs) for d in (doctor, without)]  # type: ignore[union-attr]
+    assert counts == [N_BATCHES, N_BATCHES]
+    timed = [d.session.steady.n_steps + d.session.steady.n_warmup_steps for d in (doctor, without)]  # type: ignore[union-attr]
+    assert timed[1] - timed[0] == 1
+
+
+def test_nothing_is_counted_when_switched_off(make_trainer: Make) -> None:
+    doctor = PerfDoctor(schedule=None, reports=(), arithmetic=False, module_depth=0)
+    fitted(make_trainer, Net(), doctor)
+    assert doctor.session is not None
+    assert doctor.session.model_profile is None
+    assert "arithmetic=False" in doctor.session.missing["model_profile"]
+    with pytest.raises(ConfigError, match="arithmetic=3"):
+        PerfDoctor(arithmetic=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ceilings=3"):
+        PerfDoctor(ceilings=3)  # type: ignore[arg-type]
+
+
+def test_compiled_model_is_left_alone_with_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "is_compiled", lambda module: True)
+    _, session = diagnosed(make_trainer, Net())
+    assert "compiled" in session.missing["model_profile"]
+    assert session.model_profile is None or session.model_profile.forward_flops is None
+
+
+def test_run_too_short_says_so(make_trainer: Make) -> None:
+    _, session = diagnosed(make_trainer, Net(), limit_train_batches=arithmetic.FIRST_STEP)
+    assert session.model_profile is None
+    assert "too short" in session.missing["model_profile"]
+
+
+def test_training_goes_on_when_counting_breaks(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fitted(make_trainer, Net(), None)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(ArithmeticCounter, "_count", broken)
+    watched, session = diagnosed(make_trainer, Net())
+    assert watched.losses == plain.losses
+    assert "planted" in session.missing["model_profile"]
+
+
+def test_probe_is_switched_off_when_it_raises(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fitted(make_trainer, Net(), None)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(ArithmeticCounter, "profile", broken)
+    watched, session = diagnosed(make_trainer, Net())
+    assert watched.losses == plain.losses
+    assert [off.probe for off in session.probes_off] == ["arithmetic"]
+    assert session.steady is not None
+
+
+def test_nothing_is_left_behind_when_the_counted_step_raises(make_trainer: Make) -> None:
+    class Fails(Net):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            if batch_idx == arithmetic.FIRST_STEP:
+                raise KeyError("planted")
+            return super().training_step(batch, batch_idx)
+
+    model = Fails()
+    data = DataLoader(TensorDataset(torch.randn(N_BATCHES * BATCH, 8)), BATCH)
+    with pytest.raises(KeyError, match="planted"):
+        make_trainer(PerfDoctor(schedule=None, reports=())).fit(model, data)
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def fake_ceilings(device: torch.device) -> Ceilings:
+    kind, name, version, n_threads = ceilings._identity(device)
+    return Ceilings(device=kind, name=name, torch=version, n_threads=n_threads, copy_bytes_per_s=1e10, launch_s=1e-6,
+                    matmul_flops_per_s={"fp32": 1e11, "bf16": 4e11})  # fmt: skip
+
+
+def test_ceilings_measured_before_are_read(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "measure", fake_ceilings)
+    ceilings.measured(torch.device("cpu"))
+    _, session = diagnosed(make_trainer, Net())
+    profile = session.model_profile
+    assert profile is not None
+    assert profile.ceilings == fake_ceilings(torch.device("cpu"))
+    assert profile.utilisation is not None
+    assert profile.utilisation.measured_flops_per_s == 1e11
+    assert profile.bound is not None
+
+
+def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def measured(device: torch.device) -> tuple[Ceilings, str]:
+        asked.append(device)
+        return fake_ceilings(device), ""
+
+    monkeypatch.setattr(ceilings, "measured_in_child", measured)
+    _, session = diagnosed(make_trainer, Net())
+    assert asked == []
+    assert "too much for a run" in session.missing["model_profile.ceilings"]
+    monkeypatch.setattr(arithmetic, "MAX_CEILING_SHARE", 1e9)
+    _, session = diagnosed(make_trainer, Net())
+    assert asked == [torch.device("cpu")]
+    assert session.model_profile is not None
+    assert session.model_profile.ceilings is not None
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False)
+    fitted(make_trainer, Net(), doctor)
+    assert len(asked) == 1
+    assert doctor.session is not None
+    assert "ceilings=False" in doctor.session.missing["model_profile.ceilings"]
