@@ -19,9 +19,7 @@ def profile() -> ModelProfile:
         ModuleProfile(path="", class_name="", n_parameters=0, forward_flops=10**7, backward_flops=10**7,
                       forward_bytes=10, backward_bytes=10, n_operators=9, forward_s=0.02, backward_s=0.02),
     )  # fmt: skip
-    operators = (
-        OperatorProfile(name="aten::mm", dtype="float32", calls=6, flops=3 * 10**9, n_bytes=10**7, total_s=0.03),
-    )
+    product = OperatorProfile(name="aten::mm", dtype="float32", calls=6, flops=3 * 10**9, n_bytes=10**7, total_s=0.03)
     counted = ModelProfile(
         class_name="Net[bold]", device="cpu", n_parameters=5, n_trainable=5, parameters_bytes=20, n_samples=8,
         precision="fp32", forward_flops=1_010_000_000, backward_flops=2_010_000_000, forward_bytes=1_000_010,
