@@ -142,3 +142,14 @@ def test_child_that_fails_gives_a_reason(
     assert found is None
     assert expected in reason
     assert ceilings.cached(CPU, tmp_path) is None
+
+
+@pytest.mark.parametrize(("second", "is_quiet"), [(0.86e9, True), (0.84e9, False)])
+def test_figures_are_disturbed_when_no_two_rounds_agree(
+    monkeypatch: pytest.MonkeyPatch, second: float, is_quiet: bool
+) -> None:
+    speeds = {precision: iter((0.1e9, 1e9, second)) for precision in ("fp32", "bf16", "fp16")}
+    monkeypatch.setattr(ceilings._Bench, "matmul", lambda self, precision, limit_s: next(speeds[precision]))
+    found = ceilings.measure(CPU, budget_s=0.1)
+    assert found.matmul_flops_per_s["fp32"] == 1e9
+    assert ceilings.is_quiet(found) == is_quiet
