@@ -192,19 +192,36 @@ def _without_explained(
     A finding explains lost time if it claims some and is above ``info``.
     """
     causes = [
-        finding.code
+        finding
         for rule, finding, _ in answers
-        if finding is not None and not rule.only_unexplained and finding.claims and finding.severity != "info"
+        if finding is not None
+        and not (rule.only_unexplained or rule.yields_its_time)
+        and finding.claims
+        and finding.severity != "info"
     ]
-    if not causes:
-        return answers
-    reason = f"explained by {', '.join(causes)}"
-    return [
-        (rule, None, RuleOutcome(code=rule.code, status="passed", reason=reason))
-        if rule.only_unexplained and finding is not None
-        else (rule, finding, outcome)
-        for rule, finding, outcome in answers
-    ]
+    kept: list[tuple[Rule, Finding | None, RuleOutcome]] = []
+    for rule, finding, outcome in answers:
+        explaining: list[Finding] = []
+        if finding is not None and rule.only_unexplained:
+            explaining = causes
+        elif finding is not None and rule.yields_its_time:
+            explaining = _claimants(finding, causes)
+        if explaining:
+            reason = f"explained by {', '.join(cause.code for cause in explaining)}"
+            kept.append((rule, None, RuleOutcome(code=rule.code, status="passed", reason=reason)))
+        else:
+            kept.append((rule, finding, outcome))
+    return kept
+
+
+def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
+    """Those that claim the time of a finding, if together it is at least half of it."""
+    claimants = [cause for cause in causes if any(finding.claims.get(phase) for phase in cause.claims)]
+    taken_s = sum(
+        min(seconds, max((cause.claims.get(phase, 0.0) for cause in claimants), default=0.0))
+        for phase, seconds in finding.claims.items()
+    )
+    return claimants if taken_s >= 0.5 * sum(finding.claims.values()) else []
 
 
 def _causes_first(findings: list[Finding]) -> list[Finding]:

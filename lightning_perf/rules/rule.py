@@ -25,6 +25,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         check: Reads a session; a finding, or None when there is nothing to say. Raises Skip.
         preflight: The same from settings alone, before the first step; None where that cannot be.
         only_unexplained: Its finding is a symptom: it is dropped where another rule's finding explains lost time.
+        yields_its_time: Its finding says when time is lost, not to what: it is dropped where findings of others claim
+            at least half of the time that it claims.
         explains: Codes whose findings this rule's finding is the cause of. Where it wins back about as much, it stands
             right before them: both claim the same time, and the cause is what one wants to read first.
         weakens: Whether this rule's finding lowers the confidence of another one; None where it lowers none.
@@ -38,4 +40,5 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     preflight: Callable[[Session], Finding | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
     only_unexplained: bool = False
+    yields_its_time: bool = False
     explains: tuple[str, ...] = ()

@@ -262,3 +262,18 @@ def test_rules_load_neither_torch_nor_lightning_when_imported():
         "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'pytorch_lightning')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+SLOW_STEPS = {"n": 20, "excess_s": 2.0, "share": 0.1, "threshold_s": 0.06, "excess_by_phase_s": {"callbacks": 2.0}}
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.0, True), (0.03, True), (0.1, False)])
+def test_slow_steps_yield_to_what_claims_their_time(share: float, is_told: bool) -> None:
+    named = [{"name": "Dumps", "kind": "callback", "hook": "on_train_batch_end", "phase": "callbacks", "total_s": 1.0,
+              "share": share, "n_calls": 1000}]  # fmt: skip
+    session = diagnose(
+        build_session({"shares": {"callbacks": 0.12}, "steady": {"outliers": SLOW_STEPS, "named": named}})
+    )
+    assert ("PD606" in {finding.code for finding in session.findings}) == is_told
+    outcome = next(one for one in session.outcomes if one.code == "PD606")
+    assert outcome.reason == ("" if is_told else "explained by PD504")
