@@ -217,11 +217,12 @@ class CodeLines:
             call.n_operators += 1
             at = frame.f_lasti
             visits = call.visits.get(at)
+            is_own = i == 0 and is_direct
             if visits is None:
-                visits = call.visits[at] = Visits(frame.f_lineno or 0, operator, now)
+                visits = call.visits[at] = Visits(frame.f_lineno or 0, operator if is_own else "", now)
             # The innermost function is back at a place whenever it calls an operator there itself; another one, when
             # it has made a new call from there. Many operators below one call of torch's are no loop.
-            if is_direct if i == 0 else visits.child is not child:
+            if is_own or (i > 0 and visits.child is not child):
                 visits.n += 1
             visits.child = child
             visits.n_operators += 1

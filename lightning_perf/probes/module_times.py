@@ -226,7 +226,7 @@ class ModuleTimes:
             self._ns[phase, path] = self._ns.get((phase, path), 0) + ms * 1e6
         self._spans.clear()
         paths = [*self._modules, REST]
-        times = {
+        return {
             path: ModuleTime(
                 self._ns.get(("forward", path), 0) / 1e9,
                 self._ns.get(("backward", path), 0) / 1e9,
@@ -234,7 +234,6 @@ class ModuleTimes:
             )
             for path in paths
         }
-        return {path: time for path, time in times.items() if path == REST or time.calls}
 
 
 _PHASES = {"training_step": "forward", "backward": "backward"}

@@ -1,0 +1,205 @@
+"""The compiler's work in real trainings, with a backend that compiles nothing and so takes no time; a loss scaler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes import compiler, looks, loss_scaler
+from lightning_perf.records import CompilerWatch, Session
+
+from .conftest import Make
+
+N_STEPS, WIDTH = 24, 8
+HERE = Path(__file__).name
+
+
+@pytest.fixture(autouse=True)
+def _early_and_fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(looks, "ROUNDS", (14,))
+    monkeypatch.setattr(compiler, "WARMUP_STEPS", 4)
+    monkeypatch.setattr(loss_scaler, "WARMUP_STEPS", 4)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+class Batches(IterableDataset):
+    """Batches of one size, or of another one in each step."""
+
+    def __init__(self, is_ragged: bool) -> None:
+        self.is_ragged = is_ragged
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(N_STEPS):
+            yield torch.ones(4 + (i if self.is_ragged else 0), WIDTH)
+
+
+class Compiled(LightningModule):
+    """A network whose ``net`` is compiled."""
+
+    def __init__(self, has_break: bool = False, dynamic: bool | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.has_break = has_break
+        self.compiled = torch.compile(self.net, backend="eager", dynamic=dynamic)
+
+    def net(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if self.has_break:
+            torch._dynamo.graph_break()  # breaks
+        return y.relu()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.compiled(batch).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def fitted(make_trainer: Make, model: LightningModule, is_ragged: bool = False, **arguments: Any) -> Session:
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False, device_stats=False)
+    make_trainer(doctor, **arguments).fit(model, DataLoader(Batches(is_ragged), batch_size=None))
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    return doctor.session
+
+
+def watch_of(session: Session) -> CompilerWatch:
+    assert session.compiler is not None, session.missing
+    return session.compiler
+
+
+def codes(session: Session) -> set[str]:
+    return {finding.code for finding in session.findings}
+
+
+def line_of(function: Any, mark: str = "") -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next((i for i, line in enumerate(lines) if mark and mark in line), 0)
+
+
+def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
+    session = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
+    watch = watch_of(session)
+    (recompile,) = watch.recompiles
+    assert (Path(recompile.file).name, recompile.function) == (HERE, "net")
+    assert recompile.line == line_of(Compiled.net)
+    assert recompile.n >= 3
+    assert recompile.n_after_warmup >= 3
+    assert "size mismatch" in recompile.reason
+    assert watch.compile_s > 0
+    (finding,) = (finding for finding in session.findings if finding.code == "PD311")
+    assert f"{HERE}:{recompile.line} in net" in finding.summary
+
+
+def test_steps_that_compile_count_in_no_statistic_when_they_do(make_trainer):
+    ragged = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
+    assert watch_of(ragged).n_compiled_steps >= 4
+    assert ragged.steady is not None
+    n_counted = ragged.steady.n_steps + ragged.steady.n_warmup_steps
+    assert n_counted <= N_STEPS - watch_of(ragged).n_compiled_steps + 1  # the very first step counts in no case
+
+
+def test_line_and_reason_are_named_when_the_graph_breaks(make_trainer):
+    session = fitted(make_trainer, Compiled(has_break=True))
+    (graph_break,) = watch_of(session).graph_breaks
+    assert (Path(graph_break.file).name, graph_break.function) == (HERE, "net")
+    assert graph_break.line == line_of(Compiled.net, "# breaks")
+    assert "graph_break" in graph_break.reason
+    (finding,) = (finding for finding in session.findings if finding.code == "PD312")
+    assert f"{HERE}:{graph_break.line} in net" in finding.summary
+
+
+def test_nothing_is_said_when_one_graph_serves_all_steps(make_trainer):
+    session = fitted(make_trainer, Compiled())
+    watch = watch_of(session)
+    assert (watch.n_compiles, watch.recompiles, watch.graph_breaks) == (1, (), ())
+    assert not {"PD311", "PD312"} & codes(session)
+
+
+def test_nothing_is_said_when_a_second_size_becomes_dynamic(make_trainer):
+    session = fitted(make_trainer, Compiled(dynamic=True), is_ragged=True)
+    assert not {"PD311", "PD312"} & codes(session)
+
+
+def test_there_is_no_record_when_nothing_is_compiled(make_trainer):
+    class Plain(Compiled):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.net(batch).square().mean()
+
+    session = fitted(make_trainer, Plain())
+    assert session.compiler is None
+    assert session.missing["compiler"] == "nothing was compiled"
+
+
+def test_what_an_earlier_run_compiled_is_not_told_when_another_one_begins(make_trainer):
+    model = Compiled(has_break=True)
+    fitted(make_trainer, model)
+    session = fitted(make_trainer, model)
+    assert session.compiler is None or not session.compiler.graph_breaks
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_training_and_compiling_are_the_same_when_watched(make_trainer, is_ragged):
+    def trained(*callbacks: Any) -> tuple[list[torch.Tensor], dict[str, int]]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(3)
+        model = Compiled(dynamic=False)
+        make_trainer(*callbacks).fit(model, DataLoader(Batches(is_ragged), batch_size=None))
+        stats = dict(torch._dynamo.utils.counters["stats"])
+        return [p.detach() for p in model.parameters()], stats
+
+    handler = torch._dynamo.callback.callback_handler
+    before = (list(handler.start_callbacks), list(handler.end_callbacks))
+    (watched, stats), (plain, plain_stats) = trained(PerfDoctor(schedule=None, reports=())), trained()
+    assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))
+    assert stats == plain_stats
+    assert (handler.start_callbacks, handler.end_callbacks) == before
+
+
+class Overflows(Compiled):
+    """Every fifth loss is infinite."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.net(batch).square().mean()
+        return loss * float("inf") if batch_idx % 5 == 4 else loss
+
+
+def half_on_cpu() -> MixedPrecision:
+    return MixedPrecision("16-mixed", device="cpu", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+
+
+def test_skipped_steps_are_counted_when_gradients_overflow(make_trainer):
+    model = Overflows()
+    session = fitted(make_trainer, model, plugins=[half_on_cpu()])
+    scaler = session.loss_scaler
+    assert scaler is not None
+    assert scaler.skips is not None
+    assert scaler.n_warmup_steps + scaler.n_steps == N_STEPS
+    assert scaler.skips + scaler.warmup_skips == N_STEPS // 5
+    assert scaler.scale < scaler.first_scale
+    assert not model.trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+def test_no_step_is_skipped_when_gradients_are_finite(make_trainer):
+    class Finite(Compiled):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.net(batch).square().mean()
+
+    session = fitted(make_trainer, Finite(), plugins=[half_on_cpu()])
+    assert session.loss_scaler is not None
+    assert (session.loss_scaler.skips, session.loss_scaler.warmup_skips) == (0, 0)

@@ -1,0 +1,274 @@
+"""Lines that make the host wait, and loops over tensors, planted in real trainings on a CPU."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.data import DataLoader
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes import looks
+from lightning_perf.records import Session, SyncCall
+
+from .conftest import Make, assert_nothing_left
+
+N_STEPS, BATCH, WIDTH = 16, 64, 8
+HERE = Path(__file__).name
+
+
+@pytest.fixture(autouse=True)
+def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "ROUNDS", (4,))
+
+
+class Planted(LightningModule):
+    """A small network in which one line is planted."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.first, self.act, self.drop, self.last = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.ReLU(True),
+            nn.Dropout(),
+            nn.Linear(8, 1),
+        )
+        self.fault = fault
+        self.total = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.act(self.first(x)))
+        if self.fault == "mask":
+            x = x + x[x > 0].mean()  # mask
+        if self.fault == "nonzero":
+            x = x + x.nonzero().shape[0]  # nonzero
+        if self.fault == "loop":
+            total = torch.zeros(())
+            for i in range(len(x)):
+                total = total + x[i].sum()  # loop
+            x = x + total
+        if self.fault == "rows":
+            total = torch.zeros(())
+            for row in x:  # rows
+                total = total + row.sum()
+            x = x + total
+        if self.fault == "layers":
+            for _ in range(12):
+                x = self._attended(x)
+        return self.last(x)
+
+    def _attended(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x[:, 0].mean() + x[:, 1].mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self(batch).square().mean()
+        if self.fault == "item":
+            self.total += loss.item()  # item
+        if self.fault == "print":
+            print(loss)  # print
+        if self.fault == "bool" and loss > 1e9:  # bool
+            loss = loss * 2
+        if self.fault == "tolist":
+            self.last.bias.tolist()  # tolist
+        if self.fault == "cpu":
+            loss.detach().cpu()  # cpu
+        if self.fault == "numpy":
+            loss.detach().numpy()  # numpy
+        if self.fault == "format":
+            f"{loss:.3f}"  # format
+        if self.fault == "sometimes" and batch_idx == 12:
+            loss.item()
+        self.log("loss", loss, prog_bar=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def line_of(mark: str) -> int:
+    lines, first = inspect.getsourcelines(Planted)
+    return first + next(i for i, line in enumerate(lines) if line.rstrip().endswith(f"# {mark}"))
+
+
+def fitted(make_trainer: Make, model: LightningModule, *callbacks: Any, **arguments: Any) -> Session:
+    torch.manual_seed(3)
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False, device_stats=False)
+    loader = DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH)
+    make_trainer(doctor, *callbacks, gradient_clip_val=1.0, **arguments).fit(model, loader)
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    return doctor.session
+
+
+def own_calls(session: Session) -> list[SyncCall]:
+    assert session.sync_calls is not None, session.missing
+    return [call for call in session.sync_calls.calls if call.owner == "user"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "operator", "function"),
+    [
+        ("item", "item", "training_step"),
+        ("print", "print(tensor)", "training_step"),
+        ("bool", "bool(tensor)", "training_step"),
+        ("tolist", "tolist", "training_step"),
+        ("cpu", "cpu", "training_step"),
+        ("numpy", "numpy", "training_step"),
+        ("format", "format(tensor)", "training_step"),
+        ("mask", "boolean mask", "forward"),
+        ("nonzero", "nonzero", "forward"),
+    ],
+)
+def test_line_is_named_when_it_makes_the_host_wait(make_trainer, fault, operator, function, capsys):
+    session = fitted(make_trainer, Planted(fault))
+    (call,) = own_calls(session)
+    assert (call.operator, Path(call.file).name, call.line, call.function) == (operator, HERE, line_of(fault), function)
+    assert call.per_step == 1
+    assert call.phase == "forward"
+    assert call.code.endswith(f"# {fault}")
+    (finding,) = (finding for finding in session.findings if finding.code == "PD501")
+    assert f"{HERE}:{line_of(fault)} in {function}" in finding.summary
+    assert "on a GPU" in finding.summary
+
+
+@pytest.mark.parametrize("fault", ["", "sometimes", "layers"])
+def test_nothing_is_said_when_no_line_of_the_users_waits(make_trainer, fault):
+    session = fitted(make_trainer, Planted(fault))
+    assert own_calls(session) == []
+    assert session.sync_calls is not None
+    assert session.sync_calls.loops == ()
+    assert not {"PD501", "PD304"} & {finding.code for finding in session.findings}
+    assert {call.owner for call in session.sync_calls.calls} == {"lightning"}  # its progress bar's metrics
+
+
+@pytest.mark.parametrize(("fault", "operator"), [("loop", "select"), ("rows", "unbind")])
+def test_loop_is_named_when_python_takes_a_tensor_apart(make_trainer, fault, operator):
+    session = fitted(make_trainer, Planted(fault))
+    assert session.sync_calls is not None
+    (loop,) = session.sync_calls.loops
+    assert (Path(loop.file).name, loop.line, loop.function) == (HERE, line_of(fault), "forward")
+    assert (loop.operator, loop.repeats) == (operator, BATCH)
+    assert 0 < loop.share <= 1
+    (finding,) = (finding for finding in session.findings if finding.code == "PD304")
+    assert f"{HERE}:{line_of(fault)} in forward" in finding.summary
+
+
+class Keeps(Callback):
+    """Writes down what is in place when a step is over."""
+
+    def __init__(self) -> None:
+        self.modes: list[Any] = []
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.modes.append(_get_current_dispatch_mode())
+
+
+@pytest.mark.parametrize("fault", ["", "item", "mask", "loop", "print", "numpy"])
+def test_training_is_the_same_to_the_bit_when_steps_are_looked_at(make_trainer, fault, capsys):
+    def weights(*callbacks: Any) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = Planted(fault)
+        loader = DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH, shuffle=True)
+        make_trainer(*callbacks, gradient_clip_val=1.0, max_epochs=2).fit(model, loader)
+        return [*(p.detach() for p in model.parameters()), torch.get_rng_state()]
+
+    doctor = PerfDoctor(schedule=None, reports=())
+    watched, plain = weights(doctor), weights()
+    assert doctor.session is not None
+    assert doctor.session.sync_calls is not None
+    assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))
+
+
+def test_nothing_stays_in_place_when_steps_were_looked_at(make_trainer):
+    methods = {name: vars(torch.Tensor).get(name) for name in ("tolist", "numpy", "cpu")}
+    prints = torch._tensor_str._str
+    keeps, doctor = Keeps(), PerfDoctor(schedule=None, reports=())
+    trainer = make_trainer(doctor, keeps)
+    profiler = trainer.profiler
+    trainer.fit(Planted(), DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH))
+    assert len([mode for mode in keeps.modes if mode is not None]) == 2  # the steps looked at operator by operator
+    assert _get_current_dispatch_mode() is None
+    assert {name: vars(torch.Tensor).get(name) for name in methods} == methods
+    assert torch._tensor_str._str is prints
+    assert_nothing_left(trainer, profiler)
+
+
+def test_nothing_stays_in_place_when_a_step_looked_at_raises(make_trainer):
+    class Breaks(Planted):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if _get_current_dispatch_mode() is not None:
+                raise RuntimeError("planted")
+            return super().training_step(batch, batch_idx)
+
+    methods = {name: vars(torch.Tensor).get(name) for name in ("tolist", "numpy", "cpu")}
+    with pytest.raises(RuntimeError, match="planted"):
+        fitted(make_trainer, Breaks())
+    assert _get_current_dispatch_mode() is None
+    assert {name: vars(torch.Tensor).get(name) for name in methods} == methods
+
+
+def test_steps_looked_at_count_in_no_statistic_when_they_take_long(make_trainer):
+    class Slow(Planted):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            time.sleep(0.3 if _get_current_dispatch_mode() is not None else 0.0)
+            return super().training_step(batch, batch_idx)
+
+    session = fitted(make_trainer, Slow())
+    assert session.sync_calls is not None
+    assert session.sync_calls.step_s >= 0.3
+    assert session.steady is not None
+    assert session.steady.step_s.p99 < 0.3
+
+
+def test_no_step_is_looked_at_when_the_depth_is_none(make_trainer):
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False, module_depth=0)
+    make_trainer(doctor).fit(Planted(), DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH))
+    assert doctor.session is not None
+    assert doctor.session.sync_calls is None
+    assert doctor.session.missing["sync_calls"] == "module_depth=0"
+
+
+def test_users_mode_goes_on_when_it_stands_above_ours(make_trainer):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counts(TorchDispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counts.n += 1
+            return func(*args, **(kwargs or {}))
+
+    class Enters(Callback):
+        mode: Counts | None = None
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.mode is None and _get_current_dispatch_mode() is not None:
+                self.mode = Counts()
+                self.mode.__enter__()
+            elif self.mode is not None and batch_idx == N_STEPS - 2:
+                self.mode.__exit__(None, None, None)
+
+    session = fitted(make_trainer, Planted(), Enters())
+    assert session.run.status == "finished"
+    assert Counts.n > 0
+
+
+def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypatch: pytest.MonkeyPatch):
+    def broken(*args: Any) -> Callable[..., None]:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(looks.StepLook, "open", broken)
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False)
+    loader = DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH)
+    make_trainer(doctor).fit(Planted(), loader)
+    assert doctor.session is not None
+    assert [failure.probe for failure in doctor.session.probes_off] == ["looks"]
+    assert doctor.session.steady is not None
