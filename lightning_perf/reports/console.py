@@ -86,6 +86,7 @@ class RunReport:
         yield from page.memory(session)
         if session.model_profile is not None:
             yield from page.model_profile(session.model_profile, session.run.stage == "fit")
+        yield from page.host(session)
         findings = summary.ordered_findings(session)
         if findings:
             yield page.title("Findings")

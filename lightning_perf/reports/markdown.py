@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import Finding, Session, StageTimes, Trial
 
-from . import loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
+from . import host_rows, loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -39,6 +39,7 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
     parts += _ranks(session)
     parts += _loader(session)
     parts += _memory(session)
+    parts += _host(session)
     parts += _model(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
@@ -114,6 +115,28 @@ def _ranks(session: Session) -> Iterator[str]:
     facts = [*filter(None, [rank_rows.rank_strip(ranks)]), *rank_rows.rank_facts(ranks)]
     if facts:
         yield "\n".join(f"- {escape(fact)}" for fact in facts)
+
+
+def _host(session: Session) -> Iterator[str]:
+    calls, watch = session.sync_calls, session.compiler
+    rows = host_rows.sync_rows(calls) if calls is not None else []
+    if calls is not None and rows:
+        yield f"### {escape(host_rows.sync_title(calls))}"
+        yield _table(host_rows.SYNC_HEADS, "llrrl", [list(map(escape, row)) for row in rows])
+        note = host_rows.sync_note(calls)
+        if note:
+            yield escape(note)
+    if watch is not None:
+        yield f"### {escape(host_rows.compiler_title(watch))}"
+        facts = host_rows.compiler_facts(watch)
+        if facts:
+            yield _facts(facts)
+        rows = host_rows.compiler_rows(watch)
+        if rows:
+            yield _table(host_rows.COMPILER_HEADS, "llrl", [list(map(escape, row)) for row in rows])
+    facts = host_rows.host_facts(session)
+    if facts:
+        yield _facts(facts)
 
 
 def _trial(trial: Trial) -> Iterator[str]:

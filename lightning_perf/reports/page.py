@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lightning_perf.records import Breakdown, Evidence, Finding, ModelProfile, Session, StageTimes, Trial
 
-from . import loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
+from . import host_rows, loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
 from .summary import PhaseRow
 
 _NARROW = 70
@@ -174,6 +174,28 @@ class Page:
         if functions:
             yield self.table(functions, alignments=("left", "right"))
         facts = loader_rows.sample_facts(probe)
+        if facts:
+            yield self.facts(facts)
+
+    def host(self, session: Session) -> Iterator[RenderableType]:
+        """Lines that wait, what the compiler did, and which module takes most; nothing where nothing was seen."""
+        calls, watch = session.sync_calls, session.compiler
+        rows = host_rows.sync_rows(calls) if calls is not None else []
+        if calls is not None and rows:
+            yield self.title(host_rows.sync_title(calls))
+            yield self.table([host_rows.SYNC_HEADS, *rows], alignments=("left", "left", "right", "right", "left"))
+            note = host_rows.sync_note(calls)
+            if note:
+                yield self.quiet(note)
+        if watch is not None:
+            yield self.title(host_rows.compiler_title(watch))
+            facts = host_rows.compiler_facts(watch)
+            if facts:
+                yield self.facts(facts)
+            rows = host_rows.compiler_rows(watch)
+            if rows:
+                yield self.table([host_rows.COMPILER_HEADS, *rows], alignments=("left", "left", "right", "left"))
+        facts = host_rows.host_facts(session)
         if facts:
             yield self.facts(facts)
 
