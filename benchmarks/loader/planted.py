@@ -120,7 +120,7 @@ class Bursty(Samples):
     """One sample in 32 takes 30 times as long."""
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.03 if index % 32 == 7 else 0.001)
+        time.sleep(0.015 if index % 32 == 7 else 0.0005)
         return super().__getitem__(index)
 
 
