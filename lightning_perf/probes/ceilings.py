@@ -139,6 +139,8 @@ def measure(
         launch = attempt("launch_s", lambda: bench.launch(rest_s))
     matmul = {precision: max(speeds) for precision, speeds in rounds.items()}
     for precision, speeds in rounds.items():
+        if max(speeds) < matmul.get("fp32", 0.0):
+            continue  # slower than plain numbers: nobody will want it, and a product of it takes long enough to scatter
         if len(speeds) > 1 and sorted(speeds)[-2] < _LEAST_AGREEMENT * max(speeds):
             told = " and ".join(f"{speed / 1e9:.0f}" for speed in sorted(speeds)[-2:])
             missing["is_quiet"] = f"something else used the device: {told} GFLOP/s in {precision} in two rounds"

@@ -153,3 +153,9 @@ def test_figures_are_disturbed_when_no_two_rounds_agree(
     found = ceilings.measure(CPU, budget_s=0.1)
     assert found.matmul_flops_per_s["fp32"] == 1e9
     assert ceilings.is_quiet(found) == is_quiet
+
+
+def test_precision_that_is_no_faster_may_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"fp32": [1e9] * 3, "bf16": [2e9] * 3, "fp16": [0.1e9, 0.3e9, 0.1e9]}
+    monkeypatch.setattr(ceilings._Bench, "matmul", lambda self, precision, limit_s: speeds[precision].pop())
+    assert ceilings.is_quiet(ceilings.measure(CPU, budget_s=0.1))
