@@ -270,7 +270,8 @@ class Feeding(msgspec.Struct, frozen=True, kw_only=True):
             share: Of what a batch costs, 0…1.
         """
         if self.plan.n_now == 0:
-            return self.stage.n_steps * min(self.wait_s, share * self.batch_s)
+            # What a step waits for is the making of its batch, however long that took beside what else ran.
+            return self.stage.n_steps * max(share * self.wait_s, min(self.wait_s, share * self.batch_s))
         delivery = delivery_of(session, self.stage, self.wait_s, self.plan.n_now)
         if delivery is None or self.plan.now is None:
             return 0.0
