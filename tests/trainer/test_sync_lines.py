@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,3 +273,63 @@ def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypa
     assert doctor.session is not None
     assert [failure.probe for failure in doctor.session.probes_off] == ["looks"]
     assert doctor.session.steady is not None
+
+
+class Attends(Planted):
+    """Attention over 64 positions, written out or torch's own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.torchs = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x = self.first(batch).unsqueeze(0)
+        if self.how == "written out":
+            scores = x @ x.transpose(-2, -1) / 3.0
+            x = scores.softmax(-1) @ x  # attends
+        elif self.how == "torch's weights":
+            x = self.torchs(x, x, x)[0]
+        else:
+            x = x.unsqueeze(0)  # of three dimensions, torch writes it out itself
+            x = nn.functional.scaled_dot_product_attention(x, x, x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("how", "n", "via"),
+    [("written out", 1, ""), ("torch's weights", 1, "multi_head_attention_forward"), ("fused", 0, "")],
+)
+def test_attention_is_named_when_its_scores_are_written_out(make_trainer, how, n, via):
+    session = fitted(make_trainer, Attends(how))
+    assert session.sync_calls is not None
+    attentions = session.sync_calls.attentions
+    assert len(attentions) == n
+    for attention in attentions:
+        assert (Path(attention.file).name, attention.function) == (HERE, "training_step")
+        assert (attention.rows, attention.columns, attention.per_step, attention.via) == (BATCH, BATCH, 1, via)
+        assert attention.share is not None
+        assert 0 < attention.share <= 1
+
+
+def test_lines_that_a_device_names_are_told_when_it_has_such_a_mode(make_trainer, monkeypatch: pytest.MonkeyPatch):
+    class Warns(Planted):
+        debug_mode = 0
+
+        def get(self) -> int:
+            return Warns.debug_mode
+
+        def set(self, mode: int) -> None:
+            Warns.debug_mode = mode
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if Warns.debug_mode:
+                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr(looks, "sync_debug_of", lambda device: Warns())
+    session = fitted(make_trainer, Warns())
+    (call,) = own_calls(session)
+    assert (call.operator, call.source, call.function, call.per_step) == ("synchronises", "device", "training_step", 1)
+    assert call.cost_s is None
+    assert Warns.debug_mode == 0

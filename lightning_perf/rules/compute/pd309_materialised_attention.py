@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, MaterialisedAttention, Prescription, Session
+from lightning_perf.records import AttentionCall, Evidence, Finding, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, where
 from lightning_perf.rules.rule import Rule, Skip
@@ -99,7 +99,7 @@ def _live(session: Session) -> Finding | None:
                 for each in calls.attentions[:3]
             ),
         ),
-        prescriptions=(_prescription("need_weights=False where its weights are not used" if worst.via else ""),),
+        prescriptions=(_prescription(_hint(worst)),),
         claims=claims_within(steady, spent_s * (1 - 1 / HIGH_SPEED_UP), CODE_PHASES),
         low_s=spent_s * (1 - 1 / LOW_SPEED_UP),
         basis=_BASIS,
@@ -108,6 +108,14 @@ def _live(session: Session) -> Finding | None:
 
 
 _BASIS = f"attention {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is"
+
+
+def _hint(call: AttentionCall) -> str:
+    if call.via:
+        return "need_weights=False where its weights are not used"
+    if "scaled_dot_product_attention" in call.code:
+        return "here it fell back to the written-out form: give it four dimensions, and a mask that fused kernels know"
+    return ""
 
 
 def _prescription(hint: str = "") -> Prescription:
