@@ -176,7 +176,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         ceilings: Of the device; None where not measured.
         datasheet: The maker's figures; None for a chip that is not known.
         utilisation: None where arithmetic, time or both figures of the device are missing.
-        bound: What limits a step as a whole.
+        bound: What limits forward and backward as a whole.
         advice: What would help; empty where nothing is known.
         missing: Why a figure is None.
     """

@@ -16,6 +16,7 @@ _LEAST_SHARE = 0.005
 MODULE_HEADS = ("module", "type", "FLOPs", "share", "bytes", "FLOP/B", "time", "FLOP/s", "bound")
 OPERATOR_HEADS = ("operator", "dtype", "calls", "FLOPs", "bytes", "FLOP/B", "time", "FLOP/s", "bound")
 ALIGNMENTS = "llrrrrrrl"
+_FOR_WIDE = ("type", "dtype", "FLOP/s")
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -98,7 +99,8 @@ def bound_facts(profile: ModelProfile) -> list[str]:
     """What limits a step, and what would help."""
     told = []
     if profile.bound is not None:
-        told.append(f"a step is bound by {bound_name(profile.bound)}")
+        part = "forward" if profile.backward_flops is None else "forward and backward"
+        told.append(f"{part}: bound by {bound_name(profile.bound)}")
     if profile.advice:
         told.append(line(profile.advice, 120))
     if profile.ceilings is not None:
@@ -113,8 +115,13 @@ def bound_name(bound: str) -> str:
     return {"bandwidth": "memory", "launch": "starting operators"}.get(bound, bound)
 
 
-def module_table(profile: ModelProfile) -> ModelTable | None:
-    """Modules, costliest first; None where none was counted. Columns that hold nothing are left out."""
+def module_table(profile: ModelProfile, is_wide: bool = True) -> ModelTable | None:
+    """Modules, costliest first; None where none was counted. Columns that hold nothing are left out.
+
+    Args:
+        profile: The figures.
+        is_wide: Whether there is room for all columns.
+    """
     counted = [module for module in profile.modules if module.forward_flops is not None]
     whole = sum(_flops_of(module) for module in counted)
     times = [module_s(module) for module in counted]
@@ -127,16 +134,21 @@ def module_table(profile: ModelProfile) -> ModelTable | None:
         if part < _LEAST_SHARE and n_flops < _LEAST_SHARE * whole:
             continue
         rows.append(
-            (line(module.path or "outside its modules", 40), line(module.class_name, 24), flops(n_flops),
+            (line(module.path or "outside modules", 40), line(module.class_name, 24), flops(n_flops),
              share(n_flops / whole) if whole else "", size(n_bytes), _number(intensity(n_flops, n_bytes)),
              seconds(taken_s) if taken_s is not None else "",
              flops(n_flops / taken_s) if taken_s else "", bound_name(module.bound or ""))
         )  # fmt: skip
-    return _without_empty(MODULE_HEADS, rows[:MAX_MODULES]) if rows else None
+    return _without_empty(MODULE_HEADS, rows[:MAX_MODULES], is_wide) if rows else None
 
 
-def operator_table(profile: ModelProfile) -> ModelTable | None:
-    """Operators, costliest first; None where none was counted. Columns that hold nothing are left out."""
+def operator_table(profile: ModelProfile, is_wide: bool = True) -> ModelTable | None:
+    """Operators, costliest first; None where none was counted. Columns that hold nothing are left out.
+
+    Args:
+        profile: The figures.
+        is_wide: Whether there is room for all columns.
+    """
     rows: list[tuple[str, ...]] = [
         (line(each.name.removeprefix("aten::"), 40), line(each.dtype, 12), f"{each.calls:,}", flops(each.flops),
          size(each.n_bytes), _number(intensity(each.flops, each.n_bytes)) if each.flops else "",
@@ -144,7 +156,7 @@ def operator_table(profile: ModelProfile) -> ModelTable | None:
          flops(each.flops / each.total_s) if each.total_s and each.flops else "", bound_name(each.bound or ""))
         for each in profile.operators[:MAX_OPERATORS]
     ]  # fmt: skip
-    return _without_empty(OPERATOR_HEADS, rows) if rows else None
+    return _without_empty(OPERATOR_HEADS, rows, is_wide) if rows else None
 
 
 def _flops_of(module: ModuleProfile) -> int:
@@ -155,8 +167,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def _without_empty(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> ModelTable:
-    kept = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+def _without_empty(heads: tuple[str, ...], rows: list[tuple[str, ...]], is_wide: bool) -> ModelTable:
+    kept = [i for i, head in enumerate(heads) if any(row[i] for row in rows) and (is_wide or head not in _FOR_WIDE)]
     return ModelTable(
         tuple(heads[i] for i in kept),
         "".join(ALIGNMENTS[i] for i in kept),

@@ -18,6 +18,7 @@ from .summary import PhaseRow
 
 _NARROW = 70
 _WIDEST = 100
+_WIDE = 95
 _ROOM_FOR_VERDICTS = 92
 _BAR = {False: 30, True: 14}
 _CURVE_BAR = {False: 18, True: 8}
@@ -270,7 +271,8 @@ class Page:
         ):
             if facts:
                 yield self.facts(facts)
-        for table in (model_rows.module_table(profile), model_rows.operator_table(profile)):
+        is_wide = self._width >= _WIDE
+        for table in (model_rows.module_table(profile, is_wide), model_rows.operator_table(profile, is_wide)):
             if table is not None:
                 sides = {"l": "left", "r": "right"}
                 yield self.table([table.heads, *table.rows], alignments=[sides[side] for side in table.alignments])

@@ -184,9 +184,14 @@ def utilisation(
 
 
 def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
-    """Of the whole step: its modules' and the loss's lower bounds, each by what limits it, added up."""
+    """Of forward and backward: the lower bounds of modules and loss, each by what limits it, added up.
+
+    Their time is that of the modules where these were timed; else the step's, in which the optimizer has its part too.
+    """
     timed = profile.step_s or profile.forward_s
-    if timed is None or profile.forward_flops is None:
+    by_module = [spent_s for module in profile.modules if (spent_s := module_s(module)) is not None]
+    seconds = sum(by_module) or (timed.p50 if timed is not None else 0.0)
+    if seconds <= 0 or profile.forward_flops is None:
         return None
     totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     for module in profile.modules:
@@ -194,7 +199,7 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
         if found is None or not ceilings.copy_bytes_per_s or not ceilings.matmul_flops_per_s.get(profile.precision):
             return None
         totals[found[0]] += found[1]
-    if sum(totals.values()) < EXPLAINED_FRACTION * timed.p50:
+    if sum(totals.values()) < EXPLAINED_FRACTION * seconds:
         return "latency"
     return max(totals, key=lambda name: totals[name])
 

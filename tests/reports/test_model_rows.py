@@ -50,10 +50,20 @@ def test_module_table_has_a_row_for_each_module_with_its_bound() -> None:
     table = model_rows.module_table(profile())
     assert table is not None
     assert table.heads == model_rows.MODULE_HEADS
-    assert [row[0] for row in table.rows] == ["net.body", "outside its modules"]
+    assert [row[0] for row in table.rows] == ["net.body", "outside modules"]
     assert table.rows[0][-1] == "compute"
     assert table.rows[1][-1] == "latency"
     assert len(table.alignments) == len(table.heads)
+
+
+def test_tables_keep_what_matters_when_there_is_little_room() -> None:
+    for table in (
+        model_rows.module_table(profile(), is_wide=False),
+        model_rows.operator_table(profile(), is_wide=False),
+    ):
+        assert table is not None
+        assert not {"type", "dtype", "FLOP/s"} & set(table.heads)
+        assert {"FLOPs", "time", "bound"} <= set(table.heads)
 
 
 def test_tables_leave_out_what_nobody_measured() -> None:

@@ -101,3 +101,9 @@ def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it() -> Non
     module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
                            forward_bytes=10**6, backward_bytes=0, n_operators=1)  # fmt: skip
     assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == "latency"
+
+
+def test_bound_of_the_step_leaves_the_optimizer_out_when_modules_were_timed() -> None:
+    module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
+                           forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip
+    assert assessed(profile(modules=(module,)), CEILINGS, None, times(0.05)).bound == "compute"
