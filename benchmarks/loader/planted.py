@@ -23,7 +23,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 N_FEATURES = 64
-BATCH_SIZE = 16
 N_SAMPLES = 2048
 
 
@@ -34,11 +33,15 @@ class Cause(NamedTuple):
         code: The rule that should name it; None for the healthy training.
         function: The function that should be named with its file and line; None where none is to blame.
         num_workers: Of the loader.
+        batch_size: Of the loader.
+        n_layers: Of the model.
     """
 
     code: str | None
     function: str | None
     num_workers: int = 0
+    batch_size: int = 16
+    n_layers: int = 1
 
 
 CAUSES = {
@@ -47,11 +50,11 @@ CAUSES = {
     "slow-collate": Cause("PD108", "pad"),
     "many-small-tensors": Cause("PD109", None, num_workers=1),
     "sleeping-storage": Cause("PD106", "read"),
-    "tiny-data-with-workers": Cause("PD103", None, num_workers=2),
-    "per-sample-indexing": Cause("PD110", None),
+    "tiny-data-with-workers": Cause("PD103", None, num_workers=2, batch_size=4, n_layers=0),
+    "per-sample-indexing": Cause("PD110", None, batch_size=512),
     "bursty-samples": Cause("PD105", None, num_workers=2),
     "memory-growth": Cause("PD113", None, num_workers=1),
-    "healthy": Cause(None, None),
+    "healthy": Cause(None, None, n_layers=40),
 }
 
 
@@ -78,7 +81,7 @@ class SlowPython(Samples):
 
 class SlowNative(Samples):
     def __init__(self) -> None:
-        self.image = bytes(os.urandom(2000)) * 20
+        self.image = bytes(os.urandom(60_000))
 
     def squeeze(self) -> int:
         return len(zlib.compress(self.image, 6))
@@ -110,7 +113,10 @@ class Rows(Samples):
     """Rows of a tensor in memory, one at a time."""
 
     def __init__(self) -> None:
-        self.values = torch.rand(N_SAMPLES, N_FEATURES)
+        self.values = torch.rand(16 * N_SAMPLES, N_FEATURES)
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def __getitem__(self, index: int) -> Any:
         return self.values[index]
@@ -138,7 +144,10 @@ class Growing(Samples):
 
 def pad(samples: list[torch.Tensor]) -> torch.Tensor:
     """Collates element by element."""
-    return torch.tensor([[math.sin(float(value)) for value in sample] for sample in samples for _ in range(4)][:16])
+    rows = []
+    for sample in samples:
+        rows.append([sum(math.sin(float(value) + shift) for shift in range(8)) for value in sample])
+    return torch.tensor(rows)
 
 
 DATASETS: dict[str, type[Samples]] = {
@@ -186,7 +195,7 @@ def main() -> None:
     cause = CAUSES[arguments.cause]
     loader = DataLoader(
         DATASETS.get(arguments.cause, Samples)(),
-        batch_size=BATCH_SIZE,
+        batch_size=cause.batch_size,
         shuffle=True,
         num_workers=cause.num_workers,
         persistent_workers=cause.num_workers > 0,
@@ -201,7 +210,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(n_layers=40 if arguments.cause == "healthy" else 1), loader)
+    trainer.fit(Model(cause.n_layers), loader)
 
 
 if __name__ == "__main__":

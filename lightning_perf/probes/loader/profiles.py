@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 MIN_SAMPLES = 100
 """Fewer samples tell shares no better than to ±10 % (binomial, two standard errors at a share of one half)."""
 _INTERVAL_S = 0.001
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""Functions to Python (some only before 3.12), parts of the function that they stand in to whoever wrote it."""
 
 
 class Place(NamedTuple):
@@ -187,8 +189,8 @@ def _add_stack(weights: dict[Place, Weight], stack: list[tuple[Place, int, str]]
         weights[place].label = weights[place].label or label
     leaf = stack[-1][0]
     weights[leaf].own_s += seconds
-    users = [frame for frame in stack if is_users(frame[0].file)]
-    pythons = users or [frame for frame in stack if frame[0].file]
+    pythons = [frame for frame in stack if frame[0].file and frame[0].name not in _COMPREHENSIONS]
+    pythons = [frame for frame in pythons if is_users(frame[0].file)] or pythons
     if pythons:
         place, line, _ = pythons[-1]
         weight = weights[place]
@@ -215,7 +217,7 @@ class _Blame:
 
     def blamed(self, code: Any) -> float:
         """Seconds for which it was the innermost function of the user's, or of Python where the user has none."""
-        if not isinstance(code, CodeType) or (self._has_users and not _is_users_code(code)):
+        if not self._is_blamed(code):
             return 0.0
         entry = self._entries[code]
         inner = sum(edge.totaltime * self._inner(edge.code)[0] for edge in self._edges(entry))
@@ -223,10 +225,14 @@ class _Blame:
 
     def native(self, code: Any) -> float:
         """Of these, seconds in C functions."""
-        if not isinstance(code, CodeType) or (self._has_users and not _is_users_code(code)):
+        if not self._is_blamed(code):
             return 0.0
         edges = self._edges(self._entries[code])
         return float(sum(edge.totaltime * self._inner(edge.code)[1] for edge in edges))
+
+    def _is_blamed(self, code: Any) -> bool:
+        """Whether time is counted for it rather than for what called it."""
+        return _is_users_code(code) if self._has_users else _is_function(code)
 
     def _edges(self, entry: Any) -> list[Any]:
         return [edge for edge in entry.calls or () if edge.code in self._entries]
@@ -236,8 +242,7 @@ class _Blame:
         if code in self._shares:
             return self._shares[code]
         entry = self._entries[code]
-        is_end = _is_users_code(code) or (not self._has_users and isinstance(code, CodeType))
-        if is_end or entry.totaltime <= 0:
+        if self._is_blamed(code) or entry.totaltime <= 0:
             share = (0.0, 0.0)
         elif not isinstance(code, CodeType) and not entry.calls:
             share = (1.0, 1.0)
@@ -252,8 +257,12 @@ class _Blame:
         return share
 
 
+def _is_function(code: Any) -> bool:
+    return isinstance(code, CodeType) and code.co_name not in _COMPREHENSIONS
+
+
 def _is_users_code(code: Any) -> bool:
-    return isinstance(code, CodeType) and is_users(code.co_filename)
+    return _is_function(code) and is_users(code.co_filename)
 
 
 def _is_ours(code: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import zlib
@@ -52,6 +53,18 @@ def test_blame_goes_to_the_innermost_function_of_the_users(profile: Callable[...
     assert sum(blamed.values()) == pytest.approx(1.0, abs=0.1)
     native = {place.name: weight.native_s / seen.seconds for place, weight in seen.weights.items()}
     assert native["in_c"] > 0.5 * blamed["in_c"]
+
+
+def in_a_comprehension() -> float:
+    return sum([math.sqrt(number) for number in range(20_000)])
+
+
+@pytest.mark.parametrize("profile", [exactly, sampled])
+def test_blame_for_a_comprehension_goes_to_its_function(profile: Callable[..., Profile]) -> None:
+    seen = profile(in_a_comprehension)
+    blamed = {place.name: weight.blamed_s / seen.seconds for place, weight in seen.weights.items()}
+    assert blamed["in_a_comprehension"] > 0.9
+    assert blamed.get("<listcomp>", 0.0) == 0.0
 
 
 def test_shares_come_from_the_profiler_that_slowed_the_work_less() -> None:
