@@ -106,6 +106,13 @@ def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
     assert f"{HERE}:{recompile.line} in net" in finding.summary
 
 
+def test_function_is_told_when_torch_gave_it_up_in_the_first_steps(make_trainer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "WARMUP_STEPS", 10)
+    session = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
+    (finding,) = (finding for finding in session.findings if finding.code == "PD311")
+    assert "gives a function up" in finding.summary
+
+
 def test_steps_that_compile_count_in_no_statistic_when_compiling_is_slow(make_trainer):
     def slowly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         time.sleep(0.2)

@@ -17,13 +17,16 @@ CATEGORY = "compute"
 # The first batch, and the first of another size, compile: torch then makes that size dynamic. A third time after the
 # run's first steps something else goes wrong. Dynamo itself gives a function up after 8 (its recompile limit).
 MIN_RECOMPILES = 3
+# Dynamo's limit is 8 compilations of a function (torch._dynamo.config.recompile_limit): the first and 7 more.
+RECOMPILES_AT_LIMIT = 7
 # Or when it takes as much time as a gain must have to show at all.
 MIN_SHARE = 0.02
 
 DOCS = """\
 ## What it measures
 How often functions were compiled again after the run's first ten steps, and how long that took, as dynamo itself keeps
-count. Steps in which something is compiled count in no other figure.
+count; and, whenever it was, whether a function reached the number at which dynamo gives it up. Steps in which something
+is compiled count in no other figure.
 
 ## Why it costs
 Compiling a function takes seconds, its compiled step milliseconds. Each set of shapes, types and values that guards
@@ -58,20 +61,23 @@ def check(session: Session) -> Finding | None:
     spent_s = min(watch.compile_after_warmup_s, sum(each.compile_s or 0.0 for each in late) or float("inf"))
     all_s = steady.span_s + spent_s
     share = spent_s / all_s
-    if n == 0 or (n < MIN_RECOMPILES and share < MIN_SHARE):
+    given_up = [each for each in watch.recompiles if each.n >= RECOMPILES_AT_LIMIT]
+    if not given_up and (n == 0 or (n < MIN_RECOMPILES and share < MIN_SHARE)):
         return None
-    worst = max(late, key=lambda each: each.n_after_warmup)
+    worst = max(given_up or late, key=lambda each: each.n)
     # Steps that compile are in no span: the gain is that of the span with them over the span without.
     lost_s = min(share, MAX_RECOVERABLE_SHARE) * steady.span_s
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity=severity_of(share),
+        # What running uncompiled costs from then on is not known; that the compiler is there for nothing is.
+        severity="low" if given_up and share < MIN_SHARE else severity_of(share),
         summary=(
             f"{percent(share)} of the time after the first steps goes to compiling again. "
-            f"{where(worst.file, worst.line, worst.function)} was compiled again {worst.n_after_warmup} times"
+            f"{where(worst.file, worst.line, worst.function)} was compiled again {worst.n} times"
             f"{f': {worst.reason}' if worst.reason else ''}."
+            f"{_GIVEN_UP if given_up else ''}"
         ),
         evidence=(
             Evidence(metric="recompilations after the first steps", value=n, unit="count", threshold=MIN_RECOMPILES),
@@ -79,13 +85,16 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="compiling in all", value=duration(watch.compile_s)),
             *(
                 Evidence(metric=f"{where(r.file, r.line, r.function)} compiled again", value=r.n, unit="count")
-                for r in late[:3]
+                for r in (given_up or late)[:3]
             ),
         ),
         prescriptions=_prescriptions(watch, worst),
         gain=gain_from(steady, 0.0, lost_s, "at most the time that compiling again took; less, if it ends by itself"),
         confidence="high",
     )
+
+
+_GIVEN_UP = " After so many, torch gives a function up: unless its limit was raised, it runs uncompiled from then on."
 
 
 def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
