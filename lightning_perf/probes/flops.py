@@ -28,8 +28,9 @@ from .traffic import Traffic, traffic_of
 
 Direction = Literal["forward", "backward"]
 
-MAX_OPERATORS = 200_000
-"""A step of more operators than that is not counted to its end: watching each takes some ten microseconds."""
+MAX_OPERATORS = 50_000
+"""A step of more operators than that is not counted to its end: watching each takes 30 to 75 microseconds (ResNet-18
+and a small GPT on one core), which makes it some seconds at most."""
 
 MAX_OPERATORS_TOLD = 24
 _DENORMAL_SAMPLE = 1024

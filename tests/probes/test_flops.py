@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from lightning_perf.probes import flops
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.records import ModelProfile
 
@@ -31,8 +32,8 @@ def counted(model: nn.Module, *inputs: Any, train: bool = True, depth: int = 1) 
     return counter.profile("cpu", 1)
 
 
-def near(flops: float) -> Any:
-    return pytest.approx(flops, rel=0.01)
+def near(expected: float) -> Any:
+    return pytest.approx(expected, rel=0.01)
 
 
 def needing(*shape: int) -> torch.Tensor:
@@ -332,3 +333,14 @@ def test_counting_stops_but_the_step_goes_on_when_counting_fails(monkeypatch: py
     profile = counter.profile("cpu")
     assert profile.forward_flops is None
     assert "planted" in profile.missing["forward_flops"]
+
+
+def test_step_of_too_many_operators_goes_on_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flops, "MAX_OPERATORS", 3)
+    counter = ArithmeticCounter(nn.Identity())
+    with counter:
+        x = torch.ones(2)
+        for _ in range(5):
+            x = x + 1
+    assert x.tolist() == [6.0, 6.0]
+    assert "more than 3 operators" in counter.profile("cpu").missing["forward_flops"]
