@@ -302,7 +302,7 @@ class StepLook(_Mode):  # type: ignore[misc]
 
 def entry_cost_ns(rounds: int = 100) -> float:
     """What a dispatch mode costs each operator here, beyond what it times itself: the least of three rounds."""
-    tensor = torch.zeros(1)
+    tensor = torch.zeros(1, device="cpu")
     plain, watched = [], []
     for _ in range(3):
         plain.append(_time_views(tensor, rounds))

@@ -38,14 +38,14 @@ def _early_and_fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Batches(IterableDataset):
-    """Batches of one size, or of another one in each step."""
+    """Batches of one size, or of another one in each step of the second half: no part of a warm-up."""
 
     def __init__(self, is_ragged: bool) -> None:
         self.is_ragged = is_ragged
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for i in range(N_STEPS):
-            yield torch.ones(4 + (i if self.is_ragged else 0), WIDTH)
+            yield torch.ones(4 + (max(0, i - N_STEPS // 2) if self.is_ragged else 0), WIDTH)
 
 
 class Compiled(LightningModule):
@@ -107,7 +107,7 @@ def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
 
 
 def test_function_is_told_when_torch_gave_it_up_in_the_first_steps(make_trainer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiler, "WARMUP_STEPS", 10)
+    monkeypatch.setattr(compiler, "WARMUP_STEPS", N_STEPS)
     session = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
     (finding,) = (finding for finding in session.findings if finding.code == "PD311")
     assert "gives a function up" in finding.summary
