@@ -34,7 +34,7 @@ FATES = {
     "log-every-n=105": "failed",
     "log-every-n=106": "failed",
 }
-OUTSIDE_STEPS, OUTSIDE_RUNS = 200, 3
+OUTSIDE_STEPS, OUTSIDE_RUNS = 120, 3
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
