@@ -155,7 +155,7 @@ NAMED_AS = {"callback": "SleepyCallback", "logger": "SleepyLogger", "module_hook
 @pytest.fixture(autouse=True)
 def _no_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the sleeps is timed here: no child process that takes a core."""
-    monkeypatch.setattr(recorder.Recorder, "_suspicious_loader", lambda self: None)
+    monkeypatch.setattr(recorder.Recorder, "_suspicious_loader", lambda self, *args, **kwargs: None)
 
 
 def trained(make_trainer: Make, variant: str, sleeps: Sleeps, *callbacks: Any, **arguments: Any) -> tuple[Any, Any]:
