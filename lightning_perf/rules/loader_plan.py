@@ -76,6 +76,11 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[int, ...] = ()
 
     @property
+    def cost_more(self) -> bool:
+        """Whether the workers in use cost more than they save, by the model."""
+        return self.n_now > 0 and self.chosen is not None and self.chosen.num_workers == 0
+
+    @property
     def is_too_cheap(self) -> bool:
         """Whether a batch costs less to make than to fetch from a worker."""
         if self.chosen is not None:

@@ -82,6 +82,8 @@ def check(session: Session) -> Finding | None:
     in_process_s, _ = in_process_of(session, steady)
     if plan.n_now and fetch is not None and in_process_s is not None and in_process_s < fetch.wait_s.p50:
         return None  # The workers themselves are what costs: PD103.
+    if foretold is not None and plan.cost_more:
+        return None  # The same without a training: PD103, PD109.
     evidence = (
         Evidence(
             metric="share of the time " + ("the device is starved" if device else "the host waits for data"),

@@ -66,7 +66,7 @@ def check(session: Session) -> Finding | None:
     """Asks whether one function takes most of making a sample."""
     feeding = feeding_of(session)
     probe, plan = feeding.probe, feeding.plan
-    if feeding.share < MIN_WAIT_SHARE or plan.is_too_cheap:
+    if feeding.share < MIN_WAIT_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
     if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(feeding):
         return None  # PD106, PD105, PD110, PD109

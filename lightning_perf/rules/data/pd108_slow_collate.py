@@ -60,7 +60,13 @@ def check(session: Session) -> Finding | None:
     """Compares collate with the whole batch."""
     feeding = feeding_of(session)
     probe, plan = feeding.probe, feeding.plan
-    if feeding.share < MIN_WAIT_SHARE or plan.is_too_cheap or indexes_rows(probe) or is_transport_costly(feeding):
+    if (
+        feeding.share < MIN_WAIT_SHARE
+        or plan.is_too_cheap
+        or plan.cost_more
+        or indexes_rows(probe)
+        or is_transport_costly(feeding)
+    ):
         return None
     if probe.collate is None:
         raise Skip(probe.missing.get("collate", "collate was not timed"))
