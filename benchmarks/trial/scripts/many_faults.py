@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-BATCH, WIDTH, DEPTH, FETCH_S, LOG_S = 32, 128, 24, 0.03, 0.015
+BATCH, WIDTH, DEPTH, FETCH_S, LOG_S = 32, 128, 24, 0.014, 0.016
 
 
 class Waits(Dataset[torch.Tensor]):
