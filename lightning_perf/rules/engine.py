@@ -225,7 +225,10 @@ def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
 
 
 def _causes_first(findings: list[Finding]) -> list[Finding]:
-    """The findings with each cause moved up to the first symptom that it explains, among findings as severe as it."""
+    """The findings with each cause moved up to the first symptom that it explains, among findings as severe as it.
+
+    Not where the cause is less sure than the symptom.
+    """
     explains = {rule.code: rule.explains for rule in all_rules() if rule.explains}
     ordered = list(findings)
     for cause in findings:
@@ -239,7 +242,8 @@ def _causes_first(findings: list[Finding]) -> list[Finding]:
 
 def _is_as_much(cause: Finding, symptom: Finding) -> bool:
     is_as_severe = cause.severity == symptom.severity
-    return is_as_severe and sum(cause.claims.values()) >= EXPLAINED_SHARE * sum(symptom.claims.values())
+    is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
+    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * sum(symptom.claims.values())
 
 
 def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
@@ -251,18 +255,25 @@ def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
     return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place])
 
 
+def _effort_of(finding: Finding) -> float:
+    return _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
+
+
+def _is_uncertain(finding: Finding) -> bool:
+    """Whether following it up takes hours and may gain nothing."""
+    return finding.gain is not None and finding.gain.low <= 1.0 and _effort_of(finding) >= _EFFORT_WEIGHT["hours"]
+
+
 def _rank(finding: Finding) -> tuple[int, bool, float, int, str]:
     """Sort key: worst first, what is about the measurement last, then expected gain over effort.
 
     A finding that may gain nothing and takes hours to follow up ranks one step lower: what is sure comes before it.
     """
     gain = (finding.gain.low + finding.gain.high) / 2 - 1.0 if finding.gain else 0.0
-    effort = _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
-    is_uncertain = finding.gain is not None and finding.gain.low <= 1.0 and effort >= _EFFORT_WEIGHT["hours"]
     return (
-        SEVERITIES.index(finding.severity) + is_uncertain,
+        SEVERITIES.index(finding.severity) + _is_uncertain(finding),
         finding.category == QUALITY,
-        -gain / effort,
+        -gain / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),
         finding.code,
     )

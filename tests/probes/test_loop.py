@@ -65,6 +65,7 @@ class Bench:
         self.callbacks = [self.owner, Other(), ModelCheckpoint(), TQDMProgressBar()]
         self.validation = ValidationLoop()
         self.trainer: Any = SimpleNamespace(
+            world_size=1,
             profiler=PassThroughProfiler(),
             callbacks=self.callbacks,
             loggers=[],

@@ -13,6 +13,7 @@ import pytest
 
 from lightning_perf import PerfDoctor, load
 from lightning_perf.probes import steps
+from lightning_perf.records import RANKS_FOLDER
 
 from .conftest import Make
 from .models import Tiny, loader
@@ -43,7 +44,7 @@ if __name__ == "__main__":
 
 
 def written_session(folder: Path) -> Any:
-    (path,) = folder.rglob("perf_session*.json")
+    (path,) = (path for path in folder.rglob("perf_session*.json") if path.parent.name != RANKS_FOLDER)
     return load(path)
 
 
