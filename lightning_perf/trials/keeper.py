@@ -56,6 +56,7 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
     memory_limit = spec["memory_limit_bytes"]
     time_limit = spec["time_limit_s"]
     looked = 0.0
+    counted_twice = 0  # pages that forked processes share, as far as they had to be told apart
     while True:
         readable, _, _ = select.select([0], [], [], _POLL_S)
         if readable and not os.read(0, 1):
@@ -69,7 +70,11 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
             break
         if now - looked >= _MEMORY_EVERY_S:
             looked = now
-            used = _memory_bytes()
+            used = _memory_bytes() - counted_twice
+            if memory_limit is not None and used > memory_limit:
+                exact = _memory_bytes(is_exact=True)
+                counted_twice += max(0, used - exact)
+                used = exact
             ended["peak_bytes"] = max(ended["peak_bytes"], used)
             if memory_limit is not None and used > memory_limit:
                 ended["reason"] = (
@@ -134,10 +139,18 @@ def _descendants() -> list[int]:
     return found
 
 
-def _memory_bytes() -> int:
-    """Resident memory of all processes together; pages that they share count once, as far as one can tell quickly."""
+def _memory_bytes(is_exact: bool = False) -> int:
+    """Resident memory of all processes together.
+
+    Args:
+        is_exact: Whether pages that forked processes still share count once. The kernel then looks at every page, and
+            holds the process up meanwhile; otherwise the answer is too high by them.
+    """
     own = shared = 0
     for pid in _descendants():
+        if is_exact and (proportional := _proportional_bytes(pid)) is not None:
+            own += proportional // _PAGE_BYTES
+            continue
         try:
             with open(f"/proc/{pid}/statm", "rb") as file:
                 fields = file.read().split()
@@ -146,6 +159,16 @@ def _memory_bytes() -> int:
         own += int(fields[1]) - int(fields[2])
         shared = max(shared, int(fields[2]))
     return (own + shared) * _PAGE_BYTES
+
+
+def _proportional_bytes(pid: int) -> int | None:
+    """Resident memory of a process, shared pages divided among those that share them; None where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:")), None)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,12 @@ REMOTE_OFF = {
     "COMET_START_ONLINE": "0",
 }
 """For scripts that use a service of their own accord, beside Lightning's loggers: nothing of a trial goes there."""
+
+_PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
+"""One argument of Python's own: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
+
+LEFT_BEHIND = ("result.json", "events", "ended.json")
+"""What a run says of itself, in its folder."""
 
 _TAIL_LINES = 12
 _TAIL_BYTES = 64 * 1024
@@ -88,7 +95,7 @@ def run_kept(
 
     Args:
         command: The user's.
-        job: What is to be done inside; its folder gets ``log.txt`` and the other files.
+        job: What is to be done inside; its folder gets ``log.txt`` and the other files, those of a run before are lost.
         time_limit_s: After which it is killed; None for none.
         memory_limit_bytes: Resident memory of all its processes together above which it is killed; None for none.
         environment: Variables on top of this process's own.
@@ -97,6 +104,8 @@ def run_kept(
         KeyboardInterrupt: After everything was killed.
     """
     folder = Path(job.folder)
+    for name in LEFT_BEHIND:  # of a run before in the same folder: it would be taken for this one's
+        (folder / name).unlink(missing_ok=True)
     job_file = job.write()
     variables = environment_for(job, job_file, {**os.environ, **REMOTE_OFF, **(environment or {})})
     variables.setdefault("WANDB_DIR", str(folder))
@@ -200,11 +209,14 @@ def ignores_environment(command: Sequence[str]) -> str | None:
         if takes_value:
             takes_value = False
             continue
-        takes_value = argument in ("-X", "-W")
-        if not argument.startswith("-") or argument in ("-m", "-c", "-"):
+        match = _PYTHON_OPTIONS.fullmatch(argument)
+        if match is None:
             return None
-        if not argument.startswith("--") and set(argument[1:]) & set("IES") and not argument.startswith(("-W", "-X")):
+        if set(match["flags"]) & set("IES"):
             return argument
+        if match["takes"] in ("c", "m"):
+            return None
+        takes_value = bool(match["takes"]) and not match["value"]
     return None
 
 

@@ -228,7 +228,6 @@ def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
         block_steps=sizes.block_steps,
         seed=state.trial.seed,
     )
-    _forget(Path(job.folder))
     ended = run_kept(
         state.options.command, job, sizes.time_limit_s, sizes.memory_limit_bytes, environment_of(planned.treatments)
     )
@@ -271,12 +270,6 @@ def as_run(planned: PlannedRun, ended: Ended, log: str, basis: str) -> ArmRun:
 
 def _file_name(arm: str) -> str:
     return "".join(c if c.isalnum() or c in "-+=._" else "_" for c in arm)[:80]
-
-
-def _forget(run_folder: Path) -> None:
-    """What an interrupted run left: its result would be taken for the new one's."""
-    for name in ("result.json", "events", "ended.json"):
-        (run_folder / name).unlink(missing_ok=True)
 
 
 # -- on disk ------------------------------------------------------------

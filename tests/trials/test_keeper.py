@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lightning_perf.trials.job import Job
+from lightning_perf.trials.job import Job, Result, note
 from lightning_perf.trials.runner import explain, run_kept
 
 # Starts processes that leave its group and its session, as loaders and launchers may, and never ends.
@@ -23,6 +23,16 @@ child = [sys.executable, "-c", "import time; time.sleep(600)"]
 started = [subprocess.Popen(child, start_new_session=away) for away in (False, True)]
 open("pids", "w").write(" ".join(str(one.pid) for one in started))
 time.sleep(600)
+"""
+
+# As a loader's workers do: three see the memory that one has filled.
+SHARING = """
+import os, time
+hoard = b"x" * 2**27
+for _ in range(3):
+    if os.fork() == 0:
+        break
+time.sleep(1.5)
 """
 
 # What lightning-perf does, alone in a process.
@@ -91,6 +101,13 @@ def test_command_is_ended_when_it_takes_more_memory_than_it_may(work: Path) -> N
     assert ended.peak_bytes > limit
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this kernel does not tell shared pages")
+def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
+    command = [sys.executable, "-c", SHARING]
+    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=300 * 2**20)
+    assert ended.code == 0, ended.failure
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [
@@ -104,6 +121,15 @@ def test_error_says_what_was_seen_when_nothing_was_measured(work: Path, code: st
     command = [sys.executable, "-c", code]
     ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
     assert told in explain(command, ended)
+
+
+def test_what_a_run_before_left_in_the_folder_is_not_taken_for_this_one_s(work: Path) -> None:
+    job = Job(mode="trial", folder="job")
+    Result(status="ok", n_steps=5).write(job.folder)
+    note(job, "trainer")
+    ended = run_kept([sys.executable, "-c", "pass"], job, time_limit_s=60)
+    assert ended.result is None
+    assert "never imported Lightning's Trainer" in ended.failure
 
 
 def test_error_says_so_when_there_is_no_such_command(work: Path) -> None:

@@ -18,6 +18,11 @@ from lightning_perf.trials.runner import check_command, ignores_environment, las
         ("python -X importtime train.py", None),
         ("python -X importtime -S train.py", "-S"),
         ("python -m train -E", None),
+        ("python -mIES", None),
+        ("python -Bc import_IES", None),
+        ("python -uW error -E train.py", "-E"),
+        ("python --check-hash-based-pycs always train.py", None),
+        ("python - -E", None),
         ("torchrun -I train.py", None),
     ],
 )
