@@ -297,6 +297,8 @@ class DoctorHooks:
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.after_backward)
+        elif self._ranks is not None and self._ranks.is_watching:
+            return  # the step may hold more backwards
         elif watch is not None and self._undo_silence is None and watch.n_optimizers >= len(trainer.optimizers):
             self._silence_idle_hooks()
 
@@ -515,7 +517,7 @@ class DoctorHooks:
             self._undo_silence()
             self._undo_silence = None
         if self._ranks is not None:
-            self._guard("ranks", self._ranks.close)
+            self._guard("ranks teardown", self._ranks.close)
         if self._recorder is not None:
             self._guard("teardown", self._recorder.stop, error)
 
@@ -619,6 +621,8 @@ class DoctorHooks:
             self._memory = None
         if probe in ("looks", "setup", "steps"):
             self._looks = None
+        if probe in ("ranks", "setup", "steps") and self._ranks is not None:
+            self._guard("ranks teardown", self._ranks.close)
         if probe == "arithmetic":
             self._arithmetic = None
             if recorder is not None and recorder.arithmetic is not None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lightning_perf import seams
 from lightning_perf.records import Epoch, MissingRank, NamedTime, Ranks, RankSummary, StageTimes, together
 
 from .clock import DeviceEvent
@@ -54,10 +55,12 @@ class BackwardWatch:
     """On a few steps: how long backward takes until this rank's own last gradient is there.
 
     DistributedDataParallel starts its collectives while gradients are computed and waits for them at the end of
-    backward: what comes after the last gradient is waiting, for the network and for ranks that come later.
+    backward: what comes after the last gradient is waiting, for the network and for ranks that come later. A step may
+    hold several backwards (manual optimization, closures of optimizers): they are added up. On a device that has run
+    dry, what other callbacks do in ``on_after_backward`` before this one looks like waiting too.
 
     Args:
-        parameters: Those that are trained.
+        parameters: All of the model's; which of them are trained may change, and is asked at each step looked at.
         timeline: Its ``backward`` phase is what is cut.
         make_event: Makes events of the device's clock; None where the host computes.
     """
@@ -66,22 +69,39 @@ class BackwardWatch:
         self, parameters: Iterable[Any], timeline: Timeline, make_event: Callable[[], DeviceEvent] | None = None
     ) -> None:
         self.n = 0
-        self._own_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
         self.n_unused: int | None = None
-        self._parameters = [one for one in parameters if one.requires_grad]
+        """The most parameters without a gradient in one backward; None before one was looked at."""
+        self._own_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
+        self._waiting_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
+        self._parameters = tuple(parameters)
         self._timeline = timeline
         self._make_event = make_event
-        self._events = (make_event(), make_event()) if make_event is not None else None
-        """The begin of backward, and the latest gradient."""
+        self._marks: list[tuple[DeviceEvent, DeviceEvent, DeviceEvent]] = []
+        """Of each backward of a step: its begin, the latest gradient, its end."""
+        self._broadcast_marks = (make_event(), make_event()) if make_event is not None else None
+        self._is_broadcast_marked = False
         self._is_unresolved = False
         self._step = 0
         self._next = _FIRST_SAMPLED_STEP
         self._handles: list[Any] = []
-        self._last_ns = 0
+        self._error: Exception | None = None
+        self._n_backwards = 0
         self._n_gradients = 0
+        self._begin_ns = self._last_ns = self._step_ns = 0
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether times are those of a device's clock."""
+        return self._make_event is not None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether this step is looked at."""
+        return bool(self._handles)
 
     def batch_begins(self) -> bool:
         """A step begins; whether its backward is looked at."""
+        self._step_ends()
         self._step += 1
         if self._step < self._next:
             return False
@@ -89,25 +109,55 @@ class BackwardWatch:
         self._next = self._step + (_FEW_STEPS if self.n < _N_FIRST_SAMPLES else _MANY_STEPS)
         if self._is_unresolved:  # a device so far behind that the last sample is still under way
             return False
-        self.stop()
-        self._n_gradients = 0
-        self._handles = [one.register_post_accumulate_grad_hook(self._gradient_is_there) for one in self._parameters]
+        self._n_backwards = self._step_ns = 0
+        trained = [one for one in self._parameters if one.requires_grad]
+        self._handles = [one.register_post_accumulate_grad_hook(self._gradient_is_there) for one in trained]
         return True
 
-    def after_backward(self) -> None:
-        """Backward is over; does nothing where it was not looked at."""
+    def before_backward(self) -> None:
+        """A backward begins; does nothing where it is not looked at."""
         if not self._handles:
             return
-        is_seen = self._n_gradients > 0
-        self.stop()
-        if not is_seen:
+        self._n_gradients = 0
+        if self._make_event is None:
+            self._begin_ns = self._last_ns = self._backward_ns()
             return
-        unused = len(self._parameters) - self._n_gradients
-        self.n_unused = unused if self.n_unused is None else min(self.n_unused, unused)
-        if self._events is not None:
-            self._is_unresolved = True
+        if len(self._marks) == self._n_backwards:
+            self._marks.append((self._make_event(), self._make_event(), self._make_event()))
+        self._marks[self._n_backwards][0].record()
+
+    def after_backward(self) -> None:
+        """A backward is over; does nothing where it was not looked at.
+
+        Raises:
+            Exception: What went wrong in a gradient's hook.
+        """
+        if self._error is not None:
+            self.stop()
+            raise self._error
+        if not self._handles or self._n_gradients == 0:
             return
-        self._add(self._last_ns)
+        self.n_unused = max(self.n_unused or 0, len(self._handles) - self._n_gradients)
+        if self._make_event is not None:
+            self._marks[self._n_backwards][2].record()
+        self._step_ns += self._last_ns - self._begin_ns
+        self._n_backwards += 1
+
+    def broadcast_begins(self) -> None:
+        """Lightning's broadcast before a step begins: on a device its time is known from marks only, because the host
+        also waits for the device's own work in it."""
+        if self._broadcast_marks is None or self._step + 1 < self._next:
+            return
+        self._resolve()
+        if not self._is_unresolved:
+            self._is_broadcast_marked = False
+            self._broadcast_marks[0].record()
+
+    def broadcast_ends(self) -> None:
+        """It is over."""
+        if self._broadcast_marks is not None and self._step + 1 >= self._next and not self._is_unresolved:
+            self._broadcast_marks[1].record()
+            self._is_broadcast_marked = True
 
     def stop(self) -> None:
         """Takes the hooks out."""
@@ -120,21 +170,38 @@ class BackwardWatch:
         self._resolve()
         return statistics.median(self._own_ns) / 1e9 if self._own_ns else None
 
-    def before_backward(self) -> None:
-        """Backward begins; does nothing where it is not looked at."""
-        if self._handles and self._events is not None:
-            self._events[0].record()
+    def waiting_s(self) -> float | None:
+        """Median seconds that a device waits in a step, in backward and in Lightning's broadcast; None as for
+        ``own_s``, and on a host, which the timeline knows better."""
+        self._resolve()
+        return statistics.median(self._waiting_ns) / 1e9 if self._waiting_ns else None
 
-    def _add(self, own_ns: int) -> None:
+    def fail(self, error: Exception) -> None:
+        """Keeps the first error of a place that must not raise; ``after_backward`` raises it."""
+        self._error = self._error or error
+
+    def _step_ends(self) -> None:
+        """What was looked at is complete."""
+        if not self._handles:
+            return
+        self.stop()
+        if self._n_backwards == 0:
+            return
+        if self._make_event is not None:
+            self._is_unresolved = True
+            return
         self.n += 1
-        self._own_ns.append(max(0, own_ns))
+        self._own_ns.append(max(0, self._step_ns))
 
     def _gradient_is_there(self, _: Any) -> None:
-        self._n_gradients += 1
-        if self._events is not None:
-            self._events[1].record()
-        else:
-            self._last_ns = self._backward_ns()
+        try:
+            self._n_gradients += 1
+            if self._make_event is not None:
+                self._marks[self._n_backwards][1].record()
+            else:
+                self._last_ns = self._backward_ns()
+        except Exception as error:  # noqa: BLE001 - raised by after_backward: here it would break the user's backward
+            self.fail(error)
 
     def _backward_ns(self) -> int:
         """What this step's backward has taken so far, without callbacks that were called meanwhile."""
@@ -142,9 +209,39 @@ class BackwardWatch:
         return self._timeline.phase_ns[PHASE_INDEX["backward"]]
 
     def _resolve(self) -> None:
-        if self._is_unresolved and self._events is not None and self._events[1].query():
-            self._add(int(self._events[0].elapsed_time(self._events[1]) * 1e6))
-            self._is_unresolved = False
+        if not self._is_unresolved:
+            return
+        used = self._marks[: self._n_backwards]
+        if not used[-1][2].query():
+            return
+        own_ms = sum(begin.elapsed_time(last) for begin, last, _ in used)
+        waiting_ms = sum(last.elapsed_time(end) for _, last, end in used)
+        if self._is_broadcast_marked and self._broadcast_marks is not None:
+            begin, end = self._broadcast_marks
+            waiting_ms += begin.elapsed_time(end)
+        self.n += 1
+        self._own_ns.append(max(0, int(own_ms * 1e6)))
+        self._waiting_ns.append(max(0, int(waiting_ms * 1e6)))
+        self._is_unresolved = False
+
+
+class _Broadcast:
+    """Encloses Lightning's broadcast, so that its time on the device is known where a step is looked at."""
+
+    def __init__(self, watch: BackwardWatch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        try:
+            self._watch.broadcast_begins()
+        except Exception as error:  # noqa: BLE001 - raised where it cannot break the training
+            self._watch.fail(error)
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._watch.broadcast_ends()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._watch.fail(error)
 
 
 def backward_watch(trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None) -> Any:
@@ -183,7 +280,6 @@ def rank_summary(
     """What this rank has to tell; None before it measured a steady step."""
     if steady is None or steady.n_steps == 0:
         return None
-    own_backward_s = watch.own_s() if watch is not None else None
 
     def mean_s(*phases: str) -> float:
         return sum(steady.phases[name].total_s for name in phases if name in steady.phases) / steady.n_steps
@@ -191,16 +287,25 @@ def rank_summary(
     def median_s(*phases: str) -> float:
         return sum(steady.phases[name].p50_s or 0.0 for name in phases if name in steady.phases)
 
-    # There the host waits for the other ranks too, outside backward.
+    # There the host waits for the other ranks too, outside backward. Names are counted between epochs as well, steps
+    # are not: no more than what the step has of it.
+    loop_s = mean_s("callbacks", "logging", "other")
     outside = sum(one.share for one in named if one.kind == "loop" and one.name in (REDUCING, BROADCASTING))
-    outside_s = outside * steady.span_s / steady.n_steps
-    backward_s = min(own_backward_s or 0.0, mean_s("backward"))
-    parts_s = {
-        "data": mean_s("data_wait", "transfer"),
-        "compute": mean_s("forward", "optimizer") + backward_s,
-        "host": max(0.0, mean_s("callbacks", "logging", "other") - outside_s),
-    }
-    medians_s = median_s("data_wait", "transfer", "forward", "optimizer", "callbacks", "logging")
+    outside_s = min(outside * steady.span_s / steady.n_steps, loop_s)
+    data_s, host_s = mean_s("data_wait", "transfer"), loop_s - outside_s
+    own_backward_s = watch.own_s() if watch is not None else None
+    waiting_s = watch.waiting_s() if watch is not None and watch.is_on_device else None
+    if waiting_s is not None:
+        # Where the host waits for the device says nothing of what the device does then: its work is what is left.
+        waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - data_s - host_s))
+        compute_s = max(0.0, steady.step_s.mean - data_s - host_s - waiting_s)
+        own_p50_s = max(0.0, steady.step_s.p50 - waiting_s)
+    else:
+        backward_s = min(own_backward_s or 0.0, mean_s("backward"))
+        compute_s = mean_s("forward", "optimizer") + backward_s
+        own_p50_s = median_s("data_wait", "transfer", "forward", "optimizer", "callbacks", "logging") + backward_s
+        waiting_s = None if own_backward_s is None else mean_s("backward") - backward_s + outside_s
+    parts_s = {"data": data_s, "compute": compute_s, "host": host_s}
     hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]
     slowest = max(hosts, key=lambda one: one.share, default=None)
     latest = next((one for one in reversed(epochs) if one.n_steps), None)
@@ -211,8 +316,8 @@ def rank_summary(
         n_steps=steady.n_steps,
         step_s=steady.step_s.mean,
         own_s=sum(parts_s.values()),
-        own_p50_s=medians_s + backward_s,
-        waiting_s=None if own_backward_s is None else mean_s("backward") - backward_s + outside_s,
+        own_p50_s=own_p50_s,
+        waiting_s=waiting_s,
         waiting_n=watch.n if watch is not None else 0,
         parts_s=parts_s,
         wait_share=wait.share if wait is not None else 0.0,
@@ -292,8 +397,9 @@ class Exchange:
         begin = self._now_s()
         key = self._key(self._rank)
         self._store.set(key, msgspec.json.encode(summary).decode())
-        if self._round > 0:
-            self._store.delete_key(self._key(self._rank, self._round - 1))
+        # Not the last round's: rank 0 may be about to read that of a rank that is ahead, and would wait for the key.
+        if self._round > 1:
+            self._store.delete_key(self._key(self._rank, self._round - 2))
         if self._rank != 0:
             self._round += 1
             return None if summary is None else together((summary,), self._world_size)
@@ -347,6 +453,8 @@ class RankProbe:
         self.ranks: Ranks | None = None
         self.missing = "one rank"
         self._watch: BackwardWatch | None = None
+        self._undo: seams.Undo | None = None
+        self._is_closed = False
         self._trainer = trainer
         self._exchange = open_exchange(trainer)
 
@@ -355,10 +463,17 @@ class RankProbe:
         clock = loop.main.device_clock
         make_event = clock.make_event if clock is not None else None
         self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
+        if self._watch is not None and self._watch.is_on_device:
+            self._undo = seams.tap_sigterm_broadcast(self._trainer, _Broadcast(self._watch))
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the backward of this step is looked at."""
+        return self._watch is not None and self._watch.is_watching
 
     def batch_begins(self) -> bool:
         """A step begins; whether ``after_backward`` must be called in it."""
-        return self._watch is not None and self._watch.batch_begins()
+        return self._watch is not None and not self._is_closed and self._watch.batch_begins()
 
     def before_backward(self) -> None:
         """Backward begins."""
@@ -371,9 +486,13 @@ class RankProbe:
             self._watch.after_backward()
 
     def close(self) -> None:
-        """Takes out what hangs on the parameters."""
+        """Takes out what hangs on the parameters and the loop."""
+        self._is_closed = True
         if self._watch is not None:
             self._watch.stop()
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def summary(self, loop: LoopProbe) -> RankSummary | None:
         """What this rank has to tell."""

@@ -21,11 +21,12 @@ class RankSummary(Record, frozen=True, kw_only=True):
         n_steps: Steps in the steady state.
         step_s: Mean step.
         own_s: Mean seconds a step of its own work: the step without what it waited inside collectives.
-        own_p50_s: The sum of the medians of its parts, without the loop's own: what it does in a usual step. A rank
-            that is slow in few steps has a high ``own_s`` and a usual ``own_p50_s``.
+        own_p50_s: The sum of the medians of its parts, without the loop's own: what it does in a usual step; on a
+            device, the median step without what it waited. A rank that is slow in few steps has a high ``own_s``
+            and a usual ``own_p50_s``.
         waiting_s: Mean seconds a step that it waited for the other ranks: from its own last gradient to the end of
-            backward, in reductions of metrics and in Lightning's own broadcast at each step; None where the first
-            cannot be told, and ``own_s`` then leaves out all of backward.
+            backward, in Lightning's own broadcast at each step and, where the host computes, in reductions of
+            metrics; None where the first cannot be told, and ``own_s`` then leaves out all of backward.
         waiting_n: Steps on which ``waiting_s`` rests.
         parts_s: ``own_s`` by ``PARTS``.
         wait_share: Share of its steady span spent waiting for data.
@@ -33,7 +34,8 @@ class RankSummary(Record, frozen=True, kw_only=True):
         slowest_s: Seconds a step of that one.
         n_batches: Batches of its latest epoch; None before the end of one.
         n_samples: Samples of it; None where batches have no known size.
-        n_unused: Trainable parameters that got no gradient in the steps looked at; None when none was looked at.
+        n_unused: The most trainable parameters that got no gradient in one backward of the steps looked at; None when
+            none was looked at.
         peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
     """
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_perf import PerfDoctor
 from lightning_perf.probes.clock import FakeClock, FakeDevice
-from lightning_perf.probes.ranks import BackwardWatch, Exchange
+from lightning_perf.probes.ranks import BackwardWatch, Exchange, rank_summary
 from lightning_perf.probes.spans import Span, Timeline
-from lightning_perf.records import RankSummary
+from lightning_perf.records import Distribution, NamedTime, PhaseTime, RankSummary, StageTimes
 
 
 def raises(error: Exception) -> None:
@@ -52,9 +53,7 @@ class Steps:
         else:
             self.clock.advance(seconds)
 
-    def step(self, own_s: float, waiting_s: float, callback_s: float = 0.0, uses_spare: bool = False) -> bool:
-        self.timeline.phase_ns[:] = [0] * len(self.timeline.phase_ns)
-        is_sampled = self.watch.batch_begins()
+    def backward(self, own_s: float, waiting_s: float, uses_spare: bool = False) -> None:
         loss = Delayed.apply(self.layer(torch.ones(1, 2)), lambda: self.work(own_s)).sum()
         if uses_spare:
             loss = loss + self.spare(torch.ones(1, 1)).sum()
@@ -62,8 +61,19 @@ class Steps:
         with self.span:
             loss.backward()
             self.work(waiting_s)
-        self.clock.advance(callback_s)
-        self.watch.after_backward()
+
+    def step(
+        self, own_s: float, waiting_s: float, callback_s: float = 0.0, uses_spare: bool = False, n_backwards: int = 1
+    ) -> bool:
+        self.timeline.phase_ns[:] = [0] * len(self.timeline.phase_ns)
+        is_sampled = self.watch.batch_begins()
+        for _ in range(n_backwards):
+            self.backward(own_s, waiting_s, uses_spare)
+            if self.device is None:
+                self.clock.advance(callback_s)
+            self.watch.after_backward()
+            if self.device is not None:
+                self.clock.advance(callback_s)
         return is_sampled
 
 
@@ -87,14 +97,81 @@ def test_a_device_that_is_behind_is_not_waited_for() -> None:
     assert steps.watch.own_s() == pytest.approx(1.0)
 
 
-def test_parameters_without_a_gradient_are_counted_where_no_step_gave_them_one() -> None:
+@pytest.mark.parametrize("device", [False, True])
+def test_backwards_of_one_step_are_added_up(device: bool) -> None:
+    steps = Steps(device)
+    for _ in range(60):
+        steps.step(own_s=0.003, waiting_s=0.007, callback_s=0.1, n_backwards=3)
+    assert steps.watch.own_s() == pytest.approx(0.009)
+    if device:
+        assert steps.watch.waiting_s() == pytest.approx(0.021)
+
+
+def test_broadcast_that_a_device_waits_in_counts_as_waiting_and_its_own_work_before_it_does_not() -> None:
+    steps = Steps(device=True)
+    for _ in range(60):
+        steps.work(0.5)  # what is left of the step before
+        steps.watch.broadcast_begins()
+        steps.work(0.011)
+        steps.clock.advance(1.0)  # the host waits for both
+        steps.watch.broadcast_ends()
+        steps.step(own_s=0.003, waiting_s=0.007, callback_s=0.1)
+    # The mark behind the broadcast is made once the host goes on: 1.0 s after the other's making.
+    assert steps.watch.waiting_s() == pytest.approx(0.5 + 0.007)
+
+
+def test_most_parameters_without_a_gradient_count() -> None:
     steps = Steps()
-    for _ in range(30):
-        steps.step(0.001, 0.0)
-    assert steps.watch.n_unused == 2
     for _ in range(30):
         steps.step(0.001, 0.0, uses_spare=True)
     assert steps.watch.n_unused == 0
+    for _ in range(30):
+        steps.step(0.001, 0.0)
+    for _ in range(30):
+        steps.step(0.001, 0.0, uses_spare=True)
+    assert steps.watch.n_unused == 2
+
+
+def test_parameters_may_be_frozen_and_thawed_during_the_run() -> None:
+    steps = Steps()
+    steps.spare.requires_grad_(False)
+    for _ in range(30):
+        steps.step(0.001, 0.0)
+    assert steps.watch.n_unused == 0
+    steps.spare.requires_grad_(True)
+    steps.layer.weight.requires_grad_(False)
+    n = steps.watch.n
+    for _ in range(30):
+        steps.step(0.001, 0.0)
+    assert steps.watch.n > n
+    assert steps.watch.n_unused == 2
+
+
+def test_error_of_a_clock_does_not_reach_the_users_backward() -> None:
+    steps = Steps()
+    while not steps.watch.batch_begins():
+        pass
+    steps.watch.before_backward()
+
+    def broken() -> int:
+        raise OSError("no clock")
+
+    steps.timeline.now_ns = broken
+    steps.layer(torch.ones(1, 2)).sum().backward()
+    assert steps.layer.weight.grad is not None
+    with pytest.raises(OSError, match="no clock"):
+        steps.watch.after_backward()
+    assert not steps.layer.weight._post_accumulate_grad_hooks
+
+
+def test_hooks_go_with_the_step_where_nobody_tells_that_backward_is_over() -> None:
+    steps = Steps()
+    while not steps.watch.batch_begins():
+        pass
+    steps.layer(torch.ones(1, 2)).sum().backward()
+    assert not steps.watch.batch_begins()
+    assert not steps.layer.weight._post_accumulate_grad_hooks
+    assert steps.watch.own_s() is None
 
 
 def test_nothing_is_left_on_the_parameters() -> None:
@@ -214,8 +291,71 @@ def test_store_does_not_grow_with_the_reports() -> None:
     for _ in range(10):
         world.ranks[1].share(summary(1), 1.0)
         world.ranks[0].share(summary(0), 1.0)
-    assert len(world.store.values) == 2
+    assert len(world.store.values) == 4  # the last two rounds
 
 
 def test_message_of_a_rank_is_small() -> None:
     assert len(msgspec.json.encode(summary(1000))) < 2048
+
+
+def steady(**phases_s: float) -> StageTimes:
+    """A hundred like steps, which take so many seconds of each phase."""
+    step_s = sum(phases_s.values())
+    spread = Distribution(p50=step_s, p95=step_s, p99=step_s, mean=step_s, std=0.0)
+    phases = {name: PhaseTime(total_s=100 * s, share=s / step_s, p50_s=s, p95_s=s) for name, s in phases_s.items()}
+    return StageTimes(
+        n_steps=100, n_warmup_steps=0, span_s=100 * step_s, step_s=spread, samples_per_s=None, phases=phases
+    )
+
+
+def broadcast(share: float) -> NamedTime:
+    return NamedTime(
+        name="sigterm_broadcast", kind="loop", hook="advance", phase="other", total_s=1.0, share=share, n_calls=1
+    )
+
+
+def test_on_a_host_waiting_is_what_backward_and_the_broadcast_take_beyond_the_own_part() -> None:
+    steps = Steps()
+    for _ in range(60):
+        steps.step(own_s=0.003, waiting_s=0.007)
+    times = steady(data_wait=0.001, forward=0.004, backward=0.010, other=0.005)
+    found = rank_summary(0, times, [broadcast(0.2)], (), steps.watch)
+    assert found.parts_s == pytest.approx({"data": 0.001, "compute": 0.007, "host": 0.001})
+    assert found.waiting_s == pytest.approx(0.011)
+    assert found.own_s + found.waiting_s == pytest.approx(found.step_s)
+
+
+def test_waiting_between_epochs_is_no_part_of_a_step() -> None:
+    steps = Steps()
+    for _ in range(60):
+        steps.step(own_s=0.003, waiting_s=0.007)
+    found = rank_summary(0, steady(backward=0.010, other=0.001), [broadcast(0.9)], (), steps.watch)
+    assert found.waiting_s == pytest.approx(0.008)
+    assert found.own_s + found.waiting_s == pytest.approx(found.step_s)
+
+
+def test_on_a_device_the_host_blocked_by_its_own_work_is_not_waiting_for_others() -> None:
+    steps = Steps(device=True)
+    for _ in range(60):
+        steps.step(own_s=0.080, waiting_s=0.010, callback_s=0.1)
+    # The host launches quickly, and is held by the device in the broadcast.
+    times = steady(data_wait=0.005, forward=0.002, backward=0.003, other=0.090)
+    found = rank_summary(0, times, [broadcast(0.89)], (), steps.watch)
+    assert found.waiting_s == pytest.approx(0.010)
+    assert found.parts_s == pytest.approx({"data": 0.005, "compute": 0.084, "host": 0.001})
+    assert found.own_p50_s == pytest.approx(0.090)
+
+
+class FakeProbe:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("probe", ["ranks", "steps", "setup"])
+def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: str) -> None:
+    doctor = PerfDoctor()
+    doctor._ranks = ranks = FakeProbe()
+    doctor._switch_off(probe, ValueError("planted"))
+    assert ranks.is_closed
