@@ -38,6 +38,21 @@ def phase_s(stage: StageTimes, *names: str) -> float:
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
+def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
+    """As ``phase_s``, but of backward only what this rank computes, without its waiting for other ranks.
+
+    Where that waiting cannot be told (one rank, strategies that exchange in the middle) it is all of backward.
+    """
+    seconds = phase_s(steady, *names)
+    summaries = session.ranks.summaries if session.ranks is not None else ()
+    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    if "backward" not in names or own is None or own.waiting_s is None:
+        return seconds
+    backward_s = phase_s(steady, "backward")
+    own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
+    return seconds - backward_s + min(backward_s, max(0.0, own_s))
+
+
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:
     """The loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
 

@@ -47,6 +47,10 @@ def test_rule_answers_as_the_case_says_when_checked(code, case):
         assert getattr(finding, key) == case.get(key, getattr(finding, key))
     for text in case.get("says", []):
         assert text in f"{finding.summary} {[p.summary for p in finding.prescriptions]}"
+    told = {evidence.metric: evidence.value for evidence in finding.evidence}
+    assert {metric: told.get(metric) for metric in case.get("evidence", {})} == case.get("evidence", {})
+    for text in case.get("never_tells", []):
+        assert not [metric for metric in told if text in metric]
     assert (prescription.treatment if prescription else None) == case.get(
         "treatment", prescription.treatment if prescription else None
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lightning_perf.records import Evidence, Finding, ModelProfile, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import FULL_PRECISION, is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.trace_signals import (
     HALF_PRECISIONS,
     MATRIX_KINDS,
@@ -101,7 +101,7 @@ def check(session: Session) -> Finding | None:
     model = session.settings.model
     if model is None or model.matmul_parameter_fraction is None:
         raise Skip("no profiler window, and what the model consists of is not known")
-    compute_s = phase_s(steady, "forward", "backward")
+    compute_s = computing_s(session, steady, "forward", "backward")
     if compute_s < MIN_COMPUTE_SHARE * steady.span_s:
         return None
     if model.matmul_parameter_fraction < MIN_MATMUL_PARAMETER_FRACTION:
@@ -294,7 +294,7 @@ def _on_counted(
     """Reads the operators of the step that was counted; the shares are those of its operators' own time."""
     if counted.all_s <= 0 or counted.full_s < MIN_MATRIX_SHARE * counted.all_s:
         return None
-    compute_s = phase_s(steady, "forward", "backward")
+    compute_s = computing_s(session, steady, "forward", "backward")
     full_s = min(counted.full_s * steady.n_steps, compute_s * counted.full_s / counted.all_s)
     high_s = full_s * (1 - 1 / speed_up.high)
     low_s = full_s * (1 - 1 / speed_up.low) - counted.cast_s * steady.n_steps
@@ -324,7 +324,7 @@ def _on_counted(
             Evidence(metric="precision", value=session.settings.trainer.precision or ""),
         ),
         prescriptions=(prescription,),
-        claims={name: part * phase_s(steady, name) for name in ("forward", "backward")},
+        claims={name: part * computing_s(session, steady, name) for name in ("forward", "backward")},
         low_s=low_s,
         basis=f"{speed_up.basis} (operators of one step, applied to {steady.n_steps} timed steps)",
         confidence="medium",

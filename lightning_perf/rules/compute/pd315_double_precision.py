@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.signals import computing_s, steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD315"
@@ -50,7 +50,7 @@ def check(session: Session) -> Finding | None:
     if fraction < MIN_ELEMENT_FRACTION:
         return None
     steady = steady_of(session)
-    phases = {name: fraction * phase_s(steady, name) for name in ("forward", "backward", "optimizer")}
+    phases = {name: fraction * computing_s(session, steady, name) for name in ("forward", "backward", "optimizer")}
     return timed_finding(
         steady,
         code=CODE,

@@ -7,7 +7,7 @@ import math
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import cores_per_rank, is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD318"
@@ -57,7 +57,7 @@ def check(session: Session) -> Finding | None:
         # Two threads on one physical core share its arithmetic units; torch's own default counts physical cores too.
         cores = min(cores, session.machine.n_physical_cores / session.machine.local_world_size)
     n_wanted = math.floor(cores) - n_workers
-    compute = {name: phase_s(steady, name) for name in ("forward", "backward", "optimizer")}
+    compute = {name: computing_s(session, steady, name) for name in ("forward", "backward", "optimizer")}
     compute_s = sum(compute.values())
     each_s = compute_s / steady.n_steps
     if n_threads >= n_wanted or compute_s < MIN_COMPUTE_SHARE * steady.span_s or each_s < MIN_COMPUTE_S:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, OperatorProfile, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.signals import computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD319"
@@ -64,7 +64,7 @@ def check(session: Session) -> Finding | None:
         return None
     spent_s = sum(o.total_s or 0.0 for o in slow)
     worst = max(slow, key=lambda o: o.total_s or 0.0)
-    compute_s = phase_s(steady, "forward", "backward")
+    compute_s = computing_s(session, steady, "forward", "backward")
     high_s = min(lost_s * steady.n_steps, compute_s)
     part = high_s / compute_s if compute_s > 0 else 0.0
     slowdown = spent_s * ceiling / max(1, sum(o.flops for o in slow))
@@ -97,7 +97,7 @@ def check(session: Session) -> Finding | None:
                 code="torch.set_flush_denormal(True)  # first of all",
             ),
         ),
-        claims={name: part * phase_s(steady, name) for name in ("forward", "backward")},
+        claims={name: part * computing_s(session, steady, name) for name in ("forward", "backward")},
         low_s=0.0,
         basis="at most these products at the CPU's ceiling",
         confidence="medium",

@@ -97,6 +97,7 @@ def check(session: Session) -> Finding | None:
         Evidence(metric="num_workers", value="unknown" if loader.num_workers is None else loader.num_workers),
         Evidence(metric="workers that the cores of this rank allow", value=plan.n_cap, unit="count"),
         *plan_evidence(plan),
+        *_rank_evidence(session),
     )
     who = "the device waits for data" if device else "each step waits for data"
     summary = (
@@ -123,6 +124,18 @@ def check(session: Session) -> Finding | None:
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
         confidence="high" if device is not None or plan.n_now == 0 else "medium",
     )
+
+
+def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
+    """The rank that waits most for its data, where the ranks differ."""
+    summaries = session.ranks.summaries if session.ranks is not None else ()
+    if len(summaries) < 2:
+        return ()
+    most = max(summaries, key=lambda one: one.wait_share)
+    if most.wait_share - min(one.wait_share for one in summaries) < MIN_SHARE:
+        return ()
+    metric = f"share of its time that rank {most.rank} waits for data, the most of {len(summaries)}"
+    return (Evidence(metric=metric, value=most.wait_share, unit="fraction", n=most.n_steps),)
 
 
 def _basis(plan: WorkerPlan) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.signals import computing_s, steady_of
 
 CODE = "PD503"
 NAME = "anomaly-detection-on"
@@ -48,7 +48,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if finding is None:
         return None
-    phases = {name: phase_s(steady, name) for name in ("forward", "backward")}
+    phases = {name: computing_s(session, steady, name) for name in ("forward", "backward")}
     seconds = sum(phases.values())
     return msgspec.structs.replace(
         finding,
