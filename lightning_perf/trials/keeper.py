@@ -21,6 +21,7 @@ from typing import Any
 
 _POLL_S = 0.1
 _MEMORY_EVERY_S = 0.2
+_EXACT_MEMORY_EVERY_S = 1.0  # at most: it holds the training up
 _STRAGGLERS_S = 15.0  # other ranks and workers end a little after the first process
 _TERM_S = 1.0
 _KILL_S = 30.0  # a process stuck in the kernel cannot be killed; nobody waits for it forever
@@ -56,7 +57,8 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
     memory_limit = spec["memory_limit_bytes"]
     time_limit = spec["time_limit_s"]
     looked = 0.0
-    counted_twice = 0  # pages that forked processes share, as far as they had to be told apart
+    looked_closely = -_EXACT_MEMORY_EVERY_S
+    is_over = False
     while True:
         readable, _, _ = select.select([0], [], [], _POLL_S)
         if readable and not os.read(0, 1):
@@ -70,13 +72,13 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
             break
         if now - looked >= _MEMORY_EVERY_S:
             looked = now
-            used = _memory_bytes() - counted_twice
-            if memory_limit is not None and used > memory_limit:
-                exact = _memory_bytes(is_exact=True)
-                counted_twice += max(0, used - exact)
-                used = exact
+            used = _memory_bytes()
+            if memory_limit is not None and used > memory_limit and now - looked_closely >= _EXACT_MEMORY_EVERY_S:
+                looked_closely = now
+                used = _memory_bytes(is_exact=True)
+                is_over = used > memory_limit
             ended["peak_bytes"] = max(ended["peak_bytes"], used)
-            if memory_limit is not None and used > memory_limit:
+            if is_over:
                 ended["reason"] = (
                     f"it used {used / 2**30:.2f} GiB of memory; its limit is {memory_limit / 2**30:.2f} GiB"
                 )
