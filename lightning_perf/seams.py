@@ -502,15 +502,10 @@ def stop_fit(trainer: Any) -> None:
     launcher = getattr(getattr(trainer, "strategy", None), "launcher", None)
     if type(launcher).__name__ in ("_MultiProcessingLauncher", "_XLALauncher"):
         return
-    module = sys.modules.get(f"{_package_of(trainer)}.utilities.exceptions")
+    module = sys.modules.get(f"{namespace(trainer)}.utilities.exceptions")
     leave = getattr(module, "_TunerExitException", None)
     if leave is not None:
         raise leave
-
-
-def is_leaving(error: BaseException) -> bool:
-    """Whether an exception is the one that ``stop_fit`` raises."""
-    return type(error).__name__ == "_TunerExitException"
 
 
 def redirected_logger(logger: Any, folder: str, package: str) -> Any:
@@ -557,11 +552,6 @@ def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[
             vars(strategy).pop(name, None)
 
     return undo
-
-
-def _package_of(trainer: Any) -> str:
-    base = _base_class(type(trainer), ("Trainer",))
-    return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"
 
 
 # -- changing a run ------------------------------------------------------------

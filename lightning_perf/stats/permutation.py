@@ -53,11 +53,3 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
     slack = 1e-9 * float(np.abs(values).sum())  # equal splits must count as equal whatever the order of summing
     below, above = float((sums <= sums[0] + slack).mean()), float((sums >= sums[0] - slack).mean())
     return min(1.0, 2 * min(below, above))
-
-
-def is_significant(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> bool | None:
-    """Whether the groups differ at ``level``; None where so few runs cannot tell, or too many to enumerate."""
-    if not can_reach(len(a), len(b), level):
-        return None
-    p_value = permutation_p(a, b)
-    return None if p_value is None else p_value <= level

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .applier import Applier, loader_args
+from .applier import Applier, environment, loader_args
 from .doses import Dose, check_together, parse, parse_all, with_default
 from .prescription import Written, prescription
 from .rebuild import rebuilt
@@ -17,6 +17,7 @@ __all__ = [
     "Written",
     "all_treatments",
     "check_together",
+    "environment",
     "find",
     "loader_args",
     "parse",

@@ -27,13 +27,6 @@ class Applier:
         self.doses = tuple(doses)
         self._undos: list[Undo] = []
 
-    def environment(self) -> dict[str, str]:
-        """Variables that must be set before the process starts."""
-        merged: dict[str, str] = {}
-        for dose in self.doses:
-            merged.update(dose.treatment.environment(_value(dose)))
-        return merged
-
     def change_trainer_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments of ``Trainer`` with the treatments in them; those given are left as they are.
 
@@ -88,6 +81,14 @@ class Applier:
     def _keep(self, undo: Undo | None) -> None:
         if undo is not None:
             self._undos.append(undo)
+
+
+def environment(doses: Sequence[Dose]) -> dict[str, str]:
+    """Variables that must be set before the process starts, of all treatments together."""
+    merged: dict[str, str] = {}
+    for dose in doses:
+        merged.update(dose.treatment.environment(_value(dose)))
+    return merged
 
 
 def loader_args(doses: Sequence[Dose]) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from lightning_perf.records.files import write_whole
 
 JOB_VARIABLE = "LIGHTNING_PERF_JOB"
 ONLY_MEASURE_VARIABLE = "LIGHTNING_PERF_ONLY_MEASURE"
-DOCTOR_FOLDER = "outputs/doctor"
+OUTPUTS = "outputs"
+"""Where a measured training's checkpoints and logs go, in the job's folder."""
+
+DOCTOR_FOLDER = f"{OUTPUTS}/doctor"
 """Where the session of a diagnosed run goes, in the job's folder."""
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Session
+from lightning_perf.treatments.applier import environment
 from lightning_perf.treatments.doses import Dose, check_together, parse, parse_all, with_default
 from lightning_perf.trials import fastest_batch
 from lightning_perf.trials.judge import treatments_of
@@ -89,10 +90,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
 
 def environment_of(treatments: Sequence[str]) -> dict[str, str]:
     """Variables that these treatments need before the process starts."""
-    merged: dict[str, str] = {}
-    for dose in map(parse, treatments):
-        merged.update(dose.treatment.environment(_value(dose)))
-    return merged
+    return environment([parse(one) for one in treatments])
 
 
 def doses_of(arm: str) -> tuple[Dose, ...]:
@@ -121,7 +119,3 @@ def _clashes(dose: Dose, doses: Sequence[Dose], session: Session) -> Iterator[st
                 check_together((dose, other), session)
             except ConfigError:
                 yield other.treatment.id
-
-
-def _value(dose: Dose) -> Any:
-    return dose.value if dose.value is not None else dose.treatment.default_value(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from datetime import datetime, timezone
@@ -16,7 +17,7 @@ from lightning_perf.records import SESSION_FILE, ArmRun, Safety, Session, Trial,
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
 from lightning_perf.treatments.prescription import prescription
-from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
 from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import Plan, PlannedRun, best, ladder, next_runs, runs_left
 from lightning_perf.trials.plan import choose, doses_of, environment_of
@@ -153,6 +154,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
     ended = run_kept(options.command, job, options.time_limit_s or _PILOT_LIMIT_S, memory)
     result = _usable(options, ended)
     session = _session(pilot, ended, options)
+    _discard_outputs(job)
     choice = choose(session, options.tries, options.semantics)
     sizes = choose_sizes(result, ended.wall_s, options.steps, bool(choice.on_loop))
     not_tried = dict(choice.not_tried)
@@ -231,7 +233,13 @@ def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
     ended = run_kept(
         state.options.command, job, sizes.time_limit_s, sizes.memory_limit_bytes, environment_of(planned.treatments)
     )
+    _discard_outputs(job)
     return as_run(planned, ended, f"runs/{name}/log.txt", sizes.basis)
+
+
+def _discard_outputs(job: Job) -> None:
+    """Its checkpoints and logs, which many runs would fill a disk with."""
+    shutil.rmtree(Path(job.folder) / OUTPUTS, ignore_errors=True)
 
 
 def as_run(planned: PlannedRun, ended: Ended, log: str, basis: str) -> ArmRun:

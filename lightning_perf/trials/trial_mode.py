@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.trials.guests import add_callback, add_doctor, add_treater, callback_class, make_applier
 from lightning_perf.trials.inside import describe, end_process, fail, seed_all
-from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
 from lightning_perf.trials.outputs import Outputs
 
 
@@ -25,7 +23,7 @@ class TrialMode:
         self.meters: list[Any] = []
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        self.outputs = Outputs(Path(self.job.folder) / "outputs", namespace)
+        self.outputs = Outputs(Path(self.job.folder) / OUTPUTS, namespace)
         changed = self.outputs.change_arguments(arguments)
         return self.applier.change_trainer_arguments(changed) if self.applier is not None else changed
 
@@ -58,11 +56,7 @@ class TrialMode:
 
     def finish(self, result: Result) -> None:
         """Writes the result down."""
-        self.change_result(result).write(self.job.folder)
-
-    def change_result(self, result: Result) -> Result:
-        """For modes that have more to say."""
-        return msgspec.structs.replace(result)
+        result.write(self.job.folder)
 
     def cannot_treat(self, error: BaseException) -> None:
         """Ends the process: a training without the treatment would be measured as if it had it."""

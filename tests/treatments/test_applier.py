@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch.utils.data import DataLoader
 
 from lightning_perf.errors import ConfigError, TreatmentError
-from lightning_perf.treatments import Applier, all_treatments, find, parse, parse_all
+from lightning_perf.treatments import Applier, all_treatments, environment, find, parse, parse_all
 
 from .trainings import Items, Net, Treat, loader, train
 
@@ -180,7 +180,7 @@ def test_undo_does_no_harm_when_called_twice_or_before_anything_was_applied() ->
 
 def test_environment_holds_what_must_stand_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
-    assert Applier(parse_all("threads=3,expandable-segments,compile")).environment() == {
+    assert environment(parse_all("threads=3,expandable-segments,compile")) == {
         "OMP_NUM_THREADS": "3",
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True",
     }

@@ -13,7 +13,7 @@ import pytest
 from lightning_perf.errors import TrialError
 from lightning_perf.records import load
 from lightning_perf.trials import trial as trials
-from lightning_perf.trials.job import DOCTOR_FOLDER, Job, Result
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
 from lightning_perf.trials.ladder import PlannedRun
 from lightning_perf.trials.runner import CommandError, Ended
 from lightning_perf.trials.trial import Options, run_trial
@@ -46,6 +46,9 @@ class Machine:
             raise KeyboardInterrupt
         self.made.append(job)
         self.limits.append((time_limit_s, memory_limit_bytes))
+        checkpoint = Path(job.folder) / OUTPUTS / "checkpoints" / "last.ckpt"
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.touch()
         is_pilot = job.with_doctor
         if is_pilot:
             build_session().save(Path(job.folder) / DOCTOR_FOLDER)
@@ -136,6 +139,12 @@ def test_every_run_has_the_same_steps_and_seed_and_no_doctor(machine: Machine, g
     assert not any(job.with_doctor for job in runs)
     assert len({job.folder for job in machine.made}) == len(machine.made)
     assert all(limit is not None and memory for limit, memory in machine.limits)
+
+
+def test_checkpoints_and_logs_of_the_runs_are_not_kept(machine: Machine, go: Any, tmp_path: Path) -> None:
+    machine.failing = {"log-every-n=7": "no"}
+    go("loader-workers=4", "log-every-n=7")
+    assert not list(tmp_path.rglob(OUTPUTS))
 
 
 def test_arm_that_fails_is_told_with_its_reason_and_the_others_finish(machine: Machine, go: Any) -> None:
