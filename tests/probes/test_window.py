@@ -160,8 +160,15 @@ def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_p
             if torch.autograd._profiler_enabled():
                 time.sleep(0.05)
 
-    # Looking at memory leaves out steps of its own.
-    watching = PerfDoctor(schedule=(40, 2, 3, 1), out_dir=tmp_path / "out", reports=("json",), memory=False)
+    # Looking at memory, arithmetic and code leaves out steps of its own.
+    watching = PerfDoctor(
+        schedule=(40, 2, 3, 1),
+        out_dir=tmp_path / "out",
+        reports=("json",),
+        memory=False,
+        arithmetic=False,
+        module_depth=0,
+    )
     session = fit(watching, 120, Slow())
     assert [window.status for window in session.windows] == ["recorded"]
     steady = session.steady
@@ -456,7 +463,7 @@ def test_nsys_window_is_refused_at_its_opening_when_there_is_no_cuda(fit, tmp_pa
     assert "needs a CUDA device, this run is on cpu" in session.windows[0].reason
     assert session.probes_off == ()
     assert session.steady is not None
-    assert session.steady.n_steps > 20
+    assert session.steady.n_steps >= 15  # the rest is warm-up, or was looked at
 
 
 def test_nsys_gets_exactly_the_active_steps_when_it_captures(monkeypatch, tmp_path):
