@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_perf import seams
+from lightning_perf.errors import TreatmentError
 
 from .doses import Dose, check_together
 from .rebuild import rebuilt
@@ -17,14 +18,16 @@ class Applier:
 
     Args:
         doses: The treatments.
+        refused: Told of a loader that cannot be made anew, which the training then keeps; None to end the training.
 
     Raises:
         ConfigError: They exclude one another.
     """
 
-    def __init__(self, doses: Sequence[Dose]) -> None:
+    def __init__(self, doses: Sequence[Dose], refused: Callable[[TreatmentError], None] | None = None) -> None:
         check_together(doses)
         self.doses = tuple(doses)
+        self._refused = refused
         self._undos: list[Undo] = []
 
     def change_trainer_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -42,24 +45,22 @@ class Applier:
         """To be called in the callback hook ``setup``; does nothing but in ``fit``.
 
         Raises:
-            TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
+            TreatmentError: A treatment cannot be applied; the others stay until ``undo``.
         """
         if not seams.is_fitting(trainer):
             return
         arguments = _exchanged_args(self.doses)
         if arguments:
-            self._keep(seams.tap_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
-        for dose in self.doses:
-            self._keep(dose.treatment.set_up(_value(dose), trainer, module))
+            self._keep(seams.tap_train_loaders(trainer, lambda loader: self._rebuilt(loader, arguments)))
+        self._each(lambda dose: dose.treatment.set_up(_value(dose), trainer, module))
 
     def configured(self, trainer: Any, module: Any) -> None:
         """To be called in ``on_train_start``, when the optimizers stand as they were restored.
 
         Raises:
-            TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
+            TreatmentError: A treatment cannot be applied; the others stay until ``undo``.
         """
-        for dose in self.doses:
-            self._keep(dose.treatment.configured(_value(dose), trainer, module))
+        self._each(lambda dose: dose.treatment.configured(_value(dose), trainer, module))
 
     def apply_live(self, trainer: Any, module: Any) -> None:
         """Applies them between two epochs, in ``on_train_epoch_start``, before the epoch's loaders are started.
@@ -77,6 +78,28 @@ class Applier:
         """Puts everything back, last first; may be called at any time, and twice."""
         while self._undos:
             self._undos.pop()()
+
+    def _rebuilt(self, loader: Any, arguments: dict[str, Any]) -> Any:
+        try:
+            return rebuilt(loader, arguments)
+        except TreatmentError as error:
+            if self._refused is None:
+                raise
+            self._refused(error)
+            return loader
+
+    def _each(self, apply: Callable[[Dose], Undo | None]) -> None:
+        """One that cannot be applied keeps no other from it: where training goes on, it goes on with the others."""
+        errors: list[Exception] = []
+        for dose in self.doses:
+            try:
+                self._keep(apply(dose))
+            except Exception as error:  # noqa: BLE001 - raised when the others are done
+                errors.append(error)
+        if len(errors) > 1:
+            raise TreatmentError("; ".join(map(str, errors))) from errors[0]
+        if errors:
+            raise errors[0]
 
     def _keep(self, undo: Undo | None) -> None:
         if undo is not None:

@@ -44,14 +44,19 @@ def callback_class(name: str, namespace: str) -> Any:
     return getattr(importlib.import_module(f"lightning_perf.trials.{module}"), name)
 
 
-def make_applier(doses: Sequence[str]) -> Any | None:
-    """What applies treatments; None where there are none."""
+def make_applier(doses: Sequence[str], refused: Callable[[BaseException], None] | None = None) -> Any | None:
+    """What applies treatments; None where there are none.
+
+    Args:
+        doses: As given.
+        refused: Told of a training loader that has to stay as it is; None to end the training there.
+    """
     if not doses:
         return None
     from lightning_perf.treatments.applier import Applier
     from lightning_perf.treatments.doses import parse_all
 
-    return Applier(parse_all(doses))
+    return Applier(parse_all(doses), refused)
 
 
 def add_treater(trainer: Any, namespace: str, applier: Any, fail: Callable[[BaseException], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lightning_perf.errors import TreatmentError
 from lightning_perf.trials.guests import add_doctor, add_treater, make_applier
 from lightning_perf.trials.inside import describe
 from lightning_perf.trials.job import Job, warn
@@ -15,10 +16,14 @@ class RunMode:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.applier = make_applier(job.doses)
+        self.applier = make_applier(job.doses, self.cannot_treat)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        return self.applier.change_trainer_arguments(arguments) if self.applier is not None else arguments
+        try:
+            return self.applier.change_trainer_arguments(arguments) if self.applier is not None else arguments
+        except TreatmentError as error:
+            self.cannot_treat(error)
+            return arguments
 
     def built(self, trainer: Any, namespace: str) -> None:
         if self.job.with_doctor:

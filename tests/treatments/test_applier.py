@@ -168,6 +168,19 @@ def test_refusal_ends_the_fit_with_its_reason_when_the_loader_is_derived() -> No
     assert left_behind(module.trainer, module) == {}
 
 
+def test_training_goes_on_with_its_own_loader_when_somebody_is_told_of_the_refusal() -> None:
+    class Derived(DataLoader):
+        pass
+
+    told: list[Exception] = []
+    own = Derived(Items(), batch_size=4)
+    done = train("loader-workers=2,log-every-n=3", data=own, refused=told.append, look=lambda t, _: t.train_dataloader)
+    assert done.seen is own
+    assert done.trainer.log_every_n_steps == 3
+    assert len(done.losses) == 12
+    assert ["expected exactly" in str(error) for error in told] == [True]
+
+
 def test_undo_does_no_harm_when_called_twice_or_before_anything_was_applied() -> None:
     applier = Applier([parse("cudnn-benchmark")])
     applier.undo()
@@ -176,6 +189,18 @@ def test_undo_does_no_harm_when_called_twice_or_before_anything_was_applied() ->
     applier.undo()
     applier.undo()
     assert torch.backends.cudnn.benchmark is False
+
+
+def test_a_treatment_that_cannot_be_applied_keeps_no_other_from_it() -> None:
+    applier = Applier(parse_all("compile-regions,ddp-static-graph,prog-bar-off"))
+    trainer, module = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), torch.nn.Linear(1, 1)
+    trainer.state.fn = "fit"
+    module.log = own = print
+    with pytest.raises(TreatmentError, match=r"Linear repeats no block.*; ddp-static-graph expected a DDP strategy"):
+        applier.set_up(trainer, module)
+    assert module.log is not own
+    applier.undo()
+    assert module.log is own
 
 
 def test_environment_holds_what_must_stand_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ def train(
     look: Callable[[Trainer, Any], Any] | None = None,
     val: Any = None,
     ckpt_path: str | None = None,
+    refused: Callable[[Exception], None] | None = None,
     **arguments: Any,
 ) -> Training:
     """Trains with treatments on a CPU; the same seed each time."""
@@ -128,7 +129,7 @@ def train(
     module = module() if isinstance(module, type) else module
     data = loader() if data is None else data
     seed_everything(8, verbose=False)
-    applier = Applier(parse_all(treatments))
+    applier = Applier(parse_all(treatments), refused)
     watch = Watch(look)
     defaults: dict[str, Any] = {
         "accelerator": "cpu",
