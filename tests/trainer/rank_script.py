@@ -6,6 +6,7 @@ python rank_script.py FAULT OUT [DEVICES] [STRATEGY]
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -49,12 +50,15 @@ class Model(LightningModule):
     def __init__(self, fault: str) -> None:
         super().__init__()
         self.fault = fault
+        self.automatic_optimization = fault != "second backward"
         self.layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
         self.spare = torch.nn.Linear(1, 1) if fault == "really unused" else None
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         if self.fault == "compute" and self.global_rank == SLOW_RANK:
             time.sleep(SLEEP_S)
+        if self.fault == "second backward":
+            return self.step_with_two_backwards(batch)
         loss = self.layers(batch).square().mean()
         if self.fault == "sync_dist":
             for name in "abcdefgh":
@@ -63,7 +67,18 @@ class Model(LightningModule):
             raise ValueError("planted")
         if self.fault == "killed" and self.global_rank == SLOW_RANK and batch_idx == 40:
             os.kill(os.getpid(), 9)
+        if self.fault == "ctrl-c" and self.global_rank == SLOW_RANK and batch_idx == 40:
+            os.killpg(0, signal.SIGINT)  # as a terminal does: to all processes in the foreground
         return loss
+
+    def step_with_two_backwards(self, batch: torch.Tensor) -> None:
+        self.manual_backward(self.layers(batch).square().mean())
+        out = self.layers(batch)
+        if self.global_rank == SLOW_RANK:
+            out.register_hook(lambda _: time.sleep(SLEEP_S))
+        self.manual_backward(out.abs().mean())
+        self.optimizers().step()
+        self.optimizers().zero_grad()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)

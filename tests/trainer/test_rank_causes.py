@@ -28,6 +28,7 @@ def launched(fault: str, out: Path, *more: str, launcher: tuple[str, ...] = ()) 
         text=True,
         timeout=120,
         check=False,
+        start_new_session=True,
     )
 
 
@@ -55,9 +56,10 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
         ("data", "waiting for its data", ("2",), ()),
         ("compute", "computing", ("2",), TORCHRUN),
         ("compute", "computing", ("4",), ()),
+        ("second backward", "computing", ("2",), ()),
         ("callback", "SlowCallback.on_train_batch_end", ("2", "ddp_spawn"), ()),
     ],
-    ids=["data, ddp", "compute, torchrun", "compute, four ranks", "callback, ddp_spawn"],
+    ids=["data, ddp", "compute, torchrun", "compute, four ranks", "two backwards", "callback, ddp_spawn"],
 )
 def test_slow_rank_is_named_with_its_cause(
     tmp_path: Path, fault: str, cause: str, more: tuple[str, ...], launcher: tuple[str, ...]
@@ -98,11 +100,31 @@ def test_reductions_at_every_step_are_named(tmp_path: Path) -> None:
     assert "PD705" in found(session_of("sync_dist", tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("fault", "is_told"), [("dies", True), ("killed", False)])
-def test_what_was_measured_is_on_disk_when_a_rank_ends_badly(tmp_path: Path, fault: str, is_told: bool) -> None:
+def test_error_and_measurements_stay_when_a_rank_raises(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = launched(fault, out)
+    done = launched("dies", out)
     assert done.returncode != 0
-    if is_told:
-        assert "ValueError: planted" in done.stderr
-        assert load_run(out / "perf_ranks" / "perf_session.rank1.json").run.error == "ValueError"
+    assert "ValueError: planted" in done.stderr
+    left = load_run(out / "perf_ranks" / "perf_session.rank1.json")
+    assert left.run.error == "ValueError"
+    assert left.steady.n_steps > 10
+
+
+def test_survivor_leaves_its_measurements_when_a_rank_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = launched("killed", out)
+    assert done.returncode != 0
+    session = load_run(out)
+    assert (session.run.rank, session.run.status) == (0, "failed")
+    assert session.steady.n_steps > 10
+    assert f"{session.run.error}: " in done.stderr  # the one that the exchange of gradients raised
+
+
+def test_every_rank_ends_and_leaves_its_measurements_when_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = launched("ctrl-c", out)
+    assert done.returncode != 0
+    session = load_run(out)
+    assert (session.run.rank, session.run.status) == (0, "interrupted")
+    assert session.steady.n_steps > 10
+    assert "switched its probe" not in done.stderr
