@@ -211,12 +211,13 @@ class GrowthWatch:
         self._forgive(before)
 
     def _second_look(self, census: Census, step: int) -> None:
-        before = {place: read() for place, read in self._readers.items()}
-        found = census.grown(self._roots(), step)
-        if census is self._attributes:
+        if census is self._attributes:  # small: it makes nothing grow, and readings of a heap may be dear
             self._attributes = None
+            found = census.grown(self._roots(), step)
             self.held_graphs = tuple(s for s in found if s.kind == "graph" or s.n_with_graph)
             return
+        before = {place: read() for place, read in self._readers.items()}
+        found = census.grown(self._roots(), step)
         self._census = None
         self._suspects = found
         part = "" if census.is_complete else "some of "

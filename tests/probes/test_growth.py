@@ -222,3 +222,23 @@ def test_series_halves_when_it_is_full() -> None:
     thinned = [series.add(i, i) for i in range(MAX_READINGS)]
     assert thinned == [False] * (MAX_READINGS - 1) + [True]
     assert series.steps == list(range(0, MAX_READINGS, 2))
+
+
+def test_nothing_is_read_for_the_look_at_attributes() -> None:
+    n_read = 0
+
+    def read() -> int:
+        nonlocal n_read
+        n_read += 1
+        return 2**30  # never climbs
+
+    model = Model()
+    watch = GrowthWatch({"heap": read}, lambda: roots_of(model, (), []), lambda: 0, lambda do: do())
+    n_looks = 0
+    for step in range(1, 100):
+        model.losses.append(model.loss())
+        if step >= watch.next_step:
+            watch.look(step)
+            n_looks += 1
+    assert [suspect.name for suspect in watch.held_graphs] == ["Model.losses"]
+    assert n_read == n_looks

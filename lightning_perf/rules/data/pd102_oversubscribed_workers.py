@@ -10,7 +10,7 @@ from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule
-from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD102"
@@ -92,7 +92,7 @@ def check(session: Session) -> Finding | None:
             *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=(_prescription(session, loader, n_processes, plan),),
-        claims={"data_wait": lost * phase_s(steady, "data_wait")},
+        claims={"data_wait": lost * share * steady.span_s},
         low_s=0.0,
         basis="from nothing to all of the wait in which the loading queued",
         confidence="high" if queueing is not None and n_processes > usable else "medium",

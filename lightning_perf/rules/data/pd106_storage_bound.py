@@ -9,7 +9,7 @@ from lightning_perf.rules.loader_plan import timed_steps_of
 from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s
+from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD106"
@@ -108,7 +108,7 @@ def check(session: Session) -> Finding | None:
               if host.dataset_disk is not None else ()),
         ),
         prescriptions=(PRESCRIPTION,),
-        claims={"data_wait": waited * phase_s(steady, "data_wait")},
+        claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
         basis="from nothing to all of the wait in which the loading was blocked",
         confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
@@ -139,7 +139,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             *function_evidence(probe, "getitem", n=1),
         ),
         prescriptions=(PRESCRIPTION,),
-        claims={"data_wait": waited * phase_s(steady, "data_wait")},
+        claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
         basis="from nothing to all the time that making samples waited",
         confidence="high",
