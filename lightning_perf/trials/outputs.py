@@ -45,7 +45,7 @@ class Outputs:
                 place = getattr(callback, "dirpath", None)
                 if place is not None and not self._is_inside(place):
                     callback.dirpath = str(self.folder / f"checkpoints-{index}")
-            elif isinstance(callback, DoctorHooks) and callback.out_dir and not self._is_inside(callback.out_dir):
+            elif isinstance(callback, DoctorHooks) and not (callback.out_dir and self._is_inside(callback.out_dir)):
                 callback.out_dir = self.folder / "doctor"
         profiler: Any = seams.user_profiler(trainer)
         if getattr(profiler, "dirpath", None) is not None:
