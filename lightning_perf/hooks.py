@@ -362,7 +362,9 @@ class DoctorHooks:
         live = self._live
         if live is None:
             return
-        requests = live.requests(self.session) if trainer.is_global_zero else []
+        requests: list[Any] = []
+        if trainer.is_global_zero:
+            self._guard("apply", lambda: requests.extend(live.requests(self.session)))
         if trainer.world_size > 1:  # every rank changes the same; a collective, so outside of any guard
             requests = trainer.strategy.broadcast(requests)
         self._guard("apply", live.apply, requests, trainer, pl_module)
@@ -448,8 +450,10 @@ class DoctorHooks:
         """The session up to now, with findings."""
         session = self._session_now(status, error)
         applied = self._live.applied if self._live is not None else ()
-        ranks = self._ranks.ranks if self._ranks is not None else None
-        return self._diagnose(msgspec.structs.replace(session, ranks=ranks, applied=applied))
+        if self._ranks is not None:
+            missing = {**session.missing, **self._ranks.reasons()}
+            session = msgspec.structs.replace(session, ranks=self._ranks.ranks, missing=missing)
+        return self._diagnose(msgspec.structs.replace(session, applied=applied))
 
     def _session_now(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """What the probes know; where that cannot be put together, what stands without them."""

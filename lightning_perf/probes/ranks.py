@@ -485,6 +485,12 @@ class RankProbe:
         if self._watch is not None:
             self._watch.after_backward()
 
+    def reasons(self) -> dict[str, str]:
+        """What is missing, by its path in the session, and why."""
+        if self.ranks is None:
+            return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
+        return {"ranks.summaries.waiting_s": self.missing} if self._watch is None else {}
+
     def close(self) -> None:
         """Takes out what hangs on the parameters and the loop."""
         self._is_closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ from torch import nn
 
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.clock import FakeClock, FakeDevice
-from lightning_perf.probes.ranks import BackwardWatch, Exchange, rank_summary
+from lightning_perf.probes.ranks import BackwardWatch, Exchange, RankProbe, rank_summary
 from lightning_perf.probes.spans import Span, Timeline
-from lightning_perf.records import Distribution, NamedTime, PhaseTime, RankSummary, StageTimes
+from lightning_perf.records import Distribution, NamedTime, PhaseTime, RankSummary, StageTimes, together
 
 
 def raises(error: Exception) -> None:
@@ -359,3 +360,29 @@ def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: s
     doctor._ranks = ranks = FakeProbe()
     doctor._switch_off(probe, ValueError("planted"))
     assert ranks.is_closed
+
+
+class BrokenLive:
+    def requests(self, _: Any) -> Any:
+        raise ValueError("planted")
+
+    def apply(self, *_: Any) -> None:
+        raise AssertionError("nothing was asked for")
+
+
+def test_every_rank_takes_part_in_the_broadcast_when_the_first_cannot_tell_what_to_apply() -> None:
+    sent: list[Any] = []
+    strategy = SimpleNamespace(broadcast=lambda requests: sent.append(list(requests)) or requests)
+    doctor = PerfDoctor()
+    doctor._live = BrokenLive()
+    doctor.on_train_epoch_start(SimpleNamespace(is_global_zero=True, world_size=2, strategy=strategy), None)
+    assert sent == [[]]
+
+
+def test_reason_is_told_when_waiting_is_not_known() -> None:
+    strategy = SimpleNamespace(model=nn.Linear(1, 1))
+    probe = RankProbe(SimpleNamespace(world_size=2, global_rank=0, strategy=strategy))
+    assert "none was reached" in probe.reasons()["ranks"]
+    probe.ranks = together((summary(0),), 2)
+    probe.loops_ready(SimpleNamespace(main=SimpleNamespace(device_clock=None), timeline=None))
+    assert "not at the end of backward" in probe.reasons()["ranks.summaries.waiting_s"]
