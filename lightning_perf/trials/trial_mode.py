@@ -42,6 +42,8 @@ class TrialMode:
         self.meters.append(meter)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
+        if self.has_result:  # of another process that the command started before
+            end_process(0)
         if self.outputs is not None:
             self.outputs.redirect(trainer)
         if self.job.seed is not None:
@@ -50,13 +52,19 @@ class TrialMode:
             returned = fit()
         except BaseException as error:  # noqa: BLE001 - a script may catch it and train on
             fail(self.job, describe(error), error)
-        if (Path(self.job.folder) / "result.json").exists() or any(meter.has_trained for meter in self.meters):
+        if self.has_result or any(meter.has_trained for meter in self.meters):
             end_process(0)
         return returned
 
+    @property
+    def has_result(self) -> bool:
+        """Whether a training of this command was measured already."""
+        return (Path(self.job.folder) / "result.json").exists()
+
     def finish(self, result: Result) -> None:
-        """Writes the result down."""
-        result.write(self.job.folder)
+        """Writes the result down, unless another training of the same command has been quicker."""
+        if not self.has_result:
+            result.write(self.job.folder)
 
     def cannot_treat(self, error: BaseException) -> None:
         """Ends the process: a training without the treatment would be measured as if it had it."""

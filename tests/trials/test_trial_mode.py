@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_perf.trials.job import Job
+from lightning_perf.trials import trial_mode
+from lightning_perf.trials.job import Job, Result, read_result
 from lightning_perf.trials.runner import Ended, run_kept
 
 from . import scripts
@@ -102,3 +103,18 @@ def test_both_processes_are_measured_as_one_when_training_is_distributed(
     assert ended.result.world_size == 2
     assert ended.result.samples_per_step == 4
     assert ended.code == 0
+
+
+def test_first_training_counts_when_a_command_starts_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(trial_mode, "end_process", leave)
+    mode = trial_mode.TrialMode(Job(mode="trial", folder=str(tmp_path)))
+    mode.finish(Result(status="ok", n_steps=30))
+    mode.finish(Result(status="ok", n_steps=10))
+    result = read_result(tmp_path)
+    assert result is not None
+    assert result.n_steps == 30
+    with pytest.raises(SystemExit):
+        mode.fit(None, lambda: pytest.fail("a second training ran"))
