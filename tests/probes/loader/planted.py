@@ -64,7 +64,7 @@ class SlowOperators(Plain):
     """Computes in C, by operators on an array: no profiler sees a function there."""
 
     def __init__(self) -> None:
-        self.image = np.random.default_rng(0).random((200, 200))
+        self.image = np.random.default_rng(0).random((600, 600))
 
     def blend(self) -> Any:
         image = self.image
