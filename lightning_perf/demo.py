@@ -44,6 +44,8 @@ FAULTS = {
 
 _BATCH_SIZE = 32
 _CLASSES = 10
+_CHANNELS = 8
+_ROUNDS = 200
 
 
 def run_demo(fault: str, out_dir: Path) -> Session:
@@ -91,7 +93,11 @@ def run_demo(fault: str, out_dir: Path) -> Session:
     )
     # Not at every epoch where epochs are short: their boundary is the fault on show.
     validation = None if short_epochs else _loader(n_batches=24 if fault == "heavy-validation" else 2)
-    trainer.fit(SmallNet(n_metrics=150 if fault == "logging-every-step" else 1), train, validation)
+    model = SmallNet(
+        n_metrics=150 if fault == "logging-every-step" else 1,
+        n_kept=1_000_000 if fault == "frequent-checkpoints" else 0,
+    )
+    trainer.fit(model, train, validation)
     assert doctor.session is not None
     return doctor.session
 
@@ -102,25 +108,27 @@ def _use_all_cores() -> None:
 
 
 class SmallNet(LightningModule):
-    """Mostly activation functions: some 20 ms a step on a core, with so few weights that the optimizer costs next to
+    """Mostly elementwise functions: some 20 ms a step on a core, with so few weights that the optimizer costs next to
     nothing, and with so few matrix products that a lower precision would not be worth a word.
 
     Args:
         n_metrics: How many metrics to log.
+        n_kept: Elements of a buffer that only checkpoints meet.
     """
 
-    def __init__(self, n_metrics: int = 1) -> None:
+    def __init__(self, n_metrics: int = 1, n_kept: int = 0) -> None:
         super().__init__()
         self.n_metrics = n_metrics
+        self.register_buffer("kept", torch.zeros(n_kept))
         self.network = nn.Sequential(
-            nn.Conv2d(3, 24, 1),
+            nn.Conv2d(3, _CHANNELS, 1),
             nn.GELU(),
             nn.Softplus(),
             nn.GELU(),
             nn.Softplus(),
             nn.AdaptiveAvgPool2d(4),
             nn.Flatten(),
-            nn.Linear(24 * 16, _CLASSES),
+            nn.Linear(_CHANNELS * 16, _CLASSES),
         )
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -140,7 +148,16 @@ class SmallNet(LightningModule):
 
     def _loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         images, labels = batch
-        return nn.functional.cross_entropy(self.network(images), labels)
+        return nn.functional.cross_entropy(self.network(_smoothed(images)), labels)
+
+
+@torch.no_grad()
+def _smoothed(images: torch.Tensor) -> torch.Tensor:
+    """Some milliseconds of arithmetic in place, so that no memory comes and goes for it."""
+    smoothed = images.clone()
+    for _ in range(_ROUNDS):
+        smoothed.erf_()
+    return smoothed
 
 
 class Images(Dataset[Any]):

@@ -219,7 +219,7 @@ def test_probe_sends_nothing_over_connections_of_the_parent() -> None:
             return super().__getitem__(index)
 
     with here, there:
-        record = probed(in_order(Remote()), limit_s=2.0)
+        record = probed(in_order(Remote()), limit_s=10.0)
         assert record.status == "failed"
         assert record.reason.startswith("dataset[0] raised OSError")
         with pytest.raises(BlockingIOError):
