@@ -22,7 +22,7 @@ from .conftest import Make, assert_adds_up
 from .models import FetchesItself, Manual, Sleeps, Tiny, loader, unsized_loader
 
 N_STEPS = 12
-SLEEP_S = 0.012
+SLEEP_S = 0.03
 EXACT_S = max(0.02 * SLEEP_S, 0.0003)  # how exactly a sleep is found
 LONG_SLEEP_S = 0.1  # where more is done beside it, with caches that a sleep leaves cold
 LEAK_S = SLEEP_S / 3  # what a sleep may add to other phases: after it caches are cold
