@@ -59,6 +59,8 @@ class CompilerProbe:
         self._breaks: list[Any] = []
         self._counted_before: dict[str, int] = {}
         self._has_begun = False
+        self.error: Exception | None = None
+        """What went wrong while something was compiled, to be reported; None normally."""
 
     def begin(self) -> None:
         """From here on; what was compiled before is another run's. Does nothing until dynamo is there."""
@@ -118,8 +120,8 @@ class CompilerProbe:
             self._began_ns = self._now_ns()
             self._leave_out()
             self._compiled_steps.add(self._step)
-        except Exception:  # noqa: BLE001 - the user's function must be compiled all the same
-            self._began_ns = None
+        except Exception as error:  # noqa: BLE001 - the recorder reports it; the user's function is compiled all the same
+            self.error, self._began_ns = error, None
 
     def _ends(self, *args: Any) -> None:
         try:
@@ -129,8 +131,8 @@ class CompilerProbe:
                 self._after_warmup_ns += took_ns if self._step > WARMUP_STEPS else 0
                 self._began_ns = None
             self.poll()
-        except Exception:  # noqa: BLE001 - as above
-            self._began_ns = None
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error, self._began_ns = error, None
 
     def record(self) -> CompilerWatch | None:
         """What was compiled; None where nothing was."""

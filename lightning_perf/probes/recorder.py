@@ -438,8 +438,8 @@ class Recorder:
         times = looks.module_times() if looks is not None else None
         fields: dict[str, Any] = {
             "sync_calls": calls,
-            "compiler": compiler.record() if compiler is not None else None,
-            "loss_scaler": scaler.record() if scaler is not None else None,
+            "compiler": self._told("compiler", compiler),
+            "loss_scaler": self._told("loss_scaler", scaler),
         }
         fields["model_profile"] = self._model_profile(missing, steady, times)
         if looks is not None:
@@ -559,6 +559,16 @@ class Recorder:
                 watched = (replace(record, **self.zero_grad_watch.summary(one)) for record, one in optimizers)
                 model = replace(model, optimizers=tuple(watched))
         return replace(settings, trainer=trainer, model=model)
+
+    def _told(self, name: str, probe: Any) -> Any:
+        """What a probe has to tell; one that fails costs its own field, not the session."""
+        try:
+            if getattr(probe, "error", None) is not None:
+                self._on_fail(name, probe.error)
+            return probe.record() if probe is not None else None
+        except Exception as error:  # noqa: BLE001 - reported
+            self._on_fail(name, error)
+            return None
 
     def _memory(self, missing: dict[str, str]) -> Memory:
         if self.memory is None:
