@@ -1,0 +1,8 @@
+"""What each rank did itself and what it waited for the others, brought together on rank 0 without a collective."""
+
+from .backward import BackwardWatch
+from .exchange import Exchange
+from .probe import RankProbe
+from .summary import rank_summary
+
+__all__ = ["BackwardWatch", "Exchange", "RankProbe", "rank_summary"]

@@ -1,0 +1,233 @@
+"""What a rank waits for others inside backward, looked at in a few steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lightning_perf.probes.clock import DeviceEvent
+from lightning_perf.probes.spans import PHASE_INDEX, Timeline
+
+_FIRST_SAMPLED_STEP = 11
+_FEW_STEPS = 7  # between the first samples; no usual number of accumulated batches divides it
+_N_FIRST_SAMPLES = 16
+_MANY_STEPS = 97
+_SAMPLES_KEPT = 64
+
+
+class BackwardWatch:
+    """On a few steps: how long backward takes until this rank's own last gradient is there.
+
+    DistributedDataParallel starts its collectives while gradients are computed and waits for them at the end of
+    backward: what comes after the last gradient is waiting, for the network and for ranks that come later. A step may
+    hold several backwards (manual optimization, closures of optimizers): they are added up. On a device that has run
+    dry, what other callbacks do in ``on_after_backward`` before this one looks like waiting too.
+
+    Args:
+        parameters: All of the model's; which of them are trained may change, and is asked at each step looked at.
+        timeline: Its ``backward`` phase is what is cut.
+        make_event: Makes events of the device's clock; None where the host computes.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Any], timeline: Timeline, make_event: Callable[[], DeviceEvent] | None = None
+    ) -> None:
+        self.n = 0
+        self.n_unused: int | None = None
+        """The most parameters without a gradient in one backward; None before one was looked at."""
+        self._own_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
+        self._waiting_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
+        self._parameters = tuple(parameters)
+        self._timeline = timeline
+        self._make_event = make_event
+        self._marks: list[tuple[DeviceEvent, DeviceEvent, DeviceEvent]] = []
+        """Of each backward of a step: its begin, the latest gradient, its end."""
+        self._broadcast_marks = (make_event(), make_event()) if make_event is not None else None
+        self._is_broadcast_marked = False
+        self._is_unresolved = False
+        self._step = 0
+        self._next = _FIRST_SAMPLED_STEP
+        self._handles: list[Any] = []
+        self._error: Exception | None = None
+        self._n_backwards = 0
+        self._n_gradients = 0
+        self._begin_ns = self._last_ns = self._step_ns = 0
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether times are those of a device's clock."""
+        return self._make_event is not None
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether this step is looked at."""
+        return bool(self._handles)
+
+    def batch_begins(self) -> bool:
+        """A step begins; whether its backward is looked at."""
+        self._step_ends()
+        self._step += 1
+        if self._step < self._next:
+            return False
+        self._resolve()
+        self._next = self._step + (_FEW_STEPS if self.n < _N_FIRST_SAMPLES else _MANY_STEPS)
+        if self._is_unresolved:  # a device so far behind that the last sample is still under way
+            return False
+        self._n_backwards = self._step_ns = 0
+        trained = [one for one in self._parameters if one.requires_grad]
+        self._handles = [one.register_post_accumulate_grad_hook(self._gradient_is_there) for one in trained]
+        return True
+
+    def before_backward(self) -> None:
+        """A backward begins; does nothing where it is not looked at."""
+        if not self._handles:
+            return
+        self._n_gradients = 0
+        if self._make_event is None:
+            self._begin_ns = self._last_ns = self._backward_ns()
+            return
+        if len(self._marks) == self._n_backwards:
+            self._marks.append((self._make_event(), self._make_event(), self._make_event()))
+        self._marks[self._n_backwards][0].record()
+
+    def after_backward(self) -> None:
+        """A backward is over; does nothing where it was not looked at.
+
+        Raises:
+            Exception: What went wrong in a gradient's hook.
+        """
+        if self._error is not None:
+            self.stop()
+            raise self._error
+        if not self._handles or self._n_gradients == 0:
+            return
+        self.n_unused = max(self.n_unused or 0, len(self._handles) - self._n_gradients)
+        if self._make_event is not None:
+            self._marks[self._n_backwards][2].record()
+        self._step_ns += self._last_ns - self._begin_ns
+        self._n_backwards += 1
+
+    def broadcast_begins(self) -> None:
+        """Lightning's broadcast before a step begins: on a device its time is known from marks only, because the host
+        also waits for the device's own work in it."""
+        if self._broadcast_marks is None or self._step + 1 < self._next:
+            return
+        self._resolve()
+        if not self._is_unresolved:
+            self._is_broadcast_marked = False
+            self._broadcast_marks[0].record()
+
+    def broadcast_ends(self) -> None:
+        """It is over."""
+        if self._broadcast_marks is not None and self._step + 1 >= self._next and not self._is_unresolved:
+            self._broadcast_marks[1].record()
+            self._is_broadcast_marked = True
+
+    def stop(self) -> None:
+        """Takes the hooks out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def own_s(self) -> float | None:
+        """Median seconds of a step's backward up to the last gradient; None before one was looked at."""
+        self._resolve()
+        return statistics.median(self._own_ns) / 1e9 if self._own_ns else None
+
+    def waiting_s(self) -> float | None:
+        """Median seconds that a device waits in a step, in backward and in Lightning's broadcast; None as for
+        ``own_s``, and on a host, which the timeline knows better."""
+        self._resolve()
+        return statistics.median(self._waiting_ns) / 1e9 if self._waiting_ns else None
+
+    def fail(self, error: Exception) -> None:
+        """Keeps the first error of a place that must not raise; ``after_backward`` raises it."""
+        self._error = self._error or error
+
+    def _step_ends(self) -> None:
+        """What was looked at is complete."""
+        if not self._handles:
+            return
+        self.stop()
+        if self._n_backwards == 0:
+            return
+        if self._make_event is not None:
+            self._is_unresolved = True
+            return
+        self.n += 1
+        self._own_ns.append(max(0, self._step_ns))
+
+    def _gradient_is_there(self, _: Any) -> None:
+        try:
+            self._n_gradients += 1
+            if self._make_event is not None:
+                self._marks[self._n_backwards][1].record()
+            else:
+                self._last_ns = self._backward_ns()
+        except Exception as error:  # noqa: BLE001 - raised by after_backward: here it would break the user's backward
+            self.fail(error)
+
+    def _backward_ns(self) -> int:
+        """What this step's backward has taken so far, without callbacks that were called meanwhile."""
+        self._timeline.charge()
+        return self._timeline.phase_ns[PHASE_INDEX["backward"]]
+
+    def _resolve(self) -> None:
+        if not self._is_unresolved:
+            return
+        used = self._marks[: self._n_backwards]
+        if not used[-1][2].query():
+            return
+        own_ms = sum(begin.elapsed_time(last) for begin, last, _ in used)
+        waiting_ms = sum(last.elapsed_time(end) for _, last, end in used)
+        if self._is_broadcast_marked and self._broadcast_marks is not None:
+            begin, end = self._broadcast_marks
+            waiting_ms += begin.elapsed_time(end)
+        self.n += 1
+        self._own_ns.append(max(0, int(own_ms * 1e6)))
+        self._waiting_ns.append(max(0, int(waiting_ms * 1e6)))
+        self._is_unresolved = False
+
+
+class MarkedBroadcast:
+    """Encloses Lightning's broadcast, so that its time on the device is known where a step is looked at."""
+
+    def __init__(self, watch: BackwardWatch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        try:
+            self._watch.broadcast_begins()
+        except Exception as error:  # noqa: BLE001 - raised where it cannot break the training
+            self._watch.fail(error)
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._watch.broadcast_ends()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._watch.fail(error)
+
+
+def backward_watch(trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None) -> Any:
+    """The watch for a run; None with a reason where it cannot be told what is waiting.
+
+    Args:
+        trainer: With its strategy set up.
+        timeline: Of the run.
+        make_event: As for ``BackwardWatch``.
+
+    Returns:
+        (watch or None, reason)
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if trainer.world_size == 1:
+        return None, "one rank"
+    model = trainer.strategy.model
+    if not isinstance(model, DistributedDataParallel):
+        return None, f"{type(trainer.strategy).__name__}: collectives are not at the end of backward"
+    if trainer.strategy.root_device.type != "cpu" and make_event is None:
+        return None, "the device's clock is off"
+    return BackwardWatch(model.parameters(), timeline, make_event), ""

@@ -1,0 +1,171 @@
+"""The ranks' summaries, brought together on rank 0.
+
+Every rank puts a small summary into the key-value store that its process group was started with and goes on; rank 0
+reads what is there, and waits for late ranks for a limited time only. So a rank that died, hangs or measures nothing
+can neither hang a report nor be hung by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from lightning_perf.records import MissingRank, Ranks, RankSummary, StageTimes, together
+
+_POLL_S = 0.002
+
+_runs = itertools.count()
+"""Runs of this process. Every rank runs the same script, so the same run has the same number everywhere."""
+
+
+class Store(Protocol):
+    """What is used of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Keeps a value."""
+
+    def get(self, key: str) -> bytes:
+        """A value; waits for it where it is not there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there; never waits."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forgets a value."""
+
+
+class Exchange:
+    """The ranks' summaries, by way of a store.
+
+    Args:
+        store: Common to all ranks.
+        rank: This one.
+        world_size: All.
+        now_s: A monotonic clock.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._now_s = now_s
+        self._sleep = sleep
+        self._round = 0
+        self._known: dict[int, RankSummary] = {}
+
+    def share(self, summary: RankSummary | None, limit_s: float) -> Ranks | None:
+        """Gives this rank's summary, and on rank 0 collects those of the others. Each rank calls it as often.
+
+        Args:
+            summary: None where this rank has nothing to tell, which is told.
+            limit_s: How long rank 0 waits for the others.
+
+        Returns:
+            All ranks together on rank 0; on the others this rank alone. None where nothing is known.
+        """
+        begin = self._now_s()
+        key = self._key(self._rank)
+        self._store.set(key, msgspec.json.encode(summary).decode())
+        # Not the last round's: rank 0 may be about to read that of a rank that is ahead, and would wait for the key.
+        if self._round > 1:
+            self._store.delete_key(self._key(self._rank, self._round - 2))
+        if self._rank != 0:
+            self._round += 1
+            return None if summary is None else together((summary,), self._world_size)
+        reported = self._wait(begin + limit_s)
+        missing: list[MissingRank] = []
+        for rank, told in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
+            try:
+                found = msgspec.json.decode(told, type=RankSummary | None)
+            except msgspec.DecodeError as error:
+                missing.append(MissingRank(rank=rank, reason=f"it told what cannot be read: {error}"))
+                continue
+            if found is None:
+                missing.append(MissingRank(rank=rank, reason="it measured nothing"))
+            else:
+                self._known[rank] = found
+        for rank in sorted(set(range(self._world_size)) - set(reported)):
+            then = "; figures are of an earlier report" if rank in self._known else ""
+            missing.append(MissingRank(rank=rank, reason=f"it did not report within {limit_s:g} s{then}"))
+        self._round += 1
+        return together(tuple(self._known.values()), self._world_size, tuple(missing), self._now_s() - begin)
+
+    def _key(self, rank: int, number: int | None = None) -> str:
+        return f"{self._round if number is None else number}/{rank}"
+
+    def _wait(self, until_s: float) -> list[int]:
+        """The ranks that have reported, once all have or the time is up."""
+        keys = [self._key(rank) for rank in range(self._world_size)]
+        while not (is_complete := self._store.check(keys)) and self._now_s() < until_s:
+            self._sleep(_POLL_S)
+        if is_complete:
+            return list(range(self._world_size))
+        return [rank for rank, key in enumerate(keys) if self._store.check([key])]
+
+    def _read(self, keys: list[str]) -> list[bytes]:
+        """All values at once where the store can: one question a rank would take seconds for a thousand ranks."""
+        has_more = getattr(self._store, "has_extended_api", None)
+        if has_more is not None and has_more() and keys:
+            values: list[bytes] = self._store.multi_get(keys)  # type: ignore[attr-defined]
+            return values
+        return [self._store.get(key) for key in keys]
+
+
+def open_exchange(trainer: Any) -> Exchange | None:
+    """An exchange over the store of the run's process group; None where there is none (other backends, one rank).
+
+    Every rank must call it once a run.
+    """
+    import torch.distributed as dist
+
+    number = next(_runs)
+    if trainer.world_size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return None
+    get_store = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if get_store is None:
+        return None
+    store = dist.PrefixStore(f"lightning_perf/{number}", get_store())  # type: ignore[attr-defined]
+    return Exchange(store, trainer.global_rank, trainer.world_size)
+
+
+def gather_ranks(steady: StageTimes | None, device: Any) -> Ranks | None:
+    """Where there is no store: reduces a few figures with the other ranks'. A collective: every rank must call it.
+
+    Args:
+        steady: This rank's steps; None when it has none, it then takes part without counting.
+        device: Where the tensors that are exchanged must lie.
+
+    Returns:
+        The same record on every rank; None when no rank has measured anything.
+    """
+    from torchmetrics import MaxMetric, MeanMetric
+
+    step_s = steady.step_s.mean if steady else math.nan
+    wait = steady.phases.get("data_wait") if steady else None
+    wait_share = wait.share if wait else (0.0 if steady else math.nan)
+    values = []
+    for value in (step_s, wait_share):
+        for metric in (MeanMetric(nan_strategy="ignore"), MaxMetric(nan_strategy="ignore")):
+            metric.to(device).update(value)
+            values.append(float(metric.compute()))
+    if not math.isfinite(values[1]):
+        return None
+    return Ranks(
+        step_mean_s=values[0],
+        step_max_s=values[1],
+        data_wait_share_mean=values[2],
+        data_wait_share_max=values[3],
+    )

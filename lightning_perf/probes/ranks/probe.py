@@ -1,0 +1,109 @@
+"""One rank's part in the report about all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_perf import seams
+from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.records import Ranks, RankSummary
+
+from .backward import BackwardWatch, MarkedBroadcast, backward_watch
+from .exchange import gather_ranks, open_exchange
+from .summary import rank_summary
+
+EPOCH_LIMIT_S = 2.0
+"""How long rank 0 waits for late ranks at the end of an epoch: where batches are synchronised none is later than that
+unless it is the one to report about."""
+
+RUN_LIMIT_S = 10.0
+"""The same at the end of the run."""
+
+
+class RankProbe:
+    """This rank's part in the report about all ranks.
+
+    Args:
+        trainer: The Trainer, in its ``setup``. Every rank makes one of these in every run.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.ranks: Ranks | None = None
+        self.missing = "one rank"
+        self._watch: BackwardWatch | None = None
+        self._undo: seams.Undo | None = None
+        self._is_closed = False
+        self._trainer = trainer
+        self._exchange = open_exchange(trainer)
+
+    def loops_ready(self, loop: LoopProbe) -> None:
+        """The model is wrapped for its strategy now."""
+        clock = loop.main.device_clock
+        make_event = clock.make_event if clock is not None else None
+        self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
+        if self._watch is not None and self._watch.is_on_device:
+            self._undo = seams.tap_sigterm_broadcast(self._trainer, MarkedBroadcast(self._watch))
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the backward of this step is looked at."""
+        return self._watch is not None and self._watch.is_watching
+
+    def batch_begins(self) -> bool:
+        """A step begins; whether ``after_backward`` must be called in it."""
+        return self._watch is not None and not self._is_closed and self._watch.batch_begins()
+
+    def before_backward(self) -> None:
+        """Backward begins."""
+        if self._watch is not None:
+            self._watch.before_backward()
+
+    def after_backward(self) -> None:
+        """Backward is over."""
+        if self._watch is not None:
+            self._watch.after_backward()
+
+    def reasons(self) -> dict[str, str]:
+        """What is missing, by its path in the session, and why."""
+        if self.ranks is None:
+            return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
+        return {"ranks.summaries.waiting_s": self.missing} if self._watch is None else {}
+
+    def close(self) -> None:
+        """Takes out what hangs on the parameters and the loop."""
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.stop()
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def summary(self, loop: LoopProbe) -> RankSummary | None:
+        """What this rank has to tell."""
+        main = loop.main
+        return rank_summary(
+            self._trainer.global_rank, main.stage_times(), loop.named(), main.epochs_so_far(), self._watch
+        )
+
+    def share(self, loop: LoopProbe | None, is_last: bool) -> None:
+        """Brings all ranks together in ``ranks``. A rank whose own probes failed must take part too.
+
+        Args:
+            loop: None where measuring has failed.
+            is_last: Whether the run ends.
+        """
+        if self._trainer.world_size == 1:
+            return
+        failure: Exception | None = None
+        summary = None
+        try:
+            summary = self.summary(loop) if loop is not None else None
+        except Exception as error:  # noqa: BLE001 - raised again once the others know that nothing comes
+            failure = error
+        if self._exchange is not None:
+            self.ranks = self._exchange.share(summary, RUN_LIMIT_S if is_last else EPOCH_LIMIT_S)
+        else:
+            steady = loop.main.stage_times() if loop is not None and failure is None else None
+            self.ranks = gather_ranks(steady, self._trainer.strategy.root_device)
+        if failure is not None:
+            raise failure
