@@ -38,3 +38,63 @@ def test_datasheet_has_no_bf16_when_the_chip_has_none() -> None:
     found = datasheet_of("Tesla T4")
     assert found is not None
     assert "bf16" not in found.matmul_flops_per_s
+
+
+# Chips that Lightning's table knows too, by the name that a driver gives and by Lightning's.
+IN_BOTH = {
+    "NVIDIA H200": "h200 sxm1",
+    "NVIDIA H200 NVL": "h200 nvl1",
+    "NVIDIA H100 NVL": "h100 nvl",
+    "NVIDIA H100 80GB HBM3": "h100 sxm",
+    "NVIDIA H100 PCIe": "h100 pcie",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100 80GB PCIe": "a100",
+    "NVIDIA A100-PCIE-40GB": "a100",
+    "NVIDIA A40": "a40",
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA L40": "l40",
+    "NVIDIA L4": "l4",
+    "NVIDIA GeForce RTX 4090": "rtx 4090",
+    "NVIDIA GeForce RTX 4080": "rtx 4080",
+    "NVIDIA GeForce RTX 3090": "rtx 3090",
+    "NVIDIA GeForce RTX 3080": "rtx 3080",
+    "NVIDIA GeForce RTX 3070": "rtx 3070",
+    "Tesla T4": "t4",
+    "Tesla V100-SXM2-16GB": "v100 sxm",
+    "Tesla V100-PCIE-32GB": "v100 pcie",
+    "Tesla V100S-PCIE-32GB": "v100s pcie",
+}
+# By what Lightning's figure is to be divided, and why.
+WRONG_THERE = {
+    ("h200 sxm1", "tf32"): 2,  # with sparsity
+    ("h200 sxm1", "bf16"): 2,
+    ("h200 sxm1", "fp16"): 2,
+    ("h200 nvl1", "tf32"): 2,
+    ("h200 nvl1", "bf16"): 2,
+    ("h200 nvl1", "fp16"): 2,
+    # Two cards as one, in a datasheet from before the card was sold alone, with lower clocks.
+    ("h100 nvl", "fp32"): 133.8 / 60,
+    ("h100 nvl", "tf32"): 989.4 / 417.5,
+    ("h100 nvl", "bf16"): 1978.8 / 835.5,
+    ("h100 nvl", "fp16"): 1978.8 / 835.5,
+    # Without Tensor Cores: a quarter of what these do with sums in 32 bit, half of it on GeForce.
+    **{(chip, precision): 1 / 4 for chip in ("a40", "a6000") for precision in ("bf16", "fp16")},
+    **{
+        (f"rtx {number}", precision): 1 / 2
+        for number in ("4090", "4080", "3090", "3080", "3070")
+        for precision in ("bf16", "fp16")
+    },
+}
+
+
+@pytest.mark.parametrize("name", IN_BOTH)
+def test_datasheet_agrees_with_lightnings_table_where_that_is_right(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    throughput = pytest.importorskip("lightning.fabric.utilities.throughput")
+    theirs = throughput._CUDA_FLOPS[IN_BOTH[name]]
+    keys = {"fp32": torch.float32, "tf32": "tfloat32", "bf16": torch.bfloat16, "fp16": torch.float16}
+    found = datasheet_of(name)
+    assert found is not None
+    for precision, speed in found.matmul_flops_per_s.items():
+        expected = theirs[keys[precision]] / WRONG_THERE.get((IN_BOTH[name], precision), 1)
+        assert speed == pytest.approx(expected, rel=0.02), precision
