@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -138,6 +139,21 @@ def test_findings_are_ordered_by_severity_then_gain_over_effort_when_several(use
     ]
     use_rules(*(_rule(finding.code, lambda session, it=finding: it) for finding in reversed(ordered)))
     assert [finding.code for finding in diagnose(build_session()).findings] == [finding.code for finding in ordered]
+
+
+def test_findings_stand_in_one_order_whichever_rule_answers_first(use_rules):
+    hours = (Prescription(treatment="", summary="do", safety="exact", effort="hours"),)
+    findings = [
+        _finding("PD801", severity="low"),
+        _finding("PD802", severity="low"),
+        _finding("PD803", severity="medium", gain=Gain(low=1.0, high=1.1, basis=""), prescriptions=hours),
+        _finding("PD804", severity="low", gain=Gain(low=1.0, high=1.1, basis=""), prescriptions=hours),
+    ]
+    orders = set()
+    for permuted in itertools.permutations(findings):
+        use_rules(*(_rule(finding.code, lambda session, it=finding: it) for finding in permuted))
+        orders.add(tuple(finding.code for finding in diagnose(build_session()).findings))
+    assert orders == {("PD803", "PD801", "PD802", "PD804")}
 
 
 @pytest.mark.parametrize(
