@@ -1,0 +1,164 @@
+"""A headless chromium for what people look at. A request to anywhere but this machine fails the test that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ARTEFACTS = Path(os.environ.get("SCREENSHOTS_DIR") or Path(__file__).parents[2] / "build" / "screenshots")
+"""Where screenshots are kept; a CI run that sets ``SCREENSHOTS_DIR`` finds them there."""
+
+_CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+# What these name never leaves the browser.
+_INNER_SCHEMES = {"file", "data", "blob", "about", "chrome", "chrome-extension", "devtools"}
+
+
+class Browser:
+    """A chromium with what the tests ask of it.
+
+    Attributes:
+        driver: selenium's.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.requests: list[str] = []
+        self.messages: list[str] = []
+
+    def open(self, address: str | Path) -> None:
+        """Opens an address, or a file from disk."""
+        self.driver.get(address.resolve().as_uri() if isinstance(address, Path) else address)
+
+    def wait(self, condition: Callable[[Any], Any], seconds: float = 20.0) -> Any:
+        """Waits until ``condition(driver)`` is true, and returns what it returned.
+
+        Raises:
+            TimeoutException: It never was; what the page logged stands in the message.
+        """
+        from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        waiting = WebDriverWait(self.driver, seconds, 0.1, ignored_exceptions=[StaleElementReferenceException])
+        try:
+            return waiting.until(condition)
+        except TimeoutException as error:
+            raise TimeoutException(f"{error.msg}; the page logged {self.logged()}") from None
+
+    def find(self, selector: str) -> Any:
+        """The first element of a CSS selector, once it is there."""
+        from selenium.webdriver.common.by import By
+
+        return self.wait(lambda driver: next(iter(driver.find_elements(By.CSS_SELECTOR, selector)), None))
+
+    def all(self, selector: str) -> list[Any]:
+        """All elements of a CSS selector, at once."""
+        from selenium.webdriver.common.by import By
+
+        return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def size(self, width: int, height: int) -> None:
+        """Makes the page itself, not the window, this large."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer_dark(self, is_dark: bool) -> None:
+        """What ``prefers-color-scheme`` answers."""
+        feature = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def network(self, is_on: bool) -> None:
+        """Cuts the page off from every network, this machine's own included, or joins it again."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        conditions = {"offline": not is_on, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self.driver.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+
+    def shot(self, name: str) -> Path:
+        """Keeps a screenshot of what is on show, as ``name.png``."""
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)
+        target = ARTEFACTS / f"{name}.png"
+        self.driver.save_screenshot(str(target))
+        return target
+
+    def asked(self) -> list[str]:
+        """Every address that was asked for since the test began."""
+        for entry in self.driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+            elif message["method"] == "Network.webSocketCreated":
+                self.requests.append(message["params"]["url"])
+        return self.requests
+
+    def logged(self) -> list[str]:
+        """Errors and warnings that pages wrote to the console since the test began."""
+        self.messages += [f"{one['level']}: {one['message']}" for one in self.driver.get_log("browser")]
+        return self.messages
+
+    def asked_outside(self) -> list[str]:
+        """Of these, the addresses that are not of this machine."""
+        return [address for address in self.asked() if not _is_inside(address)]
+
+
+def _is_inside(address: str) -> bool:
+    parts = urlsplit(address)
+    return parts.scheme in _INNER_SCHEMES or parts.hostname in _LOOPBACK
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """selenium's driver of one chromium for all tests of this process; skips where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e '.[dev]'")
+    binary = next(filter(None, map(shutil.which, _CHROMIUMS)), None)
+    driver_binary = shutil.which("chromedriver")
+    if binary is None or driver_binary is None:
+        missing = "chromium" if binary is None else "chromedriver"
+        pytest.skip(f"{missing} is not installed: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-default-apps",
+        "--no-first-run",
+        "--no-proxy-server",
+        "--lang=en",
+        # Were a page to ask for a name outside, it would find none; that it asked is found in the log.
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_binary))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Browser]:
+    """A page of 1400 × 900, light, with an empty history; the test fails where it asked for anything outside."""
+    one = Browser(chromium)
+    chromium.get("about:blank")
+    one.network(True)
+    one.size(1400, 900)
+    one.prefer_dark(False)
+    one.asked()
+    one.logged()
+    one.requests.clear()
+    one.messages.clear()
+    yield one
+    outside = one.asked_outside()
+    chromium.get("about:blank")
+    assert not outside, f"the page asked for what is not on this machine: {outside[:5]}"
