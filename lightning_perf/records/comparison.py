@@ -1,0 +1,168 @@
+"""Two sessions, or two groups of them, beside each other: what got faster or slower, and what else differs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Record
+from .finding import Severity
+from .trial import ArmVerdict, Interval
+
+Change = Literal["faster", "slower", "no_change", "inconclusive"]
+
+
+class ComparedRun(Record, frozen=True, kw_only=True):
+    """One of the sessions compared.
+
+    Attributes:
+        source: Where it was read; empty where it was not read from a file.
+        id: ``Run.id``.
+        started_at: ISO 8601, UTC.
+        n_steps: Steady steps; 0 without any.
+        device: The first device's name, or the processor's; None when not told.
+    """
+
+    source: str
+    id: str
+    started_at: str
+    n_steps: int
+    device: str | None = None
+
+
+class TimeChange(Record, frozen=True, kw_only=True):
+    """Seconds a step, or a sample where batches differ in size, before and after.
+
+    Attributes:
+        name: ``step`` (a typical one: the median of blocks), ``wall`` (all of an epoch by its steps, with validation,
+            checkpoints and what else is between them) or a phase.
+        base_s: Before; the geometric mean where several runs were given. None when not measured.
+        new_s: After.
+        ratio: ``new_s`` ÷ ``base_s`` with its 95 % interval: above 1 where the new one is slower. None where an
+            interval cannot be told (see ``reason``).
+        change: ``slower``: the interval lies wholly above 1 + ``Comparison.band_fraction``; ``faster``: wholly below
+            its inverse; ``no_change``: neither, and a change of ``Comparison.ruled_out_fraction`` is ruled out;
+            ``inconclusive``: neither, and it is not, or there is no interval.
+        reason: Why there is no interval or no value; empty otherwise.
+    """
+
+    name: str
+    base_s: float | None
+    new_s: float | None
+    ratio: Interval | None = None
+    change: Change = "inconclusive"
+    reason: str = ""
+
+
+class FigureChange(Record, frozen=True, kw_only=True):
+    """A figure without an interval, before and after (the median of several runs).
+
+    Attributes:
+        name: E.g. ``"cuda:0 peak allocated"``.
+        unit: As in ``Evidence``.
+        base: None when not measured.
+        new: None when not measured.
+    """
+
+    name: str
+    unit: str
+    base: float | None
+    new: float | None
+
+
+class FindingChange(Record, frozen=True, kw_only=True):
+    """A finding that appeared, went, or stayed.
+
+    Attributes:
+        code: E.g. ``"PD101"``.
+        name: Its rule's name.
+        base: Its severity before; None where it was not found.
+        new: Its severity after; None likewise.
+        summary: What it says, of the new session where it is there.
+        unchecked: Where it was not found on one side: why the rule could not run there; empty where it ran and passed.
+    """
+
+    code: str
+    name: str
+    base: Severity | None
+    new: Severity | None
+    summary: str
+    unchecked: str = ""
+
+
+class Difference(Record, frozen=True, kw_only=True):
+    """A setting, or a part of the environment, that differs.
+
+    Attributes:
+        name: Its path in the session, e.g. ``settings.trainer.precision`` or ``machine.versions.torch``.
+        base: Its value as text; None where there is none.
+        new: Likewise.
+    """
+
+    name: str
+    base: str | None
+    new: str | None
+
+
+class TrialChange(Record, frozen=True, kw_only=True):
+    """What both sides' trials measured of the same treatments.
+
+    Attributes:
+        arm: The treatments, joined by ``+``.
+        base: Speed-up over the baseline of the first side's own trial; None where it was not measured.
+        new: The same of the second side's.
+        base_verdict: None where the arm was not tried.
+        new_verdict: Likewise.
+    """
+
+    arm: str
+    base: Interval | None
+    new: Interval | None
+    base_verdict: ArmVerdict | None = None
+    new_verdict: ArmVerdict | None = None
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """One side against the other.
+
+    Attributes:
+        base: The sessions of the first side.
+        new: Those of the second.
+        stage: The stage compared.
+        per: Whether times are of a step, or of a sample because the two take different numbers of them a step.
+        times: ``step`` first, then ``wall``, then phases by how much they changed.
+        figures: Memory, throughput and others without an interval.
+        findings: Those that appeared first, then those that went, then the rest.
+        settings: What was set differently.
+        environment: What differs in machine and versions.
+        trials: Arms of both sides' trials.
+        run_noise_fraction: What two runs of the same training are taken to differ by in 19 of 20 cases.
+        run_noise_basis: Where that comes from.
+        band_fraction: Change that counts as none, whatever the interval.
+        ruled_out_fraction: The change that ``no_change`` rules out.
+        cautions: What makes the comparison weaker than its figures look.
+    """
+
+    base: tuple[ComparedRun, ...]
+    new: tuple[ComparedRun, ...]
+    stage: str
+    per: Literal["step", "sample"]
+    times: tuple[TimeChange, ...]
+    figures: tuple[FigureChange, ...]
+    findings: tuple[FindingChange, ...]
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    trials: tuple[TrialChange, ...]
+    run_noise_fraction: float
+    run_noise_basis: str
+    band_fraction: float
+    ruled_out_fraction: float
+    cautions: tuple[str, ...] = ()
+
+    def time(self, name: str) -> TimeChange | None:
+        """The change of ``step``, ``wall`` or a phase; None where it was not compared."""
+        return next((one for one in self.times if one.name == name), None)
+
+    def regressions(self, fraction: float) -> tuple[TimeChange, ...]:
+        """Of ``step`` and ``wall`` those that took longer by more than ``fraction``, by their whole interval."""
+        looked_at = (self.time("step"), self.time("wall"))
+        return tuple(one for one in looked_at if one and one.ratio and one.ratio.low > 1 + fraction)

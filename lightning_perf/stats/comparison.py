@@ -1,0 +1,390 @@
+"""Sets two sessions, or two groups of them, beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median, mode
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lightning_perf.errors import SessionError
+from lightning_perf.records import (
+    PHASES,
+    SEVERITIES,
+    STEP_PHASES,
+    Block,
+    Change,
+    ComparedRun,
+    Comparison,
+    Difference,
+    FigureChange,
+    Finding,
+    FindingChange,
+    Interval,
+    Session,
+    StageTimes,
+    TimeChange,
+    Trial,
+    TrialChange,
+)
+
+from .estimates import MIN_RUNS
+from .noise import MIN_BAND
+from .single_runs import MIN_POINTS, USUAL_NOISE, Level, level, ratio_of
+
+RULED_OUT = 0.10
+"""What ``no_change`` rules out. Single runs differ by some per cent whatever is done, so a narrower claim would
+hardly ever be possible."""
+
+MIN_SHARE = 0.01
+"""Phases that take less of the step on both sides have no interval: their ratio says nothing of the training."""
+
+MIN_EPOCHS = 3
+"""Whole epochs after the first that the spread of epochs needs."""
+
+_FIRST_WAITS_KEPT = 64  # Fetch.first_s
+
+Source = tuple[str, Session]
+"""Where a session was read (empty where from no file), and the session."""
+
+
+def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Comparison:
+    """Compares one side with the other.
+
+    Args:
+        base: The sessions of one side: runs of the same training; at least one.
+        new: Of the other side, likewise.
+
+    Raises:
+        SessionError: A side is empty, a run stands on both sides, or their stages differ.
+    """
+    _check(base, new)
+    before, after = [session for _, session in base], [session for _, session in new]
+    sizes = _samples_per_step(before[0]), _samples_per_step(after[0])
+    is_per_sample = None not in sizes and sizes[0] != sizes[1]
+    scales = (1.0 / (sizes[0] or 1), 1.0 / (sizes[1] or 1)) if is_per_sample else (1.0, 1.0)
+    noise, noise_basis = _run_noise(before + after)
+    if len(base) >= MIN_RUNS and len(new) >= MIN_RUNS:
+        noise_basis = f"not used: {len(base)} and {len(new)} runs tell themselves what runs differ by"
+    judge = _Judge(before, after, scales, noise)
+    return Comparison(
+        base=tuple(_run(source, session) for source, session in base),
+        new=tuple(_run(source, session) for source, session in new),
+        stage=before[0].run.stage,
+        per="sample" if is_per_sample else "step",
+        times=judge.times(),
+        figures=tuple(_figures(before, after)),
+        findings=tuple(_findings(before, after)),
+        settings=tuple(_differences("settings", before[0].settings, after[0].settings)),
+        environment=tuple(_environment(before[0], after[0])),
+        trials=tuple(_trials(before, after)),
+        run_noise_fraction=noise,
+        run_noise_basis=noise_basis,
+        band_fraction=MIN_BAND,
+        ruled_out_fraction=RULED_OUT,
+        cautions=tuple(_cautions(before, after, is_per_sample)),
+    )
+
+
+class _Judge:
+    """Times of both sides, and what they say of each other."""
+
+    def __init__(
+        self, before: Sequence[Session], after: Sequence[Session], scales: tuple[float, float], noise: float
+    ) -> None:
+        self._sides = (before, after)
+        self._scales = scales
+        self._noise = noise
+
+    def times(self) -> tuple[TimeChange, ...]:
+        step, wall = self._change("step", _step_level), self._change("wall", _wall_level)
+        names = [name for name in PHASES if any(_share(s, name) >= MIN_SHARE for side in self._sides for s in side)]
+        phases = [self._change(name, _phase_level(name)) for name in names]
+        phases.sort(key=lambda one: -abs((one.new_s or 0.0) - (one.base_s or 0.0)))
+        return (step, wall, *phases)
+
+    def _change(self, name: str, level_of: Callable[[StageTimes, Session], Level | str]) -> TimeChange:
+        sides: list[list[Level]] = []
+        values: list[float | None] = []
+        reasons: list[str] = []
+        for label, side, scale in zip(("base", "new"), self._sides, self._scales, strict=True):
+            levels = []
+            for session in side:
+                found = level_of(session.steady, session) if session.steady is not None else "it has no steady steps"
+                if isinstance(found, str):
+                    reasons.append(f"{label}: {found}")
+                else:
+                    levels.append(found._replace(log=found.log + math.log(scale)))
+            sides.append(levels)
+            is_absent = not levels and name in PHASES and all(session.steady is not None for session in side)
+            values.append(
+                0.0 if is_absent else math.exp(float(np.mean([one.log for one in levels]))) if levels else None
+            )
+        is_whole = all(len(levels) == len(side) for levels, side in zip(sides, self._sides, strict=True))
+        ratio = ratio_of(sides[0], sides[1], self._noise) if is_whole else None
+        if ratio is None and not reasons:
+            reasons.append(_TOO_SHORT.get(name, f"an interval needs {MIN_RUNS} runs a side"))
+        return TimeChange(
+            name=name,
+            base_s=values[0],
+            new_s=values[1],
+            ratio=ratio,
+            change=_call(ratio),
+            reason="; ".join(dict.fromkeys(reasons)),
+        )
+
+
+_TOO_SHORT = {
+    "step": f"too few steady steps: an interval needs {MIN_POINTS} points of the timeline, or {MIN_RUNS} runs a side",
+    "wall": f"too few epochs: an interval needs {MIN_EPOCHS} after the first, or {MIN_RUNS} runs a side",
+    **dict.fromkeys(
+        STEP_PHASES, f"too few steady steps, or steps without it: an interval needs {MIN_RUNS} runs a side"
+    ),
+}
+
+
+def _call(ratio: Interval | None) -> Change:
+    if ratio is None:
+        return "inconclusive"
+    if ratio.low > 1 + MIN_BAND:
+        return "slower"
+    if ratio.high < 1 / (1 + MIN_BAND):
+        return "faster"
+    is_ruled_out = ratio.high < 1 + RULED_OUT and ratio.low > 1 / (1 + RULED_OUT)
+    return "no_change" if is_ruled_out else "inconclusive"
+
+
+# -- levels ------------------------------------------------------------
+
+
+def _step_level(steady: StageTimes, session: Session) -> Level | str:
+    course = [block.step_s for block in _whole_blocks(steady)]
+    if course and min(course) > 0:
+        return level(course)
+    return Level(math.log(steady.step_s.p50), None, 0) if steady.step_s.p50 > 0 else "its steps took no time"
+
+
+def _wall_level(steady: StageTimes, session: Session) -> Level | str:
+    """All of an epoch by its steps: of whole epochs, without the first, which holds the startup."""
+    epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
+    usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
+    walls = np.log([epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual])
+    if len(walls) >= MIN_EPOCHS:
+        # Epochs are long: they hardly depend on one another.
+        return Level(float(walls.mean()), float(walls.var(ddof=1)) / len(walls), len(walls))
+    n_steps = steady.n_steps + _first_steps(steady, session)
+    if steady.span_s <= 0 or n_steps == 0:
+        return "its steps took no time"
+    return Level(math.log(steady.span_s / n_steps), None, 0)
+
+
+def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
+    def of(steady: StageTimes, session: Session) -> Level | str:
+        course = [block.phases.get(name, 0.0) for block in _whole_blocks(steady)]
+        if name in STEP_PHASES and course and min(course) > 0:
+            return level(course)
+        phase = steady.phases.get(name)
+        if phase is None or phase.total_s <= 0:
+            return "it did not occur"
+        return Level(math.log(phase.total_s / (steady.n_steps + _first_steps(steady, session))), None, 0)
+
+    return of
+
+
+def _whole_blocks(steady: StageTimes) -> Sequence[Block]:
+    """The timeline without a last block of fewer steps: it would count for as much as the others."""
+    blocks = steady.timeline
+    return blocks[:-1] if len(blocks) > 1 and blocks[-1].n_steps < blocks[0].n_steps else blocks
+
+
+def _first_steps(steady: StageTimes, session: Session) -> int:
+    """The first steps of epochs: the span holds them, ``n_steps`` leaves them out."""
+    seen = len(steady.fetch.first_s) if steady.fetch is not None else 0
+    return max(seen, session.run.n_epochs - 1) if seen >= _FIRST_WAITS_KEPT else seen
+
+
+def _share(session: Session, name: str) -> float:
+    phase = session.steady.phases.get(name) if session.steady is not None else None
+    return 0.0 if phase is None else phase.share
+
+
+def _samples_per_step(session: Session) -> int | None:
+    """Of all ranks; None when the batch size of the (first) training loader is not known."""
+    stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
+    loaders = [loader for loader in session.settings.loaders if loader.stage == stage]
+    if not loaders or loaders[0].batch_size is None:
+        return None
+    return loaders[0].batch_size * session.run.world_size
+
+
+def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:
+    """What two runs of this training differ by, and where that comes from."""
+    measured = [trial.noise_band for session in sessions for trial in session.trials if trial.aa is not None]
+    if measured:
+        return max(measured), "the A/A pair of a trial of this training"
+    return USUAL_NOISE, "usual on one quiet machine, not measured here: give two runs or more a side to measure it"
+
+
+# -- the rest ------------------------------------------------------------
+
+
+def _check(base: Sequence[Source], new: Sequence[Source]) -> None:
+    if not base or not new:
+        raise SessionError("a comparison needs a session on each side; received none on one of them")
+    ids = [session.run.id for _, session in (*base, *new)]
+    twice = next((one for one in ids if ids.count(one) > 1), None)
+    if twice is not None:
+        where = ", ".join(source for source, session in (*base, *new) if session.run.id == twice)
+        raise SessionError(f"{where or 'two of the sessions'} are the same run ({twice}); expected different runs")
+    stages = {session.run.stage for _, session in (*base, *new)}
+    if len(stages) > 1:
+        raise SessionError(f"the sessions are of different stages ({', '.join(sorted(stages))}); expected one stage")
+
+
+def _run(source: str, session: Session) -> ComparedRun:
+    devices = session.machine.devices
+    return ComparedRun(
+        source=source,
+        id=session.run.id,
+        started_at=session.run.started_at,
+        n_steps=session.steady.n_steps if session.steady is not None else 0,
+        device=devices[0].name if devices else session.machine.cpu_model,
+    )
+
+
+def _figures(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FigureChange]:
+    devices = dict.fromkeys(one.device for session in (*before, *after) for one in session.memory.devices)
+    figures: list[tuple[str, str, Callable[[Session], float | None]]] = [
+        ("samples a second", "1/s", lambda s: s.steady.samples_per_s if s.steady else None),
+        ("step p95", "s", lambda s: s.steady.step_s.p95 if s.steady else None),
+        ("step p99", "s", lambda s: s.steady.step_s.p99 if s.steady else None),
+        ("device idle for want of data", "fraction",
+         lambda s: s.steady.device.starved_share if s.steady and s.steady.device else None),
+        ("time to the first step", "s", lambda s: s.run.time_to_first_step_s),
+        ("host peak", "bytes", lambda s: s.memory.host_peak_rss_bytes),
+        *[(f"{device} peak allocated", "bytes", _device_peak(device, "peak_allocated_bytes")) for device in devices],
+        *[(f"{device} peak reserved", "bytes", _device_peak(device, "peak_reserved_bytes")) for device in devices],
+        ("PerfDoctor's cost a step", "us", lambda s: s.overhead.per_step_us if s.overhead else None),
+    ]  # fmt: skip
+    for name, unit, figure in figures:
+        base, new = _middle(map(figure, before)), _middle(map(figure, after))
+        if base is not None or new is not None:
+            yield FigureChange(name=name, unit=unit, base=base, new=new)
+
+
+def _device_peak(device: str, field: str) -> Callable[[Session], float | None]:
+    return lambda session: next((getattr(one, field) for one in session.memory.devices if one.device == device), None)
+
+
+def _middle(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _findings(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FindingChange]:
+    """Those that appeared first, then those that went, then the rest; each group from worst to least."""
+    base, new = _found(before), _found(after)
+    known = sorted(
+        base.keys() | new.keys(),
+        key=lambda code: (_order(base, new, code), SEVERITIES.index((new.get(code) or base[code]).severity), code),
+    )
+    for code in known:
+        told = new.get(code) or base[code]
+        absent_from = before if code not in base else after if code not in new else None
+        yield FindingChange(
+            code=code,
+            name=told.name,
+            base=base[code].severity if code in base else None,
+            new=new[code].severity if code in new else None,
+            summary=told.summary,
+            unchecked="" if absent_from is None else _unchecked(absent_from[0], code),
+        )
+
+
+def _found(side: Sequence[Session]) -> dict[str, Finding]:
+    """Findings that at least half of the runs of a side have, as the first of them told them."""
+    found: dict[str, list[Finding]] = {}
+    for session in side:
+        for code, finding in {one.code: one for one in reversed(session.findings)}.items():
+            found.setdefault(code, []).append(finding)
+    return {code: findings[0] for code, findings in found.items() if 2 * len(findings) >= len(side)}
+
+
+def _order(base: dict[str, Finding], new: dict[str, Finding], code: str) -> int:
+    return 0 if code not in base else 1 if code not in new else 2
+
+
+def _unchecked(session: Session, code: str) -> str:
+    outcome = next((one for one in session.outcomes if one.code == code), None)
+    if outcome is None:
+        return "its lightning-perf did not have this rule" if session.outcomes else "no rule was run on it"
+    return outcome.reason or outcome.status if outcome.status in ("skipped", "ignored", "failed") else ""
+
+
+def _environment(before: Session, after: Session) -> Iterator[Difference]:
+    yield from _differences("machine", before.machine, after.machine)
+    for name in ("world_size", "lightning_perf"):
+        yield from _differences(f"run.{name}", getattr(before.run, name), getattr(after.run, name))
+
+
+def _differences(name: str, base: Any, new: Any) -> Iterator[Difference]:
+    """Leaves that differ, by their path."""
+    before, after = (dict(_leaves(name, msgspec.to_builtins(side))) for side in (base, new))
+    for path in dict.fromkeys((*before, *after)):
+        if before.get(path) != after.get(path):
+            yield Difference(name=path, base=before.get(path), new=after.get(path))
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str | None]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(f"{path}.{key}", one)
+    elif isinstance(value, (list, tuple)) and any(isinstance(one, dict) for one in value):
+        for i, one in enumerate(value):
+            yield from _leaves(f"{path}[{i}]", one)
+    elif isinstance(value, (list, tuple)):
+        yield path, ", ".join(map(str, value)) or None
+    else:
+        yield path, None if value is None else str(value)
+
+
+def _trials(before: Sequence[Session], after: Sequence[Session]) -> Iterator[TrialChange]:
+    base, new = (_arms([trial for session in side for trial in session.trials]) for side in (before, after))
+    for arm in dict.fromkeys((*base, *new)):
+        first, second = base.get(arm), new.get(arm)
+        yield TrialChange(
+            arm=arm,
+            base=first.speedup if first else None,
+            new=second.speedup if second else None,
+            base_verdict=first.verdict if first else None,
+            new_verdict=second.verdict if second else None,
+        )
+
+
+def _arms(trials: Sequence[Trial]) -> dict[str, Any]:
+    """By id, of the last trial that measured them."""
+    return {arm.id: arm for trial in trials for arm in trial.arms if arm.treatments}
+
+
+def _cautions(before: Sequence[Session], after: Sequence[Session], is_per_sample: bool) -> Iterator[str]:
+    base, new = before[0], after[0]
+    if [device.name for device in base.machine.devices] != [device.name for device in new.machine.devices] or (
+        base.machine.cpu_model != new.machine.cpu_model or base.machine.usable_cores != new.machine.usable_cores
+    ):
+        yield "the machines differ, so the figures compare machines as much as trainings"
+    elif base.machine.hostname != new.machine.hostname:
+        yield "the runs were made on different hosts: two machines of one kind can differ by more than one from itself"
+    if is_per_sample:
+        yield "batches differ in size, so times are of a sample"
+    for label, side in (("base", before), ("new", after)):
+        if any(session.run.status != "finished" for session in side):
+            yield f"{label} did not finish ({', '.join(sorted({session.run.status for session in side}))})"
+        if any(session.steady is not None and session.steady.is_steady is False for session in side):
+            yield f"{label} was not steady: its first and second half differ by more than 10 %"
+        if any(one.status == "applied" for session in side for one in session.applied):
+            yield f"{label} was treated while it ran: its figures span the time before and after"
+        if any(next(_differences("", side[0].settings, session.settings), None) for session in side[1:]):
+            yield f"the runs of {label} were not set alike"

@@ -1,0 +1,111 @@
+"""Two runs, one a side: an interval from the steps within them, and an allowance for what runs differ by.
+
+A trial makes several runs an arm and measures what they differ by (``estimates``). Of two sessions that were recorded
+anyway there is often one a side. Steps within it tell how well its own level is known; that another run of the same
+training would have had another level, they cannot tell. So the interval takes both together: the first measured, the
+second from an A/A trial where there was one, else ``USUAL_NOISE``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_perf.records import Interval
+
+from .estimates import MIN_RUNS, ratio_interval, welch_reach
+
+USUAL_NOISE = 0.03
+"""What two runs of one training on one quiet machine differ by in 19 of 20 cases: 1 % between runs, as in the
+simulations of docs/explanation/statistics.md (1.96 · √2 · 1 %)."""
+
+MIN_POINTS = 8
+"""Points of a course (means of some steps) that an interval within a run needs."""
+
+_MIN_BATCHES, _MAX_BATCHES = 4, 16
+_MAX_CORRELATION = 0.9  # beyond that the batches of one run say nothing of its level
+
+
+class Level(NamedTuple):
+    """How long a step of one run took.
+
+    Attributes:
+        log: Natural logarithm of its level.
+        variance: Of ``log``, from the spread within the run; None where the run is too short to tell.
+        n: Independent values behind the variance.
+    """
+
+    log: float
+    variance: float | None
+    n: float
+
+
+def level(course: Sequence[float]) -> Level:
+    """The level of a run from its course.
+
+    The course is cut into 4 to 16 batches in order; each counts with its median, so that one long pause does not
+    stand for all the run. Neighbouring batches that still resemble each other count for less (the variance of a mean
+    of values that depend on the one before, an AR(1): × (1 + ρ) ÷ (1 − ρ)).
+
+    Args:
+        course: Seconds a step of successive parts of equal length, positive; at least one.
+    """
+    values = np.log(np.asarray(course, dtype=np.float64))
+    if len(values) < MIN_POINTS:
+        return Level(float(np.median(values)), None, 0)
+    n = max(_MIN_BATCHES, min(_MAX_BATCHES, len(values) // 4))
+    medians = np.array([np.median(batch) for batch in np.array_split(values, n)])
+    correlation = _correlation(medians)
+    widened = (1 + correlation) / (1 - correlation)
+    return Level(float(medians.mean()), float(medians.var(ddof=1)) / n * widened, max(2.0, n / widened))
+
+
+def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Interval | None:
+    """``new`` ÷ ``base``: above 1 where the new one is slower.
+
+    With two runs or more on both sides it is Welch's interval over the runs, and neither their steps nor ``noise``
+    count. Otherwise it is made of what the steps tell and of ``noise``, squares added.
+
+    Args:
+        base: Runs of one side.
+        new: Of the other.
+        noise: What two runs of one training differ by in 19 of 20 cases, relative.
+
+    Returns:
+        None where a side has no run, or where there is one and it is too short to tell its spread.
+    """
+    if not base or not new:
+        return None
+    if len(base) >= MIN_RUNS and len(new) >= MIN_RUNS:
+        # One value a run: the medians that the function takes of them are they themselves.
+        return ratio_interval([[math.exp(one.log)] for one in new], [[math.exp(one.log)] for one in base])
+    if any(one.variance is None for one in (*base, *new)):
+        return None
+    centre = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
+    (variance_base, n_base), (variance_new, n_new) = _pooled(base), _pooled(new)
+    within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
+    between = math.log1p(noise) * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
+    reach = min(300.0, math.hypot(within, between))
+    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+
+
+def _pooled(runs: Sequence[Level]) -> tuple[float, int]:
+    """The variance of the mean of the runs' levels, from within them, and the values behind it."""
+    variance = sum(one.variance or 0.0 for one in runs) / len(runs) ** 2
+    return variance, max(2, int(sum(one.n for one in runs)))
+
+
+def _correlation(values: NDArray[np.float64]) -> float:
+    """Of each value with the next, between 0 and ``_MAX_CORRELATION``."""
+    centred = values - values.mean()
+    square = float((centred**2).sum())
+    if square == 0:
+        return 0.0
+    found = float((centred[1:] * centred[:-1]).sum()) / square
+    # Few values make it come out too low, by (1 + 3ρ) ÷ n (Kendall, Biometrika 41, 1954).
+    found += (1 + 3 * max(0.0, found)) / len(values)
+    return min(_MAX_CORRELATION, max(0.0, found))
