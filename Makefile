@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck imports pytest docs-rules gpu-check bench-overhead clean
+.PHONY: demo test lint typecheck imports pytest docs-rules gpu-check bench-overhead clinic clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
@@ -42,6 +42,10 @@ gpu-check: $(STAMP)
 
 bench-overhead: $(STAMP)
 	$(BIN)/python benchmarks/overhead/run.py
+
+# Trainings with known faults and healthy ones: how often the diagnosis is right. On a machine that does nothing else.
+clinic: $(STAMP)
+	$(BIN)/python benchmarks/clinic/run.py --healthy-rounds 3 --write
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,120 @@
+"""What a case of the clinic is: a script, and at the top of it what is wrong with it.
+
+A case is a Lightning script that takes no arguments. Below the text of its docstring, after a line ``---``, stands as
+YAML what is known about it:
+
+    expect: PD107            the code, or the codes, that name its true cause; absent where it is healthy
+    second: PD602            of a case with two faults: the code of the smaller one
+    half: tune               thresholds may be tuned on it; ``score``: they may not
+    fix: {OLD: NEW}          replacements in the script that mend it (of a case with two faults: the bigger one)
+    with: [ID]               or treatments that mend it
+    own_process: true        started as a command of its own (it starts further processes)
+    cores: 2                 cores that it may use; one if absent, so that several cases can run at once
+    fast: true               one of the subset that the tests run
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+
+HERE = Path(__file__).parent
+FOLDERS = {"fault": HERE / "cases", "double": HERE / "double", "healthy": HERE / "healthy"}
+KEYS = {"expect", "second", "half", "fix", "with", "own_process", "cores", "fast"}
+
+Kind = Literal["fault", "double", "healthy"]
+
+
+class Case(NamedTuple):
+    """One training.
+
+    Attributes:
+        name: The script's name.
+        kind: ``fault``, ``double`` (two faults) or ``healthy``.
+        script: Its path.
+        what: What is wrong with it, or what kind of healthy training it is, in one line.
+        expect: Codes that name the true cause; empty where it is healthy.
+        second: The code of the smaller fault; empty where there is one fault at most.
+        half: ``tune`` or ``score``.
+        fix: Text of the script → what stands there once it is mended.
+        treatments: Treatments that mend it.
+        own_process: Whether it needs a process that was not forked.
+        n_cores: Cores that it may use.
+        is_fast: Whether it belongs to the subset of the tests.
+    """
+
+    name: str
+    kind: Kind
+    script: Path
+    what: str
+    expect: tuple[str, ...] = ()
+    second: str = ""
+    half: str = "score"
+    fix: dict[str, str] = {}
+    treatments: tuple[str, ...] = ()
+    own_process: bool = False
+    n_cores: int = 1
+    is_fast: bool = False
+
+    @property
+    def has_fix(self) -> bool:
+        """Whether there is a mended version to measure."""
+        return bool(self.fix or self.treatments)
+
+    def mended(self) -> str:
+        """The script's text with the fault taken out; unchanged where treatments do it.
+
+        Raises:
+            ValueError: A text to replace does not stand in the script just once.
+        """
+        head, text = _parted(self.script.read_text(encoding="utf-8"))
+        for old, new in self.fix.items():
+            if text.count(old) != 1:
+                raise ValueError(f"{self.script}: {old!r} stands in it {text.count(old)} times, expected once")
+            text = text.replace(old, new)
+        return head + text
+
+
+def read(path: Path, kind: Kind) -> Case:
+    """Reads the top of a script.
+
+    Raises:
+        ValueError: It does not say what is known about it, or not in this form.
+    """
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text, line, known = docstring.partition("\n---\n")
+    facts = yaml.safe_load(known) if line else None
+    if not isinstance(facts, dict) or set(facts) - KEYS or facts.get("half") not in ("tune", "score"):
+        raise ValueError(f"{path}: expected a docstring with '---' and YAML of {sorted(KEYS)}, got {facts!r}")
+    return Case(
+        name=path.stem,
+        kind=kind,
+        script=path,
+        what=" ".join(text.split()),
+        expect=_listed(facts.get("expect")),
+        second=facts.get("second", ""),
+        half=facts["half"],
+        fix=facts.get("fix", {}),
+        treatments=_listed(facts.get("with")),
+        own_process=facts.get("own_process", False),
+        n_cores=facts.get("cores", 1),
+        is_fast=facts.get("fast", False),
+    )
+
+
+def read_all() -> list[Case]:
+    """Every case, by kind and name."""
+    return [read(path, kind) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.py"))]
+
+
+def _listed(value: str | list[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """The docstring, which quotes what is to be replaced, and the rest."""
+    end = text.index('"""', text.index('"""') + 3) + 3
+    return text[:end], text[end:]

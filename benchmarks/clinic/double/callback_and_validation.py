@@ -1,0 +1,57 @@
+"""A callback that takes as long as the step, and validation that takes a fifth of the time.
+---
+expect: PD504
+second: PD601
+half: tune
+fast: true
+fix:
+  "time.sleep(0.012)": "pass"
+"""
+
+import time
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Sender(Callback):
+    def on_train_batch_end(self, *_):
+        time.sleep(0.012)  # asks a server
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+
+    def loss(self, batch):
+        hidden = self.first(batch[0])
+        for _ in range(10):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(n_batches):
+    data = TensorDataset(torch.rand(64 * n_batches, 64))
+    return DataLoader(data, sampler=BatchSampler(RandomSampler(data), 64, drop_last=True), batch_size=None)
+
+
+Trainer(
+    max_epochs=6,
+    accelerator="cpu",
+    logger=False,
+    callbacks=[Sender()],
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+).fit(Net(), loader(30), loader(40))

@@ -1,0 +1,32 @@
+"""A perceptron on rows in memory, fetched a batch at a time.
+---
+half: score
+fast: true
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+
+    def training_step(self, batch, batch_idx):
+        hidden = self.first(batch[0])
+        for _ in range(10):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+data = TensorDataset(torch.rand(3200, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+Trainer(max_epochs=5, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
+    Net(), DataLoader(data, sampler=batches, batch_size=None)
+)

@@ -1,0 +1,124 @@
+"""How often does the doctor name the true cause? Trainings with known faults, and healthy ones beside them.
+
+    python benchmarks/clinic/run.py                     every case, each fix measured (half an hour)
+    python benchmarks/clinic/run.py --half score        those that no threshold was tuned on
+    python benchmarks/clinic/run.py --fast              the subset that the tests run: diagnoses only
+    python benchmarks/clinic/run.py --cases slow_transform,cnn --show
+    python benchmarks/clinic/run.py --write             and into docs/benchmarks/clinic.md
+
+Each case is trained once with PerfDoctor, then without it as it is and mended, in turns: the measured gain is the ratio
+of the medians of their blocks. Healthy ones are diagnosed ``--healthy-rounds`` times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import page
+import traces
+from case import Case, read_all
+from score import Outcome, outcome_of
+from surgery import Ended, Order, preload, run_all
+
+
+def parsed_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--half", choices=("tune", "score"), help="only this half of the cases")
+    parser.add_argument("--fast", action="store_true", help="only the subset of the tests, without measuring gains")
+    parser.add_argument("--cases", default="", metavar="NAME,…", help="only these")
+    parser.add_argument("--no-gains", action="store_true", help="diagnose only")
+    parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy one is diagnosed")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed, as it is and mended")
+    parser.add_argument("--cores", type=int, default=2, help="cores in use: so many cases at once (default: 2)")
+    parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
+    parser.add_argument(
+        "--traceml", action="store_true", help="diagnose with TraceML too, in an environment of its own"
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {page.PAGE.relative_to(page.REPOSITORY)}")
+    return parser.parse_args()
+
+
+def chosen(arguments: argparse.Namespace) -> list[Case]:
+    """The cases asked for."""
+    cases = read_all()
+    names = [name for name in arguments.cases.split(",") if name]
+    unknown = set(names) - {case.name for case in cases}
+    if unknown:
+        raise SystemExit(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in cases)}")
+    if names:
+        cases = [case for case in cases if case.name in names]
+    if arguments.half:
+        cases = [case for case in cases if case.half == arguments.half]
+    return [case for case in cases if case.is_fast] if arguments.fast else cases
+
+
+def orders_for(cases: Sequence[Case], arguments: argparse.Namespace) -> list[Order]:
+    """The runs; those on one core first, two at a time."""
+    orders: list[Order] = []
+    for case in sorted(cases, key=lambda case: case.n_cores):
+        orders += [Order(case, "run")] * (arguments.healthy_rounds if case.kind == "healthy" else 1)
+        if case.has_fix and not (arguments.no_gains or arguments.fast):
+            for number in range(arguments.rounds):
+                turns = (False, True) if number % 2 == 0 else (True, False)
+                orders += [Order(case, "trial", is_mended) for is_mended in turns]
+    return orders
+
+
+def outcomes_of(cases: Sequence[Case], ended: Sequence[Ended]) -> list[Outcome]:
+    """By case, in the order of the cases."""
+    outcomes: list[Outcome] = []
+    for case in cases:
+        of_case = [end for end in ended if end.order.case.name == case.name]
+        timed = [end for end in of_case if end.order.mode == "trial"]
+        outcomes += [outcome_of(case, end, timed) for end in of_case if end.order.mode == "run"]
+    return outcomes
+
+
+def tell(end: Ended, shows_evidence: bool) -> None:
+    """One line a run, on standard error, as it ends."""
+    order = end.order
+    what = "diagnosed" if order.mode == "run" else "mended" if order.is_mended else "timed"
+    if end.session is not None:
+        steady = end.session.steady
+        step = (
+            f"{steady.n_steps} steps of {steady.step_s.p50 * 1e3:.1f} ms" if steady is not None else "no steady steps"
+        )
+        text = f"{end.session.verdict.text if end.session.verdict else ''} [{step}]"
+    else:
+        text = end.error
+    print(f"{order.case.name} {what} in {end.wall_s:.1f} s: {text}", file=sys.stderr, flush=True)
+    if shows_evidence and end.session is not None:
+        for finding in end.session.findings:
+            gain = f"{finding.gain.low:.3f} to {finding.gain.high:.3f}" if finding.gain else "–"
+            print(f"    {finding.severity} {finding.code} {finding.confidence} gain {gain}: {finding.summary}",
+                  file=sys.stderr)  # fmt: skip
+        for fact in end.session.steady.phases.items() if end.session.steady else ():
+            print(f"    {fact[0]}: {fact[1].share:.1%}", file=sys.stderr)
+
+
+def main() -> int:
+    """Runs what was asked for; 0 where every case could be run."""
+    arguments = parsed_arguments()
+    cases = chosen(arguments)
+    preload()
+    started_s = time.monotonic()
+    ended = run_all(orders_for(cases, arguments), arguments.cores, lambda end: tell(end, arguments.show))
+    outcomes = outcomes_of(cases, ended)
+    recorded = [] if arguments.cases or arguments.fast else traces.diagnosed()
+    wall_s = time.monotonic() - started_s
+    text = page.text_of(outcomes, recorded, wall_s=wall_s, command=" ".join(sys.argv[1:]))
+    print(text)
+    if arguments.write:
+        page.PAGE.write_text(text, encoding="utf-8")
+    return 1 if any(end.error for end in ended) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Runs cases: each in a process forked from this one, which has imported torch and Lightning once for all.
+
+A case runs as ``lightning-perf run -- python CASE`` would run it, and is timed as ``lightning-perf trial`` times an
+arm: the same job file, the same wrapper around ``Trainer``. Only the imports are saved.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from case import Case
+
+from lightning_perf import load
+from lightning_perf.records import SESSION_FILE, Session
+from lightning_perf.trials.inside import enter
+from lightning_perf.trials.job import Job, Result, environment_for, read_result
+
+# A window as a run of some minutes opens by itself, and the loader taken apart where it was waited for: these trainings
+# last seconds. The reports would only be thrown away.
+DOCTOR = {"schedule": [20, 2, 5, 1], "probe_data": True, "reports": ["json"]}
+
+ENDLESS = 10**9  # steps: a training that is timed comes to its own end
+PATIENCE_S = 120.0
+PRELOADED = (
+    "lightning.pytorch",
+    "lightning.pytorch.loggers",
+    "torchmetrics",
+    "lightning_perf.doctor",
+    "lightning_perf.treatments.applier",
+    "lightning_perf.trials.callbacks",
+    "lightning_perf.trials.run_mode",
+    "lightning_perf.trials.trial_mode",
+)
+
+
+class Order(NamedTuple):
+    """One run of a case.
+
+    Attributes:
+        case: The case.
+        mode: ``run``: with PerfDoctor. ``trial``: timed, without it.
+        is_mended: Whether the fault is taken out.
+    """
+
+    case: Case
+    mode: str
+    is_mended: bool = False
+
+
+class Ended(NamedTuple):
+    """What became of it.
+
+    Attributes:
+        order: What was asked for.
+        session: Of a diagnosed run.
+        result: Of a timed run.
+        error: Why there is neither; empty otherwise.
+        wall_s: What it took.
+    """
+
+    order: Order
+    session: Session | None
+    result: Result | None
+    error: str
+    wall_s: float
+
+
+def preload() -> None:
+    """Imports what each case needs; starts no thread, so that forking is safe."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
+def run_all(orders: Iterable[Order], n_cores: int, told: Callable[[Ended], None]) -> list[Ended]:
+    """Runs all, in order, each on cores of its own; one that needs more than there are gets all of them."""
+    free = sorted(os.sched_getaffinity(0))[:n_cores]
+    waiting, running, ended = list(orders), [], []
+    while waiting or running:
+        while waiting and len(free) >= (n := min(waiting[0].case.n_cores, n_cores)):
+            running.append(_Running(waiting.pop(0), [free.pop() for _ in range(n)]))
+        time.sleep(0.02)
+        for run in [run for run in running if run.is_over()]:
+            running.remove(run)
+            free += run.cores
+            ended.append(run.end())
+            told(ended[-1])
+    return ended
+
+
+class _Running:
+    """A case's process, in a folder of its own."""
+
+    def __init__(self, order: Order, cores: Sequence[int]) -> None:
+        self.order = order
+        self.cores = list(cores)
+        self._folder = tempfile.TemporaryDirectory(prefix="clinic-", ignore_cleanup_errors=True)
+        self._home = Path(self._folder.name)
+        self._started_s = time.monotonic()
+        self._code: int | None = None
+        script = self._home / order.case.script.name
+        script.write_text(order.case.mended() if order.is_mended else order.case.script.read_text(encoding="utf-8"))
+        job = _job(order, self._home / "job")
+        environment = environment_for(job, job.write())
+        log = (self._home / "log").open("wb")
+        if order.case.own_process:
+            command = [sys.executable, str(script)]
+            self._pid = subprocess.Popen(
+                ["taskset", "--cpu-list", ",".join(map(str, cores)), *command],
+                env=environment,
+                cwd=self._home,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            ).pid
+        else:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _operate(script, environment, cores, log.fileno())
+        log.close()
+
+    def is_over(self) -> bool:
+        """Whether it ended; one that takes too long is ended."""
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() - self._started_s > PATIENCE_S:
+                os.killpg(self._pid, signal.SIGKILL)
+        return self._code is not None
+
+    def end(self) -> Ended:
+        """What it left."""
+        session, result, error = None, read_result(self._home / "job"), ""
+        path = self._home / "out" / SESSION_FILE
+        if path.exists():
+            session = load(path)
+        if (session if self.order.mode == "run" else result) is None or (result and result.status != "ok"):
+            log = (self._home / "log").read_text(errors="replace").strip().splitlines()
+            error = f"ended with {self._code}: " + (result.reason if result and result.reason else "\n".join(log[-6:]))
+        wall_s = time.monotonic() - self._started_s
+        self._folder.cleanup()
+        return Ended(self.order, session, result, error, wall_s)
+
+
+def _job(order: Order, folder: Path) -> Job:
+    doses = order.case.treatments if order.is_mended else ()
+    if order.mode == "run":
+        doctor: dict[str, Any] = {**DOCTOR, "out_dir": str(folder.parent / "out")}
+        return Job(mode="run", folder=str(folder), doses=doses, doctor=doctor)
+    return Job(mode="trial", folder=str(folder), doses=doses, with_doctor=False, steps=ENDLESS, seed=0)
+
+
+def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], log: int) -> None:
+    """In the forked process; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(environment)
+        os.chdir(script.parent)
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))  # as torch does by itself where it is imported on so many cores
+        sys.argv = [str(script)]
+        sys.path[0] = str(script.parent)
+        enter(importlib.import_module("lightning.pytorch.trainer.trainer"))
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - told in the log; this process must not go on as the runner
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
