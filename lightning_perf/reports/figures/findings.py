@@ -1,0 +1,143 @@
+"""What the findings would win, and what trials measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_perf.records import Interval, Session
+from lightning_perf.reports import summary, trial_rows, wording
+
+from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLOURS, Theme
+from .parts import figure, label, rows_axis, rows_height, upright
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lightning_perf.records import Rung
+
+MAX_FINDINGS = 24
+_WIDEST_GAIN = 100.0  # times; a bar that ends further out says no more
+_KEPT = {"improved": GREEN, "regressed": RED}
+
+
+def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Each finding that promises a gain: the interval of the speed-up, the verdict's own first."""
+    shown = [one for one in summary.ordered_findings(session) if wording.gain(one.gain)][:MAX_FINDINGS]
+    if not shown:
+        return None
+    span_s = session.steady.span_s if session.steady is not None else 0.0
+    lows = [min(one.gain.low, _WIDEST_GAIN) for one in shown if one.gain is not None]
+    highs = [min(one.gain.high, _WIDEST_GAIN) for one in shown if one.gain is not None]
+    claimed = [sum(one.claims.values()) for one in shown]
+    claims = [f"{wording.share(c / span_s)} of the steady time" if c and span_s > 0 else "not told" for c in claimed]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(shown))),
+        "base": lows,
+        "x": [max(high - low, 0.0) for low, high in zip(lows, highs, strict=True)],
+        "marker": {
+            "color": [SEVERITY_COLOURS[one.severity] for one in shown],
+            "line": {"color": [SEVERITY_COLOURS[one.severity] for one in shown], "width": 2},
+        },
+        "text": [wording.gain(one.gain) for one in shown],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "customdata": [
+            [label(one.code, 16), label(one.name, 60), one.severity, one.confidence, told]
+            for one, told in zip(shown, claims, strict=True)
+        ],
+        "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>%{text} faster, confidence %{customdata[3]}<br>"
+        "could win back at most: %{customdata[4]}<br>severity: %{customdata[2]}<extra></extra>",
+    }
+    widest = max(highs)
+    return figure(
+        [bars],
+        theme,
+        height=rows_height(len(shown)),
+        xaxis={
+            "title": {"text": "speed-up to expect (× as fast)"},
+            "range": [1, 1 + 1.25 * max(widest - 1, 0.1)],
+            "zeroline": False,
+        },
+        yaxis=rows_axis([label(f"{one.code} {one.name}") for one in shown]),
+    )
+
+
+def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """The ladder of each trial: the speed-up over the baseline with its 95 % interval, and what was predicted."""
+    rungs = [(trial, rung) for trial in session.trials for rung in trial.ladder if rung.added and rung.speedup]
+    if not rungs:
+        return None
+    signs = ["+" if rung.is_kept else "−" for _, rung in rungs]
+    labels = [label(f"{sign} {rung.added}", 44) for sign, (_, rung) in zip(signs, rungs, strict=True)]
+    if len(session.trials) > 1:
+        numbers = {id(trial): i + 1 for i, trial in enumerate(session.trials)}
+        labels = [f"trial {numbers[id(trial)]}: {one}" for one, (trial, _) in zip(labels, rungs, strict=True)]
+    data: list[dict[str, Any]] = []
+    foretold = [(row, rung.predicted) for row, (_, rung) in enumerate(rungs) if rung.predicted is not None]
+    if foretold:
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": "predicted for it alone",
+                "y": [row for row, _ in foretold],
+                "base": [gain.low for _, gain in foretold],
+                "x": [max(min(gain.high, _WIDEST_GAIN) - gain.low, 0.004) for _, gain in foretold],
+                "width": 0.7,
+                "marker": {"color": ORANGE, "opacity": 0.35},
+                "customdata": [[wording.gain(gain)] for _, gain in foretold],
+                "hovertemplate": "predicted for it alone: %{customdata[0]}<extra></extra>",
+            }
+        )
+    for name, is_kept, symbol in (("kept", True, "circle"), ("left out", False, "x")):
+        rows = [(row, rung, rung.speedup) for row, (_, rung) in enumerate(rungs) if rung.is_kept is is_kept]
+        points = [(row, rung, speedup) for row, rung, speedup in rows if speedup is not None]
+        if points:
+            data.append(_measured(f"measured, {name}", symbol, points))
+    intervals = [rung.speedup for _, rung in rungs if rung.speedup is not None]
+    ends = [min(one.high, _WIDEST_GAIN) for one in intervals] + [gain.high for _, gain in foretold]
+    starts = [max(one.low, 0.0) for one in intervals]
+    low, high = min([1.0, *starts]), max([1.05, *(min(end, _WIDEST_GAIN) for end in ends)])
+    margin = 0.08 * (high - low)
+    return figure(
+        data,
+        theme,
+        height=rows_height(len(rungs)),
+        has_legend=True,
+        shapes=[upright(1)],
+        xaxis={"title": {"text": "speed-up over the baseline (× as fast), 95 % interval"},
+               "range": [low - margin, high + margin], "zeroline": False},
+        yaxis=rows_axis(labels),
+    )  # fmt: skip
+
+
+def _measured(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [speedup.value for _, _, speedup in points],
+        "y": [row for row, _, _ in points],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(speedup.high - speedup.value, 0.0) for _, _, speedup in points],
+            "arrayminus": [max(speedup.value - speedup.low, 0.0) for _, _, speedup in points],
+            "thickness": 2,
+            "color": GREY,
+        },
+        "marker": {"symbol": symbol, "size": 11, "color": [_KEPT.get(rung.verdict, BLUE) for _, rung, _ in points]},
+        "customdata": [
+            [
+                trial_rows.times(s.value),
+                f"{trial_rows.times(s.low)} to {trial_rows.times(s.high)}",
+                trial_rows.times(rung.step_gain.value) if rung.step_gain is not None else wording.NOT_TOLD,
+                rung.verdict.replace("_", " "),
+            ]
+            for _, rung, s in points
+        ],
+        "hovertemplate": "%{customdata[0]} (%{customdata[1]})<br>over the rung below: %{customdata[2]}<br>"
+        "%{customdata[3]}<extra></extra>",
+    }

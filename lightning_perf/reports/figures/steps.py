@@ -1,0 +1,219 @@
+"""Where the time of steps and epochs went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_perf.records import PHASES, STEP_PHASES, Session
+from lightning_perf.reports import summary
+from lightning_perf.reports.wording import phase_name, seconds, share
+
+from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, RED, Theme
+from .parts import figure, label, rows_axis, rows_height, seconds_scale
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lightning_perf.records import Epoch
+
+MAX_EPOCH_BARS = 200
+"""Of more epochs, neighbours share a bar of their mean: one bar is then about four pixels wide."""
+
+
+def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """The steady span by phase, largest first; each bar begins where the one above ends, all fill 100 %."""
+    steady = session.steady
+    rows = summary.stage_rows(steady) if steady is not None else []
+    if not rows:
+        return None
+    starts = [sum(row.share for row in rows[:i]) for i in range(len(rows))]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(rows))),
+        "x": [100 * row.share for row in rows],
+        "base": [100 * start for start in starts],
+        "marker": _phase_markers([row.phase for row in rows]),
+        "text": [share(row.share, decimals=1) for row in rows],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "customdata": [
+            [row.name, seconds(row.total_s), seconds(row.p50_s) if row.p50_s is not None else "between steps"]
+            for row in rows
+        ],
+        "hovertemplate": "%{customdata[0]}: %{text}<br>%{customdata[1]} in total<br>"
+        f"median a {summary.step_word(session)}: %{{customdata[2]}}<extra></extra>",
+    }
+    return figure(
+        [bars],
+        theme,
+        height=rows_height(len(rows)),
+        xaxis={"title": {"text": "share of the steady time (%)"}, "range": [0, 108], "tickvals": [0, 25, 50, 75, 100]},
+        yaxis=rows_axis([row.name for row in rows]),
+    )
+
+
+def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Wall time of each epoch by phase; of very many epochs, means of neighbours."""
+    if not session.epochs:
+        return None
+    size = -(-len(session.epochs) // MAX_EPOCH_BARS)
+    groups = [session.epochs[i : i + size] for i in range(0, len(session.epochs), size)]
+    unit, factor = seconds_scale(epoch.wall_s for epoch in session.epochs)
+    names = [f"epoch {g[0].index}" if len(g) == 1 else f"epochs {g[0].index}–{g[-1].index}, mean" for g in groups]
+    width = 0.8 if size == 1 else size
+    data = []
+    for phase in PHASES:
+        means = [_mean(group, phase) for group in groups]
+        if not any(means):
+            continue
+        data.append(
+            {
+                "type": "bar",
+                "name": phase_name(phase),
+                "x": [(group[0].index + group[-1].index) / 2 for group in groups],
+                "y": [mean * factor for mean in means],
+                "width": width,
+                "marker": _phase_marker(phase),
+                "customdata": [[name, seconds(mean)] for name, mean in zip(names, means, strict=True)],
+                "hovertemplate": "%{customdata[0]}<br>" + phase_name(phase) + ": %{customdata[1]}<extra></extra>",
+            }
+        )
+    ticks = {"dtick": 1} if len(session.epochs) <= 20 else {}
+    return figure(
+        data,
+        theme,
+        height=320,
+        has_legend=True,
+        barmode="stack",
+        xaxis={"title": {"text": "epoch"}, "showgrid": False, **ticks},
+        yaxis={"title": {"text": f"wall time of an epoch ({unit})"}, "rangemode": "tozero"},
+    )
+
+
+def startup(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Where the time to the end of the first step went, largest part first."""
+    parts = sorted(session.run.startup.items(), key=lambda part: -part[1])
+    if not parts:
+        return None
+    unit, factor = seconds_scale(spent_s for _, spent_s in parts)
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": list(range(len(parts))),
+        "x": [spent_s * factor for _, spent_s in parts],
+        "marker": {"color": PHASE_COLOURS["startup"]},
+        "text": [seconds(spent_s) for _, spent_s in parts],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    largest = parts[0][1] * factor
+    return figure(
+        [bars],
+        theme,
+        height=rows_height(len(parts)),
+        xaxis={"title": {"text": f"time ({unit})"}, "range": [0, 1.15 * largest if largest > 0 else 1]},
+        yaxis=rows_axis([label(name.replace("_", " ")) for name, _ in parts]),
+    )
+
+
+def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """The step over the course of the run, by phase, with the slowest step of each stretch and profiler windows."""
+    blocks = session.steady.timeline if session.steady is not None else ()
+    if not blocks or session.steady is None:
+        return None
+    unit, factor = seconds_scale(block.step_s for block in blocks)
+    # The last block ends somewhere: one more point closes its tread.
+    xs = [block.first_step for block in blocks]
+    xs.append(blocks[-1].first_step + blocks[-1].n_steps)
+    word = summary.step_word(session)
+    data: list[dict[str, Any]] = []
+    for phase in STEP_PHASES:
+        means = [block.phases.get(phase, 0.0) for block in blocks]
+        if not any(means):
+            continue
+        means.append(means[-1])
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "stackgroup": "phases",
+                "name": phase_name(phase),
+                "x": xs,
+                "y": [mean * factor for mean in means],
+                "line": {"shape": "hv", "width": 0.5, "color": PHASE_COLOURS[phase]},
+                "fillcolor": PHASE_COLOURS[phase],
+                "customdata": [[seconds(mean)] for mean in means],
+                "hovertemplate": f"{word} %{{x}}: {phase_name(phase)} %{{customdata[0]}}<extra></extra>",
+            }
+        )
+    slowest = [block.max_step_s * factor for block in blocks]
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"slowest {word}",
+            "x": xs,
+            "y": [*slowest, slowest[-1]],
+            "line": {"shape": "hv", "width": 1, "color": GREY, "dash": "dot"},
+            "customdata": [[seconds(block.max_step_s)] for block in (*blocks, blocks[-1])],
+            "hovertemplate": f"slowest {word} hereabouts: %{{customdata[0]}}<extra></extra>",
+            "visible": True if max(slowest) <= 5 * max(block.step_s for block in blocks) * factor else "legendonly",
+        }
+    )
+    recorded = [window for window in session.windows if window.status == "recorded"]
+    shapes = [
+        {
+            "type": "rect",
+            "xref": "x",
+            "yref": "paper",
+            "x0": window.first_step,
+            "x1": window.first_step + max(window.n_steps, 1),
+            "y0": 0,
+            "y1": 1,
+            "line": {"width": 1, "color": RED, "dash": "dash"},
+            "layer": "above",
+        }
+        for window in recorded[:50]
+    ]
+    notes = [
+        {
+            "x": window.first_step,
+            "y": 1,
+            "xref": "x",
+            "yref": "paper",
+            "text": "profiler window",
+            "yanchor": "top",
+            "xanchor": "left",
+        }
+        for window in recorded[:1]
+    ]
+    return figure(
+        data,
+        theme,
+        height=320,
+        has_legend=True,
+        shapes=shapes,
+        annotations=notes,
+        xaxis={"title": {"text": word}, "showgrid": False},
+        yaxis={"title": {"text": f"mean {word} ({unit})"}, "rangemode": "tozero"},
+    )
+
+
+def _mean(group: tuple[Epoch, ...], phase: str) -> float:
+    return sum(epoch.phases.get(phase, 0.0) for epoch in group) / len(group)
+
+
+def _phase_marker(phase: str) -> dict[str, Any]:
+    return {
+        "color": PHASE_COLOURS.get(phase, GREY),
+        "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
+    }
+
+
+def _phase_markers(phases: list[str]) -> dict[str, Any]:
+    return {
+        "color": [PHASE_COLOURS.get(phase, GREY) for phase in phases],
+        "pattern": {"shape": [PHASE_PATTERNS.get(phase, "") for phase in phases], "size": 6, "solidity": 0.35},
+    }
