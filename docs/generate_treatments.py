@@ -39,7 +39,8 @@ How safe a treatment is:
 
 - **exact**: the same results, bit for bit or up to the order of the data. With `num_workers` or `persistent_workers`
   changed, torch draws from its random generator at other times: a loader that shuffles by a generator of its own,
-  several loaders together, and persistent workers can see another order from the second epoch on.
+  several loaders together, and persistent workers can see another order, and dropout other masks, from the second
+  epoch on.
 - **numerics**: other rounding.
 - **semantics**: another training; it is only tried where you ask for it.
 

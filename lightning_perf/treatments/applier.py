@@ -29,6 +29,9 @@ class Applier:
         self.doses = tuple(doses)
         self._refused = refused
         self._undos: list[Undo] = []
+        self._by_loader = [dose for dose in doses if dose.treatment.asks_loader]
+        self._merged = [dose for dose in doses if not dose.treatment.asks_loader]
+        self._is_followed = False
 
     def change_trainer_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments of ``Trainer`` with the treatments in them; those given are left as they are.
@@ -49,9 +52,10 @@ class Applier:
         """
         if not seams.is_fitting(trainer):
             return
-        arguments = _exchanged_args(self.doses)
-        if arguments:
-            self._keep(seams.tap_train_loaders(trainer, lambda loader: self._rebuilt(loader, arguments)))
+        arguments = loader_args(self._merged)
+        if arguments or self._by_loader:
+            self._is_followed = False
+            self._keep(seams.tap_train_loaders(trainer, lambda loader: self._changed(trainer, loader, arguments)))
         self._each(lambda dose: dose.treatment.set_up(_value(dose), trainer, module))
 
     def configured(self, trainer: Any, module: Any) -> None:
@@ -68,7 +72,7 @@ class Applier:
         Raises:
             TreatmentError: A treatment cannot be applied; those before it stay until ``undo``.
         """
-        arguments = _exchanged_args(self.doses)
+        arguments = loader_args(self._merged)
         if arguments:
             self._keep(seams.exchange_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
         for dose in self.doses:
@@ -78,6 +82,17 @@ class Applier:
         """Puts everything back, last first; may be called at any time, and twice."""
         while self._undos:
             self._undos.pop()()
+
+    def _changed(self, trainer: Any, loader: Any, arguments: dict[str, Any]) -> Any:
+        """The training loader made anew; what one treatment is refused, others may still change."""
+        new = self._rebuilt(loader, arguments) if arguments else loader
+        for dose in self._by_loader:
+            before = new
+            new = self._rebuilt(before, dose.treatment.loader_args_for(_value(dose), before))
+            if new is not before and not self._is_followed:  # several loaders are one batch together
+                self._keep(dose.treatment.follow_loader(_value(dose), trainer, before, new))
+        self._is_followed = True
+        return new
 
     def _rebuilt(self, loader: Any, arguments: dict[str, Any]) -> Any:
         try:
@@ -120,11 +135,6 @@ def loader_args(doses: Sequence[Dose]) -> dict[str, Any]:
     for dose in doses:
         merged.update(dose.treatment.loader_args(_value(dose)))
     return merged
-
-
-def _exchanged_args(doses: Sequence[Dose]) -> dict[str, Any]:
-    """Those of treatments that leave it to the Applier to make the loaders anew."""
-    return loader_args([dose for dose in doses if not dose.treatment.exchanges_loaders])
 
 
 def _value(dose: Dose) -> Any:

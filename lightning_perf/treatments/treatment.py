@@ -27,8 +27,7 @@ class Treatment:
             checkpoints, which a trial of a few steps does not see.
         conflicts: Ids of treatments that cannot be applied beside it; one of the two naming the other is enough.
         is_live: Whether it can be applied between two epochs of a running training.
-        exchanges_loaders: Whether it makes the training loaders anew itself, in ``set_up``; otherwise the Applier does,
-            once for all treatments.
+        asks_loader: Whether its loader arguments depend on the loader: see ``loader_args_for``.
         value_form: What may follow ``id=``, for messages and docs; empty where it takes no value.
     """
 
@@ -40,7 +39,7 @@ class Treatment:
     acts_on: ClassVar[ActsOn] = "step"
     conflicts: ClassVar[frozenset[str]] = frozenset()
     is_live: ClassVar[bool] = False
-    exchanges_loaders: ClassVar[bool] = False
+    asks_loader: ClassVar[bool] = False
     value_form: ClassVar[str] = ""
 
     # -- what it is for a session ------------------------------------------------------------
@@ -116,6 +115,14 @@ class Treatment:
         Raises:
             TreatmentError: It cannot be applied to this training.
         """
+        return None
+
+    def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
+        """The ``DataLoader`` arguments to make a training loader anew with; asked only where ``asks_loader``."""
+        return self.loader_args(value)
+
+    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any) -> Undo | None:
+        """What has to change with the first training loader, once it was made anew; called where ``asks_loader``."""
         return None
 
     def configured(self, value: Any, trainer: Any, module: Any) -> Undo | None:

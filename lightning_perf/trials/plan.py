@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Session
 from lightning_perf.treatments.applier import environment
@@ -59,7 +61,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
     wanted = [(one, None) for one in tries] if tries else _prescribed(session)
     for text, finding in wanted:
         try:
-            dose = with_default(parse(text), session)
+            dose = with_default(parse(text), session if finding is None else _as_if_first(session, finding))
         except ConfigError as error:
             not_tried[text] = str(error)
             continue
@@ -105,6 +107,12 @@ def _prescribed(session: Session) -> Iterator[tuple[str, Finding | None]]:
         for prescription in finding.prescriptions:
             if prescription.treatment:
                 yield prescription.treatment, finding
+
+
+def _as_if_first(session: Session, finding: Finding) -> Session:
+    """The session with one finding before the others: treatments take their values from the first that has one."""
+    others = [one for one in session.findings if one is not finding]
+    return msgspec.structs.replace(session, findings=(finding, *others))
 
 
 def _prescriber(session: Session, treatment_id: str) -> Finding | None:

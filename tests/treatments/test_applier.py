@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_perf.errors import ConfigError, TreatmentError
 from lightning_perf.treatments import Applier, all_treatments, environment, find, parse, parse_all
@@ -179,6 +179,25 @@ def test_training_goes_on_with_its_own_loader_when_somebody_is_told_of_the_refus
     assert done.trainer.log_every_n_steps == 3
     assert len(done.losses) == 12
     assert ["expected exactly" in str(error) for error in told] == [True]
+
+
+def test_training_goes_on_with_its_own_batches_when_their_size_cannot_be_changed() -> None:
+    class Derived(DataLoader):
+        pass
+
+    def look(trainer: Any, _: Any) -> tuple[int, int, int]:
+        loader = trainer.train_dataloader
+        return loader.num_workers, loader.batch_sampler.batch_size, trainer.accumulate_grad_batches
+
+    for own, n_workers, says in (
+        (Derived(Items(), batch_size=4), 0, "exactly"),
+        (DataLoader(Items(), batch_sampler=BatchSampler(range(24), 4, drop_last=False)), 1, "with batch_size"),
+    ):
+        told: list[Exception] = []
+        treatments = "batch-size=x2,loader-workers=1" if n_workers else "batch-size=x2"
+        done = train(treatments, data=own, refused=told.append, look=look, max_epochs=1, accumulate_grad_batches=2)
+        assert done.seen == (n_workers, 4, 2)
+        assert [says in str(error) for error in told] == [True]
 
 
 def test_undo_does_no_harm_when_called_twice_or_before_anything_was_applied() -> None:

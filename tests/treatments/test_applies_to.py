@@ -123,8 +123,9 @@ def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[st
 @pytest.mark.parametrize(
     ("treatment", "written", "value"),
     [
-        ("loader-workers", {"loader_args": {"num_workers": 5}}, 5),
-        ("loader-workers", {"loader_args": {"num_workers": 0}}, 0),
+        ("loader-workers", {"loader_args": {"num_workers": 5}}, "5"),
+        ("loader-workers", {"loader_args": {"num_workers": 0, "persistent_workers": False}}, "0"),
+        ("loader-workers", {"loader_args": {"num_workers": 6, "prefetch_factor": 8, "pin_memory": True}}, "6x8-pinned"),
         ("loader-prefetch", {"loader_args": {"prefetch_factor": 16}}, 16),
         ("log-every-n", {"trainer_flags": {"log_every_n_steps": 100}}, 100),
         ("accumulate", {"trainer_flags": {"accumulate_grad_batches": 8}}, 8),

@@ -20,7 +20,7 @@ def with_trainer(**settings: object) -> Session:
 
 def test_parse_gives_treatment_and_value_when_both_are_named() -> None:
     dose = parse(" loader-workers = 4 ")
-    assert (dose.treatment.id, dose.value, dose.text) == ("loader-workers", 4, "loader-workers=4")
+    assert (dose.treatment.id, dose.value, dose.text) == ("loader-workers", "4", "loader-workers=4")
 
 
 def test_parse_leaves_the_value_open_when_none_is_given() -> None:
@@ -36,7 +36,8 @@ def test_default_can_be_read_back_when_written_as_text(treatment: object) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "loader-workers=many", "loader-workers=-1", "loader-workers=1.5", "loader-workers=", "loader-prefetch=0",
+        "loader-workers=many", "loader-workers=-1", "loader-workers=1.5", "loader-workers=", "loader-workers=0x2",
+        "loader-workers=2x0", "loader-workers=2-pined", "loader-prefetch=0",
         "precision-bf16=true", "matmul-precision-high=highest", "compile=fast", "accumulate=1", "accumulate=x",
         "batch-size=0", "batch-size=x1", "batch-size=x", "batch-size=1.5", "log-every-n=0", "progress-refresh=0",
         "prog-bar-off=yes", "val-less-often=0", "val-less-often=1.5", "val-less-often=b", "expandable-segments=tpu",

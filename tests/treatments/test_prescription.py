@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
 from lightning_perf.records import LoaderSettings, Settings, TrainerSettings
-from lightning_perf.treatments import all_treatments, parse, parse_all, prescription
+from lightning_perf.rules.engine import diagnose
+from lightning_perf.treatments import all_treatments, parse, parse_all, prescription, with_default
+from tests.rules.session_builder import build_session
 
 from .test_doses import SESSION
+
+CASES = sorted((Path(__file__).parents[1] / "rules" / "cases").glob("*.yml"))
 
 
 def test_flags_and_arguments_are_merged_when_there_are_several() -> None:
@@ -70,3 +75,19 @@ def test_batch_size_keeps_the_samples_of_a_step_when_accumulation_allows(
 
 def test_nothing_is_written_when_there_is_nothing() -> None:
     assert prescription([]) == ({}, {}, "", "")
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_treatment_writes_what_the_diagnosis_says(path: Path) -> None:
+    for case in yaml.safe_load(path.read_text()):
+        session = diagnose(build_session(case.get("session")))
+        for finding in session.findings:
+            alone = msgspec.structs.replace(session, findings=(finding,))
+            for said in finding.prescriptions:
+                if not said.treatment:
+                    continue
+                dose = with_default(parse(said.treatment), alone)
+                written = prescription([parse(dose.text)])  # as a trial writes it, from the arm's id alone
+                flags = {name: value for name, value in said.trainer_flags.items() if name != "strategy"}
+                assert written.loader_args.items() >= said.loader_args.items(), dose.text
+                assert written.trainer_flags.items() >= flags.items(), dose.text

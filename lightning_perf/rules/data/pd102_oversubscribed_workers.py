@@ -112,14 +112,14 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
     if plan.chosen is not None and 0 < plan.chosen.num_workers < n_fitting:
         n_fitting, why = plan.chosen.num_workers, "more deliver no faster by the loader probe"
     if n_processes > session.machine.usable_cores and (loader.num_workers or 0) > n_fitting:
-        arguments = {"num_workers": n_fitting}
+        arguments = {"num_workers": n_fitting, "persistent_workers": True}
         return Prescription(
             treatment="loader-workers" if loader.is_plain else "",
             summary=f"set num_workers={n_fitting}: {why}",
             safety="exact",
             effort="one line",
             loader_args=arguments if loader.is_plain else {},
-            code=f"DataLoader(..., num_workers={n_fitting})",
+            code=f"DataLoader(..., num_workers={n_fitting}, persistent_workers=True)",
         )
     if loader.num_workers:
         return Prescription(

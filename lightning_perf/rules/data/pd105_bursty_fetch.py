@@ -156,7 +156,7 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
     )
     arguments = {"num_workers": workers, "prefetch_factor": factor, "persistent_workers": True}
     ahead = Prescription(
-        treatment="loader-prefetch" if feeding.loader.is_plain and plan.n_now else "",
+        treatment="loader-workers" if feeding.loader.is_plain and plan.n_now else "",
         summary=f"make batches further ahead: num_workers={workers}, prefetch_factor={factor}",
         safety="exact",
         effort="one line",

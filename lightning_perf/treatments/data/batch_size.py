@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.records import LoaderSettings, Session
-from lightning_perf.treatments.rebuild import rebuilt
 from lightning_perf.treatments.train_loader import LoaderTreatment, train_loaders
 from lightning_perf.treatments.treatment import Undo
 
@@ -25,7 +24,7 @@ class BatchSize(LoaderTreatment):
         "batch means fewer steps an epoch: learning rate and schedule are to be chosen anew."
     )
     is_live = False
-    exchanges_loaders = True  # what it was before decides the accumulation
+    asks_loader = True  # what it was before decides the accumulation
     value_form = "N, samples a batch, or x2, x4 … for so many times as many"
 
     def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
@@ -61,25 +60,14 @@ class BatchSize(LoaderTreatment):
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
         return None
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        undos: list[Undo] = []
+    def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
+        # Without a batch size of its own any is refused, with the reason.
+        now = getattr(loader, "batch_size", None)
+        return {"batch_size": resized(value, now) if now is not None else 1}
 
-        def change(loader: Any) -> Any:
-            batch_size = resized(value, loader.batch_size) if getattr(loader, "batch_size", None) else 1
-            new = rebuilt(loader, {"batch_size": batch_size})
-            kept = accumulation(trainer.accumulate_grad_batches, loader.batch_size, batch_size)
-            if kept is not None and not undos:  # several loaders are one batch together: accumulation changes once
-                undos.append(seams.change_attribute(trainer, "accumulate_grad_batches", kept))
-            return new
-
-        untap = seams.tap_train_loaders(trainer, change)
-
-        def undo() -> None:
-            untap()
-            while undos:
-                undos.pop()()
-
-        return undo
+    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any) -> Undo | None:
+        kept = accumulation(trainer.accumulate_grad_batches, before.batch_size, after.batch_size)
+        return None if kept is None else seams.change_attribute(trainer, "accumulate_grad_batches", kept)
 
 
 def resized(value: str, batch_size: int) -> int:
