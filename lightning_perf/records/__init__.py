@@ -1,6 +1,7 @@
 """What was seen and said about a run: immutable records with units in their names, JSON in and out."""
 
 from .base import Record
+from .collectives import CollectiveTime, ShardTraffic, TraceRank, TraceRanks
 from .comparison import (
     Change,
     ComparedRun,
@@ -137,18 +138,19 @@ from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 __all__ = [
     "CATEGORIES", "PARTS", "PHASES", "RANKS_FOLDER", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES",
     "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block",
-    "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "Communication", "ComparedRun", "Comparison",
-    "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost", "DatasetDisk", "DatasheetPeak",
-    "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference", "Distribution", "Effort", "Energy",
-    "Epoch", "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange", "Gain", "GpuTelemetry", "GraphBreak",
-    "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry", "HotFunction", "HotLine", "Idle",
-    "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe", "LoaderSettings", "LoaderWait",
-    "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape", "Memory", "MissingRank",
-    "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime", "OperatorProfile", "OperatorTime",
-    "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime",
-    "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile", "Record", "Repeated",
-    "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "SlowStep", "Spread", "StageTimes",
-    "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop",
-    "TimeChange", "TorchSettings", "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange",
-    "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint", "load", "load_run", "together",
+    "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "CollectiveTime", "Communication",
+    "ComparedRun", "Comparison", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost",
+    "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference",
+    "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange",
+    "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry",
+    "HotFunction", "HotLine", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe",
+    "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape",
+    "Memory", "MissingRank", "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime",
+    "OperatorProfile", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup",
+    "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile",
+    "Record", "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "ShardTraffic",
+    "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs",
+    "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks",
+    "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf",
+    "Window", "WorkerPoint", "load", "load_run", "together",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import Record
+from .collectives import CollectiveTime, ShardTraffic, TraceRanks
 from .finding import Finding, Verdict
 
 CATEGORIES: tuple[str, ...] = (
@@ -82,8 +83,11 @@ class Communication(Record, frozen=True, kw_only=True):
         n_per_step: Mean in a step (in the trace, where it has no steps).
         small_per_step: Of these, how many moved less than 1 MiB; None when the trace does not give sizes.
         median_bytes: None likewise.
-        by_name: Seconds by collective.
+        by_name: Seconds by kind of collective.
         median_s: The median collective; None without any.
+        collectives: By kind and size, those that take longest first, at most 16.
+        shards: What sharded training (FSDP) fetches and gives away, by kind and phase; empty without all-gathers and
+            reduce-scatters.
     """
 
     total_s: float
@@ -95,6 +99,8 @@ class Communication(Record, frozen=True, kw_only=True):
     median_bytes: int | None = None
     by_name: dict[str, float] = {}
     median_s: float | None = None
+    collectives: tuple[CollectiveTime, ...] = ()
+    shards: tuple[ShardTraffic, ...] = ()
 
 
 class CopySite(Record, frozen=True, kw_only=True):
@@ -474,6 +480,7 @@ class TraceRecord(Record, frozen=True, kw_only=True):
         n_operators: Operators that Python called directly, in the analysed span.
         operator_mean_s: Mean host seconds of these; None without any.
         what_if: One entry a cause that was seen.
+        ranks: The traces of several ranks of this run beside one another; on the first of them only, None elsewhere.
     """
 
     source: str
@@ -509,3 +516,4 @@ class TraceRecord(Record, frozen=True, kw_only=True):
     n_operators: int = 0
     operator_mean_s: float | None = None
     what_if: tuple[WhatIf, ...] = ()
+    ranks: TraceRanks | None = None

@@ -9,7 +9,9 @@ import numpy as np
 
 from lightning_perf.records import TraceRecord, Verdict
 
+from .across import RankLog, log_rank
 from .attribute import OperatorTimes, describe_code, describe_operators
+from .collectives import describe_communication, find_collectives
 from .columns import Trace
 from .idle import describe_device, describe_idle
 from .kernels import describe_kernels
@@ -22,7 +24,7 @@ from .stacks import Stacks
 from .steps import describe_steps, describe_whole, launches_in_steps
 from .syncs import describe_syncs
 from .timeline import Timeline
-from .traffic import describe_communication, describe_copies
+from .traffic import describe_copies
 from .waits import describe_allocator, describe_loader, describe_startup
 from .whatif import predict
 
@@ -42,11 +44,17 @@ def analyze(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Tr
 
 def analyze_trace(trace: Trace) -> TraceRecord:
     """Says what host and device were doing in a trace that was read, or came from a live profiler."""
-    timeline = Timeline(trace)
+    return analyze_timeline(Timeline(trace))[0]
+
+
+def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
+    """The same, with what other ranks' traces are compared with; None where the trace does not tell its rank."""
+    trace = timeline.trace
     windows = timeline.windows
     phases = find_phases(timeline)
     stacks = Stacks(timeline)
     times = OperatorTimes(timeline)
+    collectives = find_collectives(timeline)
     tops = timeline.top_operators
     tops = tops[windows.host_step_of(trace.starts[tops]) >= 0]
     record = TraceRecord(
@@ -59,7 +67,7 @@ def analyze_trace(trace: Trace) -> TraceRecord:
         steps=describe_steps(timeline),
         whole=describe_whole(timeline),
         idle=describe_idle(timeline, phases),
-        communication=describe_communication(timeline),
+        communication=describe_communication(timeline, collectives, phases),
         copies=describe_copies(timeline, stacks),
         syncs=describe_syncs(timeline, stacks),
         kernels=describe_kernels(trace, windows, launches_in_steps(timeline, windows)),
@@ -81,7 +89,8 @@ def analyze_trace(trace: Trace) -> TraceRecord:
         n_operators=len(tops),
         operator_mean_s=float(np.mean(trace.durations[tops])) / SECOND if len(tops) else None,
     )
-    return msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
+    whole = msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
+    return whole, log_rank(timeline, collectives)
 
 
 def _device_name(timeline: Timeline) -> str | None:

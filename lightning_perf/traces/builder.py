@@ -17,6 +17,7 @@ from .json_stream import Batch, Complete, Event
 from .kinds import (
     ANNOTATION,
     IGNORED,
+    KERNEL,
     KINDS,
     MEMCPY,
     MEMSET,
@@ -176,8 +177,9 @@ class ColumnBuilder:
             streams[joins[works]] = _whole([each.stream for each in on_device], 2**31)
             copies = np.flatnonzero(kinds[joins] == MEMCPY)
             sizes[joins[copies]] = _whole([arguments[i].bytes for i in copies.tolist()], 2**63)
-        hosts = np.flatnonzero(self._has_details[names] & ((kinds == OPERATOR) | (kinds == ANNOTATION)))
-        for row, index in zip((hosts + self._n_rows).tolist(), keep[hosts].tolist(), strict=True):
+        may_have = (kinds == OPERATOR) | (kinds == ANNOTATION) | (kinds == KERNEL)
+        detailed = np.flatnonzero(self._has_details[names] & may_have)
+        for row, index in zip((detailed + self._n_rows).tolist(), keep[detailed].tolist(), strict=True):
             self._details[row] = bytes(events[index].args)  # a copy; the original keeps the whole text
         return correlations, devices, streams, sizes
 

@@ -17,7 +17,7 @@ from .nesting import Rows
 
 
 class Details(msgspec.Struct, gc=False, rename="lower"):
-    """The arguments of an operator that someone asks for, as far as they were recorded."""
+    """The arguments of an operator or a collective kernel that someone asks for, as far as they were recorded."""
 
     shapes: Any = msgspec.field(default=None, name="Input Dims")
     old_shapes: Any = msgspec.field(default=None, name="Input dims")
@@ -26,6 +26,9 @@ class Details(msgspec.Struct, gc=False, rename="lower"):
     stack: Any = msgspec.field(default=None, name="Call stack")
     n_elements: Any = msgspec.field(default=None, name="In msg nelems")
     dtype: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
 
 
 _decode_details = msgspec.json.Decoder(Details).decode
@@ -67,6 +70,8 @@ class Origin:
     world_size: int | None = None
     devices: tuple[dict[str, Any], ...] = ()
     backend: str | None = None
+    base_ns: int = 0
+    """What the trace's own times count from, nanoseconds since 1970; 0 where they count from there themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Trace:
         devices: Device index of device work; -1 elsewhere.
         streams: Stream of device work; -1 elsewhere.
         sizes: Bytes that a copy moved; -1 where unknown.
-        details: Arguments by row, only of operators that someone asks about.
+        details: Arguments by row, only of operators and kernels that someone asks about.
         base_us: The start of the first event, in the trace's own microseconds.
     """
 

@@ -93,6 +93,7 @@ class Header(msgspec.Struct):
     deviceProperties: Any = None
     record_shapes: Any = None
     with_stack: Any = None
+    baseTimeNanoseconds: Any = None
 
 
 _Usual: Any = Union.__getitem__((Complete, *_SKIPPED))

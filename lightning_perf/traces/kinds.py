@@ -65,6 +65,7 @@ _DETAILED: Final = frozenset(
     )
 )
 COLLECTIVE_PREFIXES: Final = ("nccl:", "gloo:", "rccl:", "mpi:", "ucc:", "c10d::", "record_param_comms")
+_COLLECTIVE_KERNELS: Final = ("ncclKernel", "ncclDevKernel", "ncclSymDevKernel", "ncclSymkDevKernel")
 
 
 def is_loader_name(name: str) -> bool:
@@ -73,5 +74,5 @@ def is_loader_name(name: str) -> bool:
 
 
 def has_details(name: str) -> bool:
-    """Whether someone asks for the arguments of an operator or annotation of this name."""
-    return name in _DETAILED or name.startswith(COLLECTIVE_PREFIXES)
+    """Whether someone asks for the arguments of an operator, annotation or kernel of this name."""
+    return name in _DETAILED or name.startswith((*COLLECTIVE_PREFIXES, *_COLLECTIVE_KERNELS))

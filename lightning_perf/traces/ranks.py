@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord
 
-from .analyze import analyze
+from .across import RankLog, compare_ranks
+from .analyze import analyze_timeline
+from .read import read
+from .timeline import Timeline
 
 _ENDINGS = (".json", ".json.gz")
+_NOT_COMPARED: Final = (
+    "the traces of {n} ranks cannot be compared: they share too few collectives of the same steps, or these do not "
+    "end together"
+)
 
 
 def trace_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -51,16 +61,43 @@ def analyze_many(
         max_bytes: As for ``analyze``.
 
     Returns:
-        The records, by rank, and the errors of files that could not be read.
+        The records, by rank, and the errors of files that could not be read. Where several are of one run, the first
+        of them holds what they say together in ``ranks``.
 
     Raises:
         TraceError: A path does not exist, or a folder holds no trace.
     """
     records: list[TraceRecord] = []
+    logs: list[RankLog | None] = []
     errors: list[TraceError] = []
     for file in trace_files(paths):
         try:
-            records.append(analyze(file, max_bytes=max_bytes))
+            record, log = analyze_timeline(Timeline(read(file, max_bytes=max_bytes)))
         except TraceError as error:
             errors.append(error)
-    return in_order(records), errors
+            continue
+        records.append(record)
+        logs.append(log)
+    return in_order(_with_ranks(records, logs)), errors
+
+
+def _with_ranks(records: list[TraceRecord], logs: Sequence[RankLog | None]) -> list[TraceRecord]:
+    """The first record of each set of traces that belong together gets what they say together.
+
+    Together belong the first traces of all ranks, the second ones, and so on: a run may have recorded several windows.
+    """
+    of_rank: dict[tuple[int | None, int], list[int]] = {}
+    for i, log in sorted(enumerate(logs), key=lambda item: item[1].begin_ns if item[1] is not None else 0):
+        if log is not None:
+            of_rank.setdefault((log.world_size, log.rank), []).append(i)
+    sets: dict[tuple[int | None, int], list[int]] = {}
+    for (world_size, _), places in sorted(of_rank.items(), key=lambda item: item[0][1]):
+        for nth, i in enumerate(places):
+            sets.setdefault((world_size, nth), []).append(i)
+    for places in sets.values():
+        if len(places) > 1:
+            ranks = compare_ranks([log for i in places if (log := logs[i]) is not None])
+            reason = {} if ranks is not None else {"ranks": _NOT_COMPARED.format(n=len(places))}
+            first = records[places[0]]
+            records[places[0]] = msgspec.structs.replace(first, ranks=ranks, missing={**first.missing, **reason})
+    return records

@@ -38,6 +38,7 @@ def _origin(header: Header) -> Origin:
         world_size=_count(job.get("world_size")),
         devices=tuple(each for each in listed if isinstance(each, dict)),
         backend=backend if isinstance(backend, str) else None,
+        base_ns=base if (base := _count(header.baseTimeNanoseconds)) is not None and base < 2**63 else 0,
     )
 
 

@@ -19,6 +19,7 @@ from .spans import Launches, Windows, find_launches, find_windows
 
 SYNC_NAME: Final = re.compile(r"^(cuda|hip|cu|xpu|mtia)(Stream|Device|Ctx)Synchronize(_ptsz)?$|^deviceSynchronize$")
 WAIT_NAME: Final = re.compile(r"^(cuda|hip|cu)(Stream|Device|Ctx|Event)Synchronize(_ptsz)?$|^deviceSynchronize$")
+_NOT_COMPUTING: Final = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "c10d_functional::")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,11 @@ class Timeline:
             sets.append(reached)
         return tuple(sets)
 
+    @cached_property
+    def computing(self) -> Intervals:
+        """When something was computed: by the device, on a trace without one by the host's operators."""
+        return self.compute if self.has_device_work else self.host_compute
+
     # -- host -----------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -132,6 +138,19 @@ class Timeline:
     def operators(self) -> Intervals:
         """When any host thread was inside an operator."""
         return self.trace.intervals(self.trace.rows(OPERATOR))
+
+    @cached_property
+    def host_compute(self) -> Intervals:
+        """When any host thread was inside an operator that computes.
+
+        Those of autograd's engine enclose hooks, in which gradients are exchanged and waited for; those of c10d ask
+        for collectives.
+        """
+        return self.trace.intervals(
+            self.trace.rows_named(
+                self.trace.rows(OPERATOR), lambda name: "::" in name and not name.startswith(_NOT_COMPUTING)
+            )
+        )
 
     @cached_property
     def waits(self) -> Intervals:

@@ -1,0 +1,278 @@
+"""The traces of several ranks beside one another: their collectives matched, their clocks aligned, who is late."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_perf.records import CollectiveTime, TraceRank, TraceRanks
+
+from .collectives import SYMMETRIC, Collectives, collective_times
+from .intervals import Intervals, Times
+from .spans import SECOND
+from .timeline import Timeline
+
+# Two ranks of a pair, or a root and the others, do not all exchange the same calls.
+_MATCHED_KINDS: Final = SYMMETRIC | {"broadcast", "reduce"}
+# Of these all ranks pass as many bytes; to others each may give another share.
+_EQUAL_SIZES: Final = frozenset({"all_reduce", "broadcast", "reduce"})
+# Traces that share fewer of their collectives are of different runs, or of ranks that do different things.
+_MIN_MATCHED_FRACTION: Final = 0.5
+# Collectives that are the same one end together, give or take what clocks and the network's last hop differ by. Where
+# their ends lie further apart than this part of the collective, and than what ranks seem to wait, they are not.
+_MAX_SPREAD_FRACTION: Final = 0.25
+
+
+class _Key(NamedTuple):
+    """What makes a collective the same one on another rank: the k-th of its kind and size in the step and group."""
+
+    step: str
+    group: str
+    kind: str
+    size: int
+    k: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RankLog:
+    """What is kept of one rank's trace for comparing it with others': little, so that a thousand fit into memory.
+
+    Attributes:
+        source: The trace's name.
+        rank: Its rank.
+        world_size: Ranks of the run; None when the trace does not tell.
+        begin_ns: When the trace began, by its own clock.
+        steps: For each step its name, and nanoseconds: in all, waiting for data, computing, in exposed collectives.
+        keys: What identifies each collective.
+        starts: Of each, by the trace's own clock.
+        ends: Likewise.
+        exposed: Of each, nanoseconds in which nothing was computed.
+        sizes: Bytes of each, -1 where not known.
+        group_sizes: Ranks of each, -1 where not known.
+    """
+
+    source: str
+    rank: int
+    world_size: int | None
+    begin_ns: int
+    steps: dict[str, tuple[int, int, int, int]]
+    keys: tuple[_Key, ...]
+    starts: Times
+    ends: Times
+    exposed: Times
+    sizes: Times
+    group_sizes: Times
+
+
+def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
+    """What other ranks' traces are compared with; None where the trace does not tell its rank."""
+    trace, windows = timeline.trace, timeline.windows
+    if trace.origin.rank is None:
+        return None
+    names = windows.names or ("trace",)
+    if windows.n_steps:
+        step_of = windows.host_step_of(collectives.asked_at)
+    else:
+        step_of = np.zeros(len(collectives.rows), dtype=np.int64)
+    kept, keys = [], []
+    seen: dict[tuple[str, str, str, int], int] = {}
+    for i, (step, kind, group) in enumerate(zip(step_of.tolist(), collectives.kinds, collectives.groups, strict=True)):
+        if step < 0 or kind not in _MATCHED_KINDS:
+            continue
+        place = (names[step], group, kind, int(collectives.sizes[i]) if kind in _EQUAL_SIZES else -1)
+        seen[place] = k = seen.get(place, -1) + 1
+        kept.append(i)
+        keys.append(_Key(*place, k))
+    begin_ns = trace.origin.base_ns + round(trace.base_us * 1000)
+    rows = collectives.rows[kept]
+    return RankLog(
+        source=trace.source, rank=trace.origin.rank, world_size=trace.origin.world_size, begin_ns=begin_ns,
+        steps=_steps(timeline, collectives, names), keys=tuple(keys), starts=trace.starts[rows] + begin_ns,
+        ends=trace.ends[rows] + begin_ns, exposed=collectives.exposed[kept], sizes=collectives.sizes[kept],
+        group_sizes=collectives.group_sizes[kept],
+    )  # fmt: skip
+
+
+def _steps(
+    timeline: Timeline, collectives: Collectives, names: tuple[str, ...]
+) -> dict[str, tuple[int, int, int, int]]:
+    windows = timeline.windows
+    communication = timeline.trace.intervals(collectives.rows)
+    if timeline.has_device_work:
+        bare = communication - timeline.compute - timeline.memcpy
+        data = timeline.loader - timeline.device
+        computing = timeline.device - bare
+    else:
+        data = timeline.loader - timeline.computing
+        computing = timeline.computing
+        bare = communication - computing - data
+
+    def inside(moments: Intervals) -> list[int]:
+        lengths: list[int] = moments.covered(windows.starts, windows.ends).tolist()
+        return lengths
+
+    spans = (windows.ends - windows.starts).tolist()
+    figures = zip(spans, inside(data), inside(computing), inside(bare), strict=True)
+    return dict(zip(names, figures, strict=True))
+
+
+def compare_ranks(logs: Sequence[RankLog]) -> TraceRanks | None:
+    """Traces of several ranks of one run together.
+
+    What is waited for: in a collective that is over everywhere at the same time, a rank that took longer than the one
+    that took least had come earlier by the difference, whatever the clocks say.
+
+    Args:
+        logs: One a rank.
+
+    Returns:
+        None where fewer than two ranks share most of their collectives, or these do not end together: they are not of
+        one run, recorded other steps, or miss events.
+    """
+    logs = sorted(logs, key=lambda log: log.rank)
+    steps = [name for name in logs[0].steps if all(name in log.steps for log in logs)] if logs else []
+    if len(logs) < 2 or not steps:
+        return None
+    matched, n_unmatched = _match(logs, set(steps))
+    most = max(sum(key.step in steps for key in log.keys) for log in logs)
+    if not matched or (most - n_unmatched) < _MIN_MATCHED_FRACTION * most:
+        return None
+    n_steps = len(steps)
+    bare_ns = np.array([sum(log.steps[name][3] for name in steps) for log in logs], dtype=np.float64)
+    waits = _Waits(logs, matched, bare_ns)
+    offsets, spread = _clocks(logs, matched)
+    if spread is not None and spread > max(_MAX_SPREAD_FRACTION * waits.median_ns, waits.mean_ns):
+        return None
+    step_ns = float(np.mean([log.steps[name][0] for log in logs for name in steps])) or 1.0
+    ranks = []
+    for i, log in enumerate(logs):
+        span, data, computing, bare = (sum(log.steps[name][j] for name in steps) / n_steps for j in range(4))
+        waiting = float(waits.waiting[i]) / n_steps
+        parts = {"data": data, "compute": computing, "communication": bare - waiting}
+        parts["host"] = max(0.0, span - waiting - sum(parts.values()))
+        ranks.append(
+            TraceRank(
+                rank=log.rank, source=log.source, step_s=span / SECOND, own_s=(span - waiting) / SECOND,
+                waiting_s=waiting / SECOND, transfer_s=float(waits.transfer[i]) / n_steps / SECOND,
+                parts_s={name: value / SECOND for name, value in parts.items()},
+                last_fraction=float(waits.last_n[i]) / max(int(waits.taken_part[i]), 1),
+                straggler_share=float(waits.blamed[i]) / n_steps / step_ns,
+                clock_offset_s=float(offsets[i]) / SECOND if offsets is not None else None,
+            )
+        )  # fmt: skip
+    world = {log.world_size for log in logs}
+    return TraceRanks(
+        world_size=world.pop() if len(world) == 1 else None, ranks=tuple(ranks), n_steps=n_steps,
+        n_matched=len(matched), n_unmatched=n_unmatched,
+        clock_spread_s=spread / SECOND if spread is not None else None, collectives=waits.collectives(logs, matched),
+    )  # fmt: skip
+
+
+class _Match(NamedTuple):
+    """One collective on those ranks that have it: their places in the logs, and its place in each log."""
+
+    kind: str
+    ranks: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+
+
+def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]:
+    """The collectives found on every rank that takes part, and how many others the rank with most of them has.
+
+    A rank takes part in the groups that its trace names. Where ranks differ in how many of a kind a step has, a trace
+    cut it, and none of that kind is matched there.
+    """
+    found: dict[_Key, list[tuple[int, int]]] = {}
+    members: dict[str, set[int]] = {}
+    for i, log in enumerate(logs):
+        for row, key in enumerate(log.keys):
+            if key.step in steps:
+                found.setdefault(key, []).append((i, row))
+                members.setdefault(key.group, set()).add(i)
+    cut = {key[:4] for key, places in found.items() if len(places) < len(members[key.group])}
+    matched, left = [], np.zeros(len(logs), dtype=np.int64)
+    for key, places in found.items():
+        if key[:4] in cut:
+            left[[i for i, _ in places]] += 1
+        elif len(places) > 1:
+            where = np.array(places, dtype=np.int64)
+            matched.append(_Match(key.kind, where[:, 0], where[:, 1]))
+    return matched, int(left.max())
+
+
+class _Waits:
+    """Who waited in the matched collectives, how long, and for whom; nanoseconds by place in the logs.
+
+    Attributes:
+        median_ns: How long the median collective takes on the rank on which it takes longest.
+        mean_ns: How long a rank waits in the mean collective, hidden or not.
+    """
+
+    def __init__(self, logs: Sequence[RankLog], matched: Sequence[_Match], bare_ns: npt.NDArray[np.float64]) -> None:
+        n = len(logs)
+        self.waiting, self.transfer, self.blamed = (np.zeros(n) for _ in range(3))
+        self.last_n, self.taken_part = (np.zeros(n, dtype=np.int64) for _ in range(2))
+        self._least = np.zeros(len(matched), dtype=np.int64)
+        self._bare = np.zeros(len(matched), dtype=np.int64)
+        durations = [log.ends - log.starts for log in logs]
+        waits, longest, total_ns = [], [], 0.0
+        for j, one in enumerate(matched):
+            places = list(zip(one.ranks.tolist(), one.rows.tolist(), strict=True))
+            took = np.array([durations[i][row] for i, row in places], dtype=np.int64)
+            exposed = np.array([logs[i].exposed[row] for i, row in places], dtype=np.int64)
+            least, last = int(took.min()), int(took.argmin())
+            waiting = np.clip(exposed - least, 0, took - least)
+            waits.append((waiting, last))
+            longest.append(int(took.max()))
+            total_ns += float((took - least).mean())
+            self.waiting[one.ranks] += waiting
+            self.transfer[one.ranks] += least
+            self.taken_part[one.ranks] += 1
+            self.last_n[one.ranks[last]] += 1
+            self._least[j], self._bare[j] = least, int(np.median(np.minimum(exposed, least)))
+        self.median_ns, self.mean_ns = float(np.median(longest)), total_ns / len(matched)
+        # Collectives of several threads or streams run at the same time, and so does waiting in them.
+        part = np.minimum(1.0, bare_ns / np.maximum(self.waiting, 1.0))
+        self.waiting *= part
+        for one, (waiting, last) in zip(matched, waits, strict=True):
+            self.blamed[one.ranks[last]] += float(np.median(np.delete(waiting * part[one.ranks], last)))
+
+    def collectives(self, logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[CollectiveTime, ...]:
+        """By kind and size, from the last rank's arrival on; of ranks that pass different sizes the mean counts."""
+        sizes, groups = [], []
+        for one in matched:
+            told = [int(logs[i].sizes[row]) for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
+            sizes.append(round(sum(told) / len(told)) if min(told) >= 0 else -1)
+            groups.append(int(logs[one.ranks[0]].group_sizes[one.rows[0]]))
+        return collective_times(
+            [one.kind for one in matched],
+            np.array(groups, dtype=np.int64),
+            np.array(sizes, dtype=np.int64),
+            self._least,
+            self._bare,
+        )
+
+
+def _clocks(logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[npt.NDArray[np.float64] | None, float | None]:
+    """How far each clock is ahead of the ranks' median, and how well the ends agree once that is taken off.
+
+    Only collectives of all ranks that nobody can leave before everybody is there tell.
+    """
+    whole = [one for one in matched if len(one.ranks) == len(logs) and one.kind in SYMMETRIC]
+    if not whole:
+        return None, None
+    base = min(log.begin_ns for log in logs)  # nanoseconds since 1970 would not fit a float
+    ends = np.array(
+        [
+            [int(logs[i].ends[row]) - base for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
+            for one in whole
+        ],
+        dtype=np.float64,
+    )
+    away = ends - np.median(ends, axis=1, keepdims=True)
+    offsets = np.median(away, axis=0)
+    return offsets, float(np.median(np.abs(away - offsets)))

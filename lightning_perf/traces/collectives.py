@@ -1,0 +1,319 @@
+"""Collectives: which kind, of how many bytes, among which ranks, and how much of them nothing hides."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_perf.records import CollectiveTime, Communication, ShardTraffic
+
+from .columns import Details
+from .intervals import Times
+from .kinds import ANNOTATION, COLLECTIVE_PREFIXES, OPERATOR
+from .nesting import Nesting, Rows
+from .phases import Phases
+from .spans import SECOND
+from .timeline import Timeline
+
+SMALL_BYTES: Final = 1 << 20
+N_ROWS: Final = 16
+SYMMETRIC: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Nobody can end these before everybody has begun: they end at nearly the same moment on all ranks."""
+
+_HIDDEN_FRACTION: Final = 0.5
+_TYPE_BYTES: Final = {
+    "float": 4, "double": 8, "half": 2, "c10::half": 2, "c10::bfloat16": 2, "bfloat16": 2, "int": 4, "long": 8,
+    "long int": 8, "long long": 8, "char": 1, "signed char": 1, "unsigned char": 1, "byte": 1, "bool": 1, "short": 2,
+}  # fmt: skip
+# The first that a name holds once its separators are gone.
+_KINDS: Final = (
+    ("allreduce", "all_reduce"), ("reducescatter", "reduce_scatter"), ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("barrier", "barrier"), ("sendrecv", "send_recv"),
+    ("gather", "gather"), ("scatter", "scatter"), ("reduce", "reduce"), ("send", "send_recv"), ("recv", "send_recv"),
+)  # fmt: skip
+_SEPARATORS: Final = re.compile(r"[^a-z]")
+_CALL_PREFIXES: Final = tuple(prefix for prefix in COLLECTIVE_PREFIXES if re.fullmatch(r"\w+:", prefix))
+_SHARDED_NAMES: Final = ("FSDP::", "FullyShardedDataParallel", "fsdp::")
+
+
+def collective_kind(name: str) -> str:
+    """``all_reduce`` and the like, from the name of a kernel, an annotation or an operator; ``other`` if it is none."""
+    plain = _SEPARATORS.sub("", name.lower())
+    return next((kind for part, kind in _KINDS if part in plain), "other")
+
+
+def bus_factor(kind: str, n_ranks: int) -> float:
+    """What nccl-tests multiply size ÷ time with to get bus bandwidth (its doc/PERFORMANCE.md, "Summary")."""
+    if kind == "all_reduce":
+        return 2 * (n_ranks - 1) / n_ranks
+    return (n_ranks - 1) / n_ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+class Asked(NamedTuple):
+    """What the host asked for; None and -1 for what the trace does not tell."""
+
+    kind: str | None = None
+    size: int = -1
+    group: str = ""
+    group_size: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """The collectives of a trace, in time order.
+
+    Attributes:
+        rows: Kernels; on a trace without device, what the backend's threads did.
+        kinds: For each, as ``collective_kind``.
+        sizes: Bytes as nccl-tests count them (see ``records.CollectiveTime``); -1 where the trace does not tell.
+        groups: The process group of each, by its ranks; empty where the trace does not tell.
+        group_sizes: Ranks of it; -1 where it is not told.
+        asked_at: When the host asked.
+        exposed: Nanoseconds of each in which nothing was computed.
+    """
+
+    rows: Rows
+    kinds: tuple[str, ...]
+    sizes: Times
+    groups: tuple[str, ...]
+    group_sizes: Times
+    asked_at: Times
+    exposed: Times
+
+
+def find_collectives(timeline: Timeline) -> Collectives:
+    """All collectives of the trace, inside the analysed span or not."""
+    trace = timeline.trace
+    rows = timeline.communication_rows
+    if len(rows):
+        asked_at, asked = _asked_of_kernels(timeline, rows)
+    elif not timeline.has_device_work:
+        rows, asked_at, asked = _host_collectives(timeline)
+    else:
+        asked_at, asked = np.empty(0, dtype=np.int64), []
+    world = trace.origin.world_size
+    found = []
+    for row, one in zip(rows.tolist(), asked, strict=True):
+        own = _told(trace.details.get(row), None)
+        kind = one.kind or own.kind or collective_kind(trace.name(row))
+        group_size = next((n for n in (own.group_size, one.group_size, world or -1) if n > 0), -1)
+        size = own.size if own.size >= 0 else one.size
+        if kind == "all_gather" and size >= 0:  # told is what each rank gives
+            size = size * group_size if group_size > 0 else -1
+        found.append((kind, size, own.group or one.group, group_size))
+    computing = timeline.computing
+    return Collectives(
+        rows=rows,
+        kinds=tuple(kind for kind, *_ in found),
+        sizes=np.array([size for _, size, *_ in found], dtype=np.int64),
+        groups=tuple(group for *_, group, _ in found),
+        group_sizes=np.array([n for *_, n in found], dtype=np.int64),
+        asked_at=asked_at,
+        exposed=trace.durations[rows] - computing.covered(trace.starts[rows], trace.ends[rows]),
+    )
+
+
+def _asked_of_kernels(timeline: Timeline, rows: Rows) -> tuple[Times, list[Asked]]:
+    """When each kernel was launched, and what the annotations and operators around the launch say of it."""
+    trace, launches = timeline.trace, timeline.launches
+    position = np.searchsorted(launches.device_rows, rows)
+    asked_at = launches.times(trace)[position]
+    calls = launches.runtime_rows[position]
+    notes = trace.rows_named(trace.rows(ANNOTATION, OPERATOR), lambda name: name.startswith(COLLECTIVE_PREFIXES))
+    asked = [Asked()] * len(rows)
+    known: dict[int, Asked] = {}
+    for thread in np.unique(trace.thread_ids[notes]).tolist():
+        own = notes[trace.thread_ids[notes] == thread]
+        tree = Nesting(trace.starts[own], trace.ends[own])
+        mine = np.flatnonzero((calls >= 0) & (trace.thread_ids[np.maximum(calls, 0)] == thread))
+        for i, inner in zip(mine.tolist(), tree.innermost(asked_at[mine]).tolist(), strict=True):
+            if inner >= 0 and inner not in known:
+                chain = [inner]
+                while (parent := int(tree.parents[chain[-1]])) >= 0:
+                    chain.append(parent)
+                known[inner] = _told_by(timeline, own[chain])
+            asked[i] = known[inner] if inner >= 0 else Asked()
+        known.clear()
+    return asked_at, asked
+
+
+def _told_by(timeline: Timeline, rows: Rows) -> Asked:
+    """What nested notes about one collective say together, the innermost first."""
+    trace = timeline.trace
+    told = [_told(trace.details.get(row), trace.name(row)) for row in rows.tolist()]
+    return Asked(
+        next((one.kind for one in told if one.kind), None),
+        next((one.size for one in told if one.size >= 0), -1),
+        next((one.group for one in told if one.group), ""),
+        next((one.group_size for one in told if one.group_size > 0), -1),
+    )
+
+
+def _told(details: Details | None, name: str | None) -> Asked:
+    kind = collective_kind(name) if name is not None else "other"
+    if details is None:
+        return Asked(kind if kind != "other" else None)
+    if isinstance(details.collective, str) and kind == "other":
+        kind = collective_kind(details.collective)
+    group_size = details.group_size if type(details.group_size) is int else -1
+    group = details.group_ranks if isinstance(details.group_ranks, str) else ""
+    if name is not None and name.startswith("c10d::"):  # what comes out is its first input
+        return Asked(kind if kind != "other" else None, -1, group, _shard_count(kind, details))
+    return Asked(kind if kind != "other" else None, _bytes(details), group, group_size)
+
+
+def _shard_count(kind: str, details: Details) -> int:
+    """Ranks of an all-gather or reduce-scatter, from how much larger one side is than the other; -1 for not told."""
+    sides = [shape[0] for shape in _list(details.shapes)[:2] if isinstance(shape, list) and len(shape) == 1]
+    if kind not in ("all_gather", "reduce_scatter") or len(sides) < 2 or any(type(n) is not int for n in sides):
+        return -1
+    small, large = sorted(sides)
+    return large // small if small > 0 and large % small == 0 else -1
+
+
+def _bytes(details: Details) -> int:
+    if type(details.n_elements) is int and isinstance(details.dtype, str):
+        width = _width(details.dtype)
+        return details.n_elements * width if width else -1
+    total = 0
+    for shape, kind in zip(_list(details.shapes or details.old_shapes), _list(details.types), strict=False):
+        width = _width(kind) if isinstance(kind, str) else None
+        if width and isinstance(shape, list) and shape and all(type(size) is int for size in shape):
+            total += width * int(np.prod(shape, dtype=np.int64))
+    return total or -1
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _width(dtype: str) -> int | None:
+    plain = dtype.lower()
+    return 1 if "float8" in plain else _TYPE_BYTES.get(plain)
+
+
+def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Asked]]:
+    """Without a device: what the backend's own threads did, else the calls themselves.
+
+    gloo makes a reduce-scatter of an all-reduce; where the calls are as many, they tell what was asked for, and when.
+    """
+    trace = timeline.trace
+    notes = trace.rows(ANNOTATION, OPERATOR)
+    rows = trace.rows_named(notes, lambda name: name.startswith(_CALL_PREFIXES))
+    if not len(rows):
+        rows = trace.rows_named(notes, lambda name: name.startswith("record_param_comms"))
+    told = [_told_by(timeline, np.array([row])) for row in rows.tolist()]
+    calls = trace.rows_named(notes, lambda name: name.startswith("c10d::") and collective_kind(name) != "other")
+    if len(calls) != len(rows):
+        return rows, trace.starts[rows], told
+    kinds = [collective_kind(trace.name(row)) for row in calls.tolist()]
+    asked = [one._replace(kind=kind) for one, kind in zip(told, kinds, strict=True)]
+    return rows, np.minimum(trace.starts[calls], trace.starts[rows]), asked
+
+
+# -- what is told about them -------------------------------------------------------------------------------------------
+
+
+def describe_communication(timeline: Timeline, collectives: Collectives, phases: Phases) -> Communication | None:
+    """Collectives of the analysed span; None without any."""
+    trace, windows = timeline.trace, timeline.windows
+    inside = np.flatnonzero(windows.touch(trace, collectives.rows))
+    if not len(inside):
+        return None
+    rows = collectives.rows[inside]
+    durations = trace.durations[rows]
+    moments = trace.intervals(collectives.rows) & windows.intervals
+    total, bare = moments.total_ns, (moments - timeline.computing).total_ns
+    sizes = collectives.sizes[inside]
+    sizes = sizes[sizes >= 0]
+    n_steps = max(windows.n_steps, 1)
+    by_name: dict[str, float] = {}
+    for i, duration in zip(inside.tolist(), durations.tolist(), strict=True):
+        kind = collectives.kinds[i]
+        by_name[kind] = by_name.get(kind, 0.0) + duration / SECOND
+    return Communication(
+        total_s=total / SECOND,
+        exposed_s=bare / SECOND,
+        overlap_fraction=1 - bare / total if total else None,
+        n=len(rows),
+        n_per_step=len(rows) / n_steps,
+        small_per_step=int((sizes < SMALL_BYTES).sum()) / n_steps if len(sizes) else None,
+        median_bytes=int(np.median(sizes)) if len(sizes) else None,
+        by_name=by_name,
+        median_s=float(np.median(durations)) / SECOND,
+        collectives=collective_times(
+            [collectives.kinds[i] for i in inside.tolist()],
+            collectives.group_sizes[inside],
+            collectives.sizes[inside],
+            durations,
+            collectives.exposed[inside],
+        ),
+        shards=_shard_traffic(timeline, collectives, phases, inside),
+    )
+
+
+def collective_times(
+    kinds: list[str], group_sizes: Times, sizes: Times, durations: Times, exposed: Times
+) -> tuple[CollectiveTime, ...]:
+    """Collectives by kind and size, those that take longest first.
+
+    Args:
+        kinds: Of each collective.
+        group_sizes: Ranks of each, -1 where not known.
+        sizes: Bytes of each, -1 where not known.
+        durations: Nanoseconds of each.
+        exposed: Of these, those in which nothing was computed.
+    """
+    found: dict[tuple[str, int, int], list[int]] = {}
+    for i, (kind, n, size) in enumerate(zip(kinds, group_sizes.tolist(), sizes.tolist(), strict=True)):
+        found.setdefault((kind, n, size.bit_length() if size >= 0 else -1), []).append(i)
+    rows = [_collective_time(kind, n, sizes[own], durations[own], exposed[own]) for (kind, n, _), own in found.items()]
+    return tuple(sorted(rows, key=lambda row: -row.total_s)[:N_ROWS])
+
+
+def _collective_time(kind: str, n_ranks: int, sizes: Times, durations: Times, exposed: Times) -> CollectiveTime:
+    total = int(durations.sum())
+    is_sized = bool((sizes >= 0).all())
+    is_moving = is_sized and n_ranks > 1 and total > 0 and kind not in ("barrier", "other")
+    return CollectiveTime(
+        kind=kind,
+        group_size=n_ranks if n_ranks > 0 else None,
+        mean_bytes=round(float(sizes.mean())) if is_sized else None,
+        n=len(durations),
+        total_s=total / SECOND,
+        exposed_s=int(exposed.sum()) / SECOND,
+        median_s=float(np.median(durations)) / SECOND,
+        bus_bytes_per_s=float(sizes.sum()) * bus_factor(kind, n_ranks) / (total / SECOND) if is_moving else None,
+    )
+
+
+def _shard_traffic(
+    timeline: Timeline, collectives: Collectives, phases: Phases, inside: Rows
+) -> tuple[ShardTraffic, ...]:
+    """All-gathers and reduce-scatters of sharded training, by the phase in which the host asked for them."""
+    kinds = {collectives.kinds[i] for i in inside.tolist()}
+    is_sharded = any(name.startswith(_SHARDED_NAMES) for name in timeline.trace.names)
+    if not ({"all_gather", "reduce_scatter"} <= kinds or (is_sharded and kinds & {"all_gather", "reduce_scatter"})):
+        return ()
+    durations = timeline.trace.durations[collectives.rows]
+    masks: dict[str, npt.NDArray[np.bool_]] = {
+        name: phases.spans[name].contains(collectives.asked_at) for name in ("forward", "backward")
+    }
+    masks["other"] = ~(masks["forward"] | masks["backward"])
+    traffic = []
+    for kind in ("all_gather", "reduce_scatter"):
+        for phase, mask in masks.items():
+            own = [i for i in inside.tolist() if collectives.kinds[i] == kind and mask[i]]
+            if own:
+                hidden = durations[own] - collectives.exposed[own] >= _HIDDEN_FRACTION * durations[own]
+                traffic.append(
+                    ShardTraffic(
+                        kind=kind, phase=phase, n=len(own), total_s=int(durations[own].sum()) / SECOND,
+                        exposed_s=int(collectives.exposed[own].sum()) / SECOND, hidden_n=int(hidden.sum()),
+                    )
+                )  # fmt: skip
+    return tuple(traffic)
