@@ -34,6 +34,7 @@ VERBS = {
     "data": Verb("lightning_perf.cli.data:data", "Takes the training loader of a command apart."),
     "analyze": Verb("lightning_perf.cli.analyze:analyze", "Says what host and device did in PyTorch traces."),
     "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
+    "compare": Verb("lightning_perf.cli.compare:compare", "Says what got faster or slower between two sessions."),
     "view": Verb("lightning_perf.cli.view:view", "Opens a trace in an offline Perfetto."),
     "explain": Verb("lightning_perf.cli.explain:explain", "Says what a rule measures, why it costs and what to do."),
     "rules": Verb("lightning_perf.cli.rules:rules", "Lists all rules."),

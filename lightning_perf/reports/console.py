@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from lightning_perf.records import Epoch, Finding, Session, Trial
+from lightning_perf.records import Comparison, Epoch, Finding, Session, Trial
 
 from . import summary, wording
 from .page import Page
 from .terminal import emit, to_text
 
 __all__ = [
+    "ComparisonReport",
     "EpochReport",
     "PreflightReport",
     "RunReport",
     "TrialReport",
+    "comparison_report",
     "emit",
     "epoch_report",
     "preflight_report",
@@ -65,6 +67,11 @@ def trial_report(trial: Trial) -> TrialReport:
     return TrialReport(trial)
 
 
+def comparison_report(comparison: Comparison) -> ComparisonReport:
+    """Two sessions beside each other, to be given to ``emit``."""
+    return ComparisonReport(comparison)
+
+
 class RunReport:
     """Draws a whole session; adapts to the console's width and encoding."""
 
@@ -107,6 +114,16 @@ class TrialReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from Page(options).trial(self._trial)
+
+
+class ComparisonReport:
+    """Draws a comparison; adapts to the console's width and encoding."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from Page(options).comparison(self._comparison)
 
 
 class EpochReport:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from lightning_perf.records import Finding, Session, StageTimes, Trial
+from lightning_perf.records import Comparison, Finding, Session, StageTimes, Trial
 
-from . import host_rows, loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
+from . import comparison_rows, host_rows, loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
 
 _BAR_WIDTH = 20
 # Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
@@ -43,6 +43,11 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
     parts += _model(session)
     parts += _footer(session, show_all)
     return "\n\n".join(parts) + "\n"
+
+
+def comparison_to_markdown(comparison: Comparison) -> str:
+    """Two sessions beside each other, for a pull request: what is long is folded away."""
+    return "\n\n".join(_comparison(comparison)) + "\n"
 
 
 def escape(text: str) -> str:
@@ -157,6 +162,43 @@ def _trial(trial: Trial) -> Iterator[str]:
     for label, language, lines in trial_rows.pasted(trial):
         yield f"{label[0].upper()}{label[1:]}:"
         yield _fenced(lines, language)
+
+
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    rows = comparison_rows
+    yield f"**PerfDoctor: {escape(rows.headline(comparison))}**"
+    yield _facts(rows.facts(comparison))
+    if comparison.cautions:
+        yield "\n".join(f"- {escape(caution)}" for caution in rows.cautions(comparison))
+    yield _table(rows.TIME_HEADS, "lrrrrl", [list(map(escape, row)) for row in rows.time_rows(comparison)])
+    told = rows.no_interval(comparison)
+    if told:
+        yield escape("; ".join(told))
+    findings = rows.finding_rows(comparison)
+    if findings:
+        yield "### Findings that appeared (+), went (−) or changed"
+        cells = [(f"{row.sign} {row.name}".strip(), row.base, row.new, row.text) for row in findings]
+        yield _table(rows.FINDING_HEADS, "llll", [list(map(escape, row)) for row in cells])
+    same = rows.stayed(comparison)
+    if same:
+        yield escape(f"As before: {same}")
+    for title, differences in (("Settings that differ", comparison.settings),
+                               ("Environment that differs", comparison.environment)):  # fmt: skip
+        if differences:
+            shown = [list(map(escape, row)) for row in rows.difference_rows(differences)]
+            yield _folded(f"{title} ({len(differences)})", _table(rows.DIFFERENCE_HEADS, "lll", shown))
+    figures = rows.figure_rows(comparison)
+    if figures:
+        table = _table(rows.FIGURE_HEADS, "lrrr", [list(map(escape, row)) for row in figures])
+        yield _folded("Memory and other figures", table)
+    if comparison.trials:
+        shown = [list(map(escape, row)) for row in rows.trial_rows(comparison)]
+        yield _folded("What trials measured", _table(rows.TRIAL_HEADS, "lll", shown))
+
+
+def _folded(title: str, content: str) -> str:
+    """A part that pull requests show on a click."""
+    return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
 
 
 def _rung(row: trial_rows.LadderRow) -> list[str]:

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lightning_perf.records import Breakdown, Evidence, Finding, ModelProfile, Session, StageTimes, Trial
+from lightning_perf.records import Breakdown, Comparison, Evidence, Finding, ModelProfile, Session, StageTimes, Trial
 
-from . import host_rows, loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
+from . import comparison_rows, host_rows, loader_rows, memory_rows, model_rows, rank_rows, summary, trial_rows, wording
 from .summary import PhaseRow
 
 _NARROW = 70
@@ -236,6 +236,39 @@ class Page:
             yield Text("")
             yield self.quiet(f"{label}:")
             yield from self._code(lines, indent=4)
+
+    def comparison(self, comparison: Comparison) -> Iterator[RenderableType]:
+        """What got faster or slower, and what else differs."""
+        rows = comparison_rows
+        yield self._indented(self.text(rows.headline(comparison), "bold"), 0)
+        yield self.quiet("\n".join(rows.facts(comparison)))
+        for caution in rows.cautions(comparison):
+            yield self._labelled("note", caution)
+        right = ("left", "right", "right", "right")
+        yield self.title("Times")
+        yield self.table([rows.TIME_HEADS, *rows.time_rows(comparison)], alignments=(*right, "right", "left"))
+        for told in rows.no_interval(comparison):
+            yield self.quiet(told)
+        figures = rows.figure_rows(comparison)
+        if figures:
+            yield self.title("Memory and other figures")
+            yield self.table([rows.FIGURE_HEADS, *figures], alignments=right)
+        findings = rows.finding_rows(comparison)
+        if findings:
+            yield self.title("Findings that appeared (+), went (−) or changed")
+            for found in findings:
+                yield self._labelled(found.sign, f"{found.name}  {found.base} → {found.new}")
+                yield self._indented(self.text(found.text, _QUIET))
+        same = rows.stayed(comparison)
+        if same:
+            yield self.quiet(f"as before: {same}")
+        for title, differences in (("Settings", comparison.settings), ("Environment", comparison.environment)):
+            if differences:
+                yield self.title(f"{title} that differ" if title == "Settings" else f"{title} that differs")
+                yield self.table([rows.DIFFERENCE_HEADS, *rows.difference_rows(differences)])
+        if comparison.trials:
+            yield self.title("What trials measured")
+            yield self.table([rows.TRIAL_HEADS, *rows.trial_rows(comparison)])
 
     def _ladder(self, name: str, rows: Sequence[trial_rows.LadderRow]) -> RenderableType:
         heads = (name, *trial_rows.HEADS[1:])

@@ -32,8 +32,10 @@ from lightning_perf.records import (
 )
 
 from .estimates import MIN_RUNS
-from .noise import MIN_BAND
 from .single_runs import MIN_POINTS, USUAL_NOISE, Level, level, ratio_of
+
+BAND = 0.02
+"""Change that counts as none: what a finding must gain at least to be one."""
 
 RULED_OUT = 0.10
 """What ``no_change`` rules out. Single runs differ by some per cent whatever is done, so a narrower claim would
@@ -83,7 +85,7 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
         trials=tuple(_trials(before, after)),
         run_noise_fraction=noise,
         run_noise_basis=noise_basis,
-        band_fraction=MIN_BAND,
+        band_fraction=BAND,
         ruled_out_fraction=RULED_OUT,
         cautions=tuple(_cautions(before, after, is_per_sample)),
     )
@@ -149,9 +151,9 @@ _TOO_SHORT = {
 def _call(ratio: Interval | None) -> Change:
     if ratio is None:
         return "inconclusive"
-    if ratio.low > 1 + MIN_BAND:
+    if ratio.low > 1 + BAND:
         return "slower"
-    if ratio.high < 1 / (1 + MIN_BAND):
+    if ratio.high < 1 / (1 + BAND):
         return "faster"
     is_ruled_out = ratio.high < 1 + RULED_OUT and ratio.low > 1 / (1 + RULED_OUT)
     return "no_change" if is_ruled_out else "inconclusive"
@@ -258,7 +260,7 @@ def _run(source: str, session: Session) -> ComparedRun:
 def _figures(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FigureChange]:
     devices = dict.fromkeys(one.device for session in (*before, *after) for one in session.memory.devices)
     figures: list[tuple[str, str, Callable[[Session], float | None]]] = [
-        ("samples a second", "1/s", lambda s: s.steady.samples_per_s if s.steady else None),
+        ("samples a second", "", lambda s: s.steady.samples_per_s if s.steady else None),
         ("step p95", "s", lambda s: s.steady.step_s.p95 if s.steady else None),
         ("step p99", "s", lambda s: s.steady.step_s.p99 if s.steady else None),
         ("device idle for want of data", "fraction",

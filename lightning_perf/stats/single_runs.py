@@ -26,7 +26,7 @@ simulations of docs/explanation/statistics.md (1.96 · √2 · 1 %)."""
 MIN_POINTS = 8
 """Points of a course (means of some steps) that an interval within a run needs."""
 
-_MIN_BATCHES, _MAX_BATCHES = 4, 16
+_MIN_BATCHES, _MAX_BATCHES = 4, 32
 _MAX_CORRELATION = 0.9  # beyond that the batches of one run say nothing of its level
 
 
@@ -47,7 +47,7 @@ class Level(NamedTuple):
 def level(course: Sequence[float]) -> Level:
     """The level of a run from its course.
 
-    The course is cut into 4 to 16 batches in order; each counts with its median, so that one long pause does not
+    The course is cut into 4 to 32 batches in order; each counts with its median, so that one long pause does not
     stand for all the run. Neighbouring batches that still resemble each other count for less (the variance of a mean
     of values that depend on the one before, an AR(1): × (1 + ρ) ÷ (1 − ρ)).
 

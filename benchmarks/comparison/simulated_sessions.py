@@ -1,0 +1,89 @@
+"""Sessions of simulated trainings, put together by the accounting that real steps go through."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
+from lightning_perf.probes.tally import FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, SAMPLES, USUAL_STEP, Tally
+from lightning_perf.records import Epoch, Machine, Run, Session
+
+STEP_S = 0.05
+PARTS = {"data_wait": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
+VALIDATION_S = 1.0
+
+
+def correlated(n: int, phi: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """An AR(1) series of standard deviation 1, shape (n,)."""
+    shocks = rng.standard_normal(n) * math.sqrt(1 - phi**2)
+    series = np.empty(n)
+    last = rng.standard_normal()
+    for i, shock in enumerate(shocks):
+        last = phi * last + shock
+        series[i] = last
+    return series
+
+
+def simulated(
+    seed: int,
+    *,
+    slower: float = 1.0,
+    phase: str = "",
+    n_epochs: int = 5,
+    steps_an_epoch: int = 200,
+    phi: float = 0.6,
+    within: float = 0.1,
+    between: float = 0.01,
+    heavy: float = 0.01,
+    validation_s: float = VALIDATION_S,
+    **fields: Any,
+) -> Session:
+    """One run.
+
+    Args:
+        seed: Of its noise; also its id.
+        slower: Factor on its steps, or on one phase of them.
+        phase: That phase; empty for the whole step.
+        phi: Correlation of neighbouring steps.
+        within: Standard deviation of steps, relative.
+        between: Of runs, relative.
+        heavy: Part of the steps that take five times as long.
+        validation_s: Seconds of validation after each epoch.
+        fields: Of the session, instead of the usual.
+    """
+    rng = np.random.default_rng(seed)
+    level = math.exp(between * rng.standard_normal())
+    tally, epochs = Tally(), []
+    for epoch in range(n_epochs):
+        rows = np.zeros((steps_an_epoch + 1, ROW_WIDTH), dtype=np.int64)
+        steps = STEP_S * level * np.exp(within * correlated(steps_an_epoch, phi, rng))
+        steps[rng.random(steps_an_epoch) < heavy] *= 5
+        for name, part in PARTS.items():
+            factor = slower if phase in ("", name) else 1.0
+            rows[:-1, PHASE_INDEX[name]] = 1e9 * factor * part * steps
+        rows[-1, PHASE_INDEX["validation"]] = 1e9 * validation_s * level
+        rows[:-1, KIND], rows[0, KIND], rows[-1, KIND] = USUAL_STEP, FIRST_STEP, NOT_A_STEP
+        rows[:, SAMPLES] = 32
+        tally.add(rows)
+        epochs.append(Epoch(index=epoch, n_steps=steps_an_epoch, wall_s=int(rows[:, :N_PHASES].sum()) / 1e9, phases={}))
+    steady = tally.stage_times(n_warmup_steps=0)
+    session = Session(
+        run=Run(
+            id=str(fields.pop("id", seed)),
+            stage="fit",
+            status="finished",
+            started_at="2026-01-01T00:00:00Z",
+            wall_s=60.0,
+            n_steps=n_epochs * steps_an_epoch,
+            n_epochs=n_epochs,
+        ),
+        machine=Machine(os="Linux", python="3.11", cpu_model="made up", usable_cores=8.0),
+        steady=steady,
+        epochs=tuple(epochs),
+    )
+    return msgspec.structs.replace(session, **fields)

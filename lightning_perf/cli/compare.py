@@ -1,0 +1,101 @@
+"""``lightning-perf compare``: what got faster or slower from one session to another, and a gate for CI."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from lightning_perf.errors import ConfigError, SessionError
+from lightning_perf.records import SESSION_FILE, Comparison, load_run
+from lightning_perf.reports.wording import fit_encoding
+from lightning_perf.stats.comparison import Source, compare_sessions
+
+from .output import write_file, write_stdout
+
+FORMATS = ("console", "markdown", "json")
+FOUND = 1
+MAX_RUNS = 64
+
+
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of such folders.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, for what is compared with it.")],
+    fail_on_regression: Annotated[
+        float | None,
+        typer.Option("--fail-on-regression", metavar="PCT", help="Exit with 1 where times grew by more than PCT %."),
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+) -> None:
+    """Compares two sessions: times with intervals, memory, findings, settings, environment and trials.
+
+    A folder of several runs (base/1, base/2, ...) makes its side more certain: what runs differ by is then measured.
+
+    With --fail-on-regression it exits with 1 where a step, or a step with all that is between steps, takes longer by
+    more than PCT % and its whole 95 % interval does; with 2 where that cannot be judged. Needs neither torch nor
+    lightning.
+    """
+    if as_json and format_ not in ("console", "json"):
+        raise ConfigError(f"--json and --format {format_} are two formats; choose one")
+    form = "json" if as_json else format_
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form} is not known; expected one of {', '.join(FORMATS)}")
+    if fail_on_regression is not None and not (math.isfinite(fail_on_regression) and fail_on_regression >= 0):
+        raise ConfigError(f"--fail-on-regression {fail_on_regression}: expected a percentage of at least 0, e.g. 5")
+    comparison = compare_sessions(_sessions(base), _sessions(new))
+    _show(comparison, form, out, force)
+    if fail_on_regression is not None:
+        _gate(comparison, fail_on_regression)
+
+
+def _gate(comparison: Comparison, percent: float) -> None:
+    from lightning_perf.reports.comparison_rows import gate_line
+
+    step = comparison.time("step")
+    regressions = comparison.regressions(percent / 100)
+    if regressions:
+        told = gate_line(regressions, percent)
+        print(fit_encoding(f"lightning-perf: {told}", sys.stderr.encoding), file=sys.stderr)
+        raise typer.Exit(FOUND)
+    if step is None or step.ratio is None:
+        reason = step.reason if step is not None else "no step was measured"
+        raise SessionError(f"--fail-on-regression cannot be judged: {reason}")
+
+
+def _sessions(path: Path) -> list[Source]:
+    """The sessions of one side."""
+    if not path.is_dir() or (path / SESSION_FILE).exists():
+        return [(str(path), load_run(path))]
+    runs = sorted(file.parent for file in path.glob(f"*/{SESSION_FILE}"))
+    if not runs:
+        return [(str(path), load_run(path))]  # ranks of a run whose rank 0 died, else the error that says what lacks
+    if len(runs) > MAX_RUNS:
+        raise ConfigError(f"{path} holds {len(runs)} runs; expected {MAX_RUNS} at most: give a folder of fewer")
+    return [(str(run), load_run(run)) for run in runs]
+
+
+def _show(comparison: Comparison, form: str, out: Path | None, is_forced: bool) -> None:
+    from lightning_perf.reports.console import comparison_report, emit, to_text
+
+    if form == "console" and out is None:
+        emit(comparison_report(comparison))
+        return
+    if form == "markdown":
+        from lightning_perf.reports.markdown import comparison_to_markdown
+
+        text = comparison_to_markdown(comparison)
+    elif form == "json":
+        text = msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode()
+    else:
+        text = to_text(comparison_report(comparison))
+    if out is None:
+        write_stdout(text)
+    else:
+        write_file(out, text, is_forced)

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from reports.sessions import GIB, starved
+
+from lightning_perf.errors import SessionError
+from lightning_perf.records import (
+    Arm,
+    Comparison,
+    Device,
+    DeviceMemory,
+    Finding,
+    Interval,
+    LoaderSettings,
+    Machine,
+    Memory,
+    RuleOutcome,
+    Session,
+    Settings,
+    TrainerSettings,
+    Trial,
+)
+from lightning_perf.stats.comparison import compare_sessions
+
+_FILE = Path(__file__).parents[2] / "benchmarks" / "comparison" / "simulated_sessions.py"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("simulated_sessions", _FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+simulated = _load().simulated
+
+
+def compared(base: Session | list[Session], new: Session | list[Session]) -> Comparison:
+    sides = [[("", one) for one in (side if isinstance(side, list) else [side])] for side in (base, new)]
+    return compare_sessions(*sides)
+
+
+def change(comparison: Comparison, name: str = "step") -> str:
+    found = comparison.time(name)
+    assert found is not None
+    return found.change
+
+
+def finding(code: str, severity: Any = "high") -> Finding:
+    return Finding(code=code, name=f"{code}-name", category="data", severity=severity, summary="It is so.", evidence=())
+
+
+# -- the promise ------------------------------------------------------------
+
+
+def test_no_change_is_said_in_20_of_20_pairs_of_the_same_training() -> None:
+    pairs = [compared(simulated(2 * i), simulated(2 * i + 1)) for i in range(20)]
+    assert [change(pair) for pair in pairs] == ["no_change"] * 20
+    assert not any(pair.regressions(0.05) for pair in pairs)
+
+
+def test_a_regression_of_10_percent_is_found_in_19_of_20_pairs() -> None:
+    pairs = [compared(simulated(2 * i), simulated(2 * i + 1, slower=1.1)) for i in range(20)]
+    assert sum(change(pair) == "slower" for pair in pairs) >= 19
+    assert sum(bool(pair.regressions(0.02)) for pair in pairs) >= 19
+
+
+@pytest.mark.parametrize("noise", [{}, {"phi": 0.9}, {"phi": 0.9, "within": 0.05}, {"n_epochs": 2}])
+def test_interval_holds_the_truth_when_steps_resemble_their_neighbours(noise: dict[str, Any]) -> None:
+    held = 0
+    for i in range(60):
+        ratio = compared(simulated(2 * i, **noise), simulated(2 * i + 1, slower=1.1, **noise)).times[0].ratio
+        assert ratio is not None
+        held += ratio.low <= 1.1 <= ratio.high
+    assert held >= 52  # three standard errors below 95 %
+
+
+# -- times ------------------------------------------------------------
+
+
+def test_the_phase_that_grew_stands_first() -> None:
+    comparison = compared(simulated(1), simulated(2, slower=3.0, phase="data_wait"))
+    assert [one.name for one in comparison.times[:3]] == ["step", "wall", "data_wait"]
+    grown = comparison.times[2]
+    assert grown.change == "slower"
+    assert grown.ratio is not None
+    assert grown.ratio.value == pytest.approx(3.0, rel=0.1)
+
+
+def test_what_happens_between_steps_counts_in_wall_alone() -> None:
+    comparison = compared(simulated(1), simulated(2, validation_s=6.0))
+    assert change(comparison) == "no_change"
+    assert change(comparison, "wall") == "slower"
+    assert [one.name for one in comparison.regressions(0.1)] == ["wall"]
+
+
+def test_times_are_of_a_sample_when_batches_differ_in_size() -> None:
+    def settings(batch_size: int) -> Settings:
+        loader = LoaderSettings(stage="train", index=0, class_name="DataLoader", is_plain=True, batch_size=batch_size)
+        return Settings(loaders=(loader,))
+
+    comparison = compared(simulated(1, settings=settings(32)), simulated(2, slower=2.0, settings=settings(64)))
+    assert comparison.per == "sample"
+    assert change(comparison) == "no_change"
+    assert comparison.times[0].base_s == pytest.approx(0.05 / 32, rel=0.1)
+    assert any("a sample" in caution for caution in comparison.cautions)
+
+
+def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
+    base = simulated(1)
+    assert base.steady is not None
+    phases = {name: phase for name, phase in base.steady.phases.items() if name != "validation"}
+    found = compared(msgspec.structs.replace(base, steady=msgspec.structs.replace(base.steady, phases=phases)),
+                     simulated(2)).time("validation")  # fmt: skip
+    assert found is not None
+    assert found.base_s == 0.0
+    assert found.ratio is None
+    assert "did not occur" in found.reason
+
+
+def test_reason_stands_where_the_steady_state_was_never_reached() -> None:
+    step = compared(simulated(1), msgspec.structs.replace(simulated(2), steady=None)).time("step")
+    assert step is not None
+    assert (step.new_s, step.ratio, step.change) == (None, None, "inconclusive")
+    assert step.reason == "new: it has no steady steps"
+
+
+def test_there_is_no_interval_when_single_runs_are_too_short() -> None:
+    short = [simulated(i, n_epochs=1, steps_an_epoch=20) for i in (1, 2, 3, 4)]
+    step = compared(short[0], short[1]).times[0]
+    assert step.ratio is None
+    assert "too few steady steps" in step.reason
+    assert compared(short[:2], short[2:]).times[0].ratio is not None
+
+
+def test_noise_is_the_trials_when_one_measured_it() -> None:
+    trial = Trial(id="t", command=("x",), status="finished", started_at="", noise_band=0.2,
+                  aa=Interval(value=1, low=0.9, high=1.1))  # fmt: skip
+    comparison = compared(simulated(1, trials=(trial,)), simulated(2, slower=1.1))
+    assert comparison.run_noise_fraction == 0.2
+    assert "A/A" in comparison.run_noise_basis
+    assert change(comparison) == "inconclusive"
+
+
+def test_noise_is_what_the_runs_differ_by_when_there_are_several_a_side() -> None:
+    base, new = [simulated(i, between=0.0) for i in (1, 2, 3)], [simulated(i, between=0.0) for i in (4, 5, 6)]
+    comparison = compared(base, new)
+    single = compared(base[0], new[0])
+    ratio, wider = comparison.times[0].ratio, single.times[0].ratio
+    assert ratio is not None
+    assert wider is not None
+    assert ratio.high / ratio.low < wider.high / wider.low
+    assert comparison.run_noise_basis.startswith("not used")
+
+
+# -- what else differs ------------------------------------------------------------
+
+
+def test_findings_that_appeared_come_before_those_that_went_and_those_that_stayed() -> None:
+    base = simulated(1, findings=(finding("PD101"), finding("PD201")))
+    new = simulated(2, findings=(finding("PD201", "low"), finding("PD601", "medium")))
+    told = [(one.code, one.base, one.new) for one in compared(base, new).findings]
+    assert told == [("PD601", None, "medium"), ("PD101", "high", None), ("PD201", "high", "low")]
+
+
+def test_a_finding_that_went_is_told_apart_from_one_that_was_not_checked() -> None:
+    outcomes = (
+        RuleOutcome(code="PD101", status="skipped", reason="no loader"),
+        RuleOutcome(code="PD201", status="passed"),
+    )
+    base = simulated(1, findings=(finding("PD101"), finding("PD201")))
+    unchecked = {one.code: one.unchecked for one in compared(base, simulated(2, outcomes=outcomes)).findings}
+    assert unchecked == {"PD101": "no loader", "PD201": ""}
+
+
+def test_a_finding_counts_when_half_of_the_runs_have_it() -> None:
+    base = [simulated(1, findings=(finding("PD101"), finding("PD201"))), simulated(2, findings=(finding("PD101"),)),
+            simulated(3)]  # fmt: skip
+    assert [one.code for one in compared(base, simulated(4)).findings] == ["PD101"]
+
+
+def test_settings_and_environment_that_differ_are_named_by_their_path() -> None:
+    base = simulated(1, settings=Settings(trainer=TrainerSettings(precision="32-true", loggers=("CSVLogger",))))
+    machine = Machine(os="Linux", python="3.11", cpu_model="made up", usable_cores=8.0, versions={"torch": "2.13"})
+    new = simulated(2, machine=machine, settings=Settings(trainer=TrainerSettings(precision="bf16-mixed")))
+    comparison = compared(base, new)
+    assert [(one.name, one.base, one.new) for one in comparison.settings] == [
+        ("settings.trainer.precision", "32-true", "bf16-mixed"),
+        ("settings.trainer.loggers", "CSVLogger", None),
+    ]
+    assert [(one.name, one.base, one.new) for one in comparison.environment] == [
+        ("machine.versions.torch", None, "2.13")
+    ]
+
+
+def test_memory_is_compared_device_by_device() -> None:
+    memory = [
+        Memory(devices=(DeviceMemory(device="cuda:0", peak_allocated_bytes=n * GIB, peak_reserved_bytes=n * GIB),))
+        for n in (1, 2)
+    ]
+    figures = {one.name: (one.base, one.new) for one in
+               compared(simulated(1, memory=memory[0]), simulated(2, memory=memory[1])).figures}  # fmt: skip
+    assert figures["cuda:0 peak allocated"] == (GIB, 2 * GIB)
+
+
+def test_trials_of_both_sides_stand_by_treatment() -> None:
+    def trial(value: float) -> Trial:
+        arm = Arm(id="compile", treatments=("compile",), verdict="improved",
+                  speedup=Interval(value=value, low=value - 0.1, high=value + 0.1))  # fmt: skip
+        return Trial(id="t", command=("x",), status="finished", started_at="", arms=(Arm(id="baseline"), arm))
+
+    comparison = compared(simulated(1, trials=(trial(1.5),)), simulated(2, trials=(trial(1.2),)))
+    [told] = comparison.trials
+    assert (told.arm, told.base.value if told.base else 0, told.new.value if told.new else 0) == ("compile", 1.5, 1.2)
+    [told] = compared(simulated(1), simulated(2, trials=(trial(1.2),))).trials
+    assert (told.base, told.base_verdict, told.new_verdict) == (None, None, "improved")
+
+
+def test_cautions_tell_what_weakens_the_comparison() -> None:
+    other = Machine(os="Linux", python="3.11", usable_cores=8.0, devices=(Device(index=0, name="H100", kind="cuda"),))
+    assert any("machines" in one for one in compared(simulated(1), simulated(2, machine=other)).cautions)
+    assert compared(simulated(1), simulated(2)).cautions == ()
+    failed = simulated(3)
+    failed = msgspec.structs.replace(failed, run=msgspec.structs.replace(failed.run, status="interrupted"))
+    assert any("did not finish" in one for one in compared(simulated(1), failed).cautions)
+
+
+# -- bad input ------------------------------------------------------------
+
+
+def test_error_when_both_sides_are_the_same_run() -> None:
+    with pytest.raises(SessionError, match="the same run"):
+        compare_sessions([("a", simulated(1))], [("b", simulated(1))])
+
+
+def test_error_when_stages_differ() -> None:
+    other = simulated(2)
+    other = msgspec.structs.replace(other, run=msgspec.structs.replace(other.run, stage="test"))
+    with pytest.raises(SessionError, match="different stages"):
+        compared(simulated(1), other)
+
+
+def test_error_when_a_side_is_empty() -> None:
+    with pytest.raises(SessionError, match="each side"):
+        compare_sessions([], [("", simulated(1))])
+
+
+def test_comparison_survives_json() -> None:
+    comparison = compared(starved(), simulated(1))
+    assert msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison) == comparison
