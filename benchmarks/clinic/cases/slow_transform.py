@@ -4,7 +4,7 @@ expect: PD107
 half: tune
 cores: 2
 fix:
-  "self.darken(image)": "image * 0.5"
+  self.darken(self.images[index]): self.images[index] * 0.9**8
 """
 
 import torch
@@ -23,11 +23,15 @@ class Images(Dataset):
         return len(self.images)
 
     def darken(self, image):
-        return torch.tensor([pixel * 0.5 for pixel in image.tolist() for _ in range(8)][::8])
+        pixels = []
+        for pixel in image.tolist():
+            for _ in range(8):
+                pixel = pixel * 0.9
+            pixels.append(pixel)
+        return torch.tensor(pixels)
 
     def __getitem__(self, index):
-        image = self.images[index]
-        return self.darken(image)
+        return self.darken(self.images[index])
 
 
 class Net(LightningModule):
@@ -35,16 +39,26 @@ class Net(LightningModule):
         super().__init__()
         self.first, self.last = nn.Linear(400, 1024), nn.Linear(1024, 1)
 
-    def training_step(self, batch, batch_idx):
-        hidden = self.first(batch)
-        for _ in range(10):
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(16):
             hidden = nn.functional.gelu(hidden)
-        return self.last(hidden).square().mean()
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-Trainer(max_epochs=5, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
-    Net(), DataLoader(Images(), batch_size=16, shuffle=True)
+loader = DataLoader(Images(), batch_size=16, shuffle=True)
+
+trainer = Trainer(
+    max_epochs=5,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
 )
+trainer.fit(Net(), loader)

@@ -15,11 +15,14 @@ class Net(LightningModule):
         super().__init__()
         self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
 
-    def training_step(self, batch, batch_idx):
-        hidden = self.first(batch[0])
-        for _ in range(10):
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(16):
             hidden = nn.functional.gelu(hidden)
-        return self.last(hidden).square().mean()
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -27,6 +30,13 @@ class Net(LightningModule):
 
 data = TensorDataset(torch.rand(3200, 64))
 batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
-Trainer(max_epochs=5, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
-    Net(), DataLoader(data, sampler=batches, batch_size=None)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=5,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
 )
+trainer.fit(Net(), loader)

@@ -1,0 +1,45 @@
+"""Adam updates 300 small tensors one by one.
+---
+expect: PD308
+half: tune
+with:
+- fused-optimizer
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+        self.many = nn.ParameterList([nn.Parameter(torch.rand(2000)) for _ in range(300)])
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean() + torch.cat(list(self.many)).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-4, foreach=False)
+
+
+data = TensorDataset(torch.rand(3200, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=5,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

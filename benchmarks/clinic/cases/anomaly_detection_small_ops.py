@@ -1,0 +1,45 @@
+"""Anomaly detection was left on in a model of many small operators.
+---
+expect: PD503
+half: tune
+with:
+- anomaly-off
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 128), nn.Linear(128, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(40):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+data = TensorDataset(torch.rand(3200, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=5,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    detect_anomaly=True,
+)
+trainer.fit(Net(), loader)

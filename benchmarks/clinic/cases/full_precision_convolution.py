@@ -1,0 +1,44 @@
+"""Convolutions with many channels in float32 on a CPU that is faster in bfloat16.
+---
+expect: PD301
+half: tune
+with:
+- precision-bf16
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(64, 128, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(128, 64, 3),
+        )
+
+    def training_step(self, batch, batch_idx):
+        return self.layers(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
+
+
+data = TensorDataset(torch.rand(320, 64, 16, 16))
+batches = BatchSampler(RandomSampler(data), batch_size=8, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,47 @@
+"""A compiled step prints to a file and reads a number, and falls apart into pieces.
+---
+expect: PD312
+half: score
+fix:
+  'if hidden.mean().item() > 1e9:': 'if False:'
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
+        self.compiled = torch.compile(self.encode, backend="eager")
+
+    def encode(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+            if hidden.mean().item() > 1e9:
+                hidden = hidden * 0.5
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self.compiled(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+data = TensorDataset(torch.rand(3200, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=5,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

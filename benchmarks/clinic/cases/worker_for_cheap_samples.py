@@ -1,0 +1,53 @@
+"""One worker for samples that are made faster than they can be sent.
+---
+expect: PD103
+half: score
+cores: 2
+fix:
+  num_workers=1, persistent_workers=True: num_workers=0
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+torch.set_num_threads(1)
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return 4800
+
+    def __getitem__(self, index):
+        return torch.full((64,), index * 1e-4)
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 512), nn.Linear(512, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(2):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+loader = DataLoader(Noise(), batch_size=16, num_workers=1, persistent_workers=True)
+
+trainer = Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,50 @@
+"""Checkpoints every fifth step cost most, sixty metrics a step some.
+---
+expect: PD602
+second: PD502
+half: score
+fix:
+  every_n_train_steps=5: every_n_train_steps=50
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+        self.register_buffer("table", torch.rand(8_000_000))
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        loss = self(batch[0]).square().mean()
+        for index in range(30):
+            self.log(f"metric_{index}", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+data = TensorDataset(torch.rand(3200, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=5,
+    accelerator="cpu",
+    logger=False,
+    enable_progress_bar=False,
+    callbacks=[ModelCheckpoint(every_n_train_steps=5)],
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,50 @@
+"""Validation takes half of the time; Adam updates its tensors one by one.
+---
+expect: PD601
+second: PD308
+half: score
+with:
+- val-less-often=4
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+        self.many = nn.ParameterList([nn.Parameter(torch.rand(500)) for _ in range(100)])
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean() + torch.cat(list(self.many)).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self(batch[0]).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-4, foreach=False)
+
+
+def make_loader(n_batches):
+    data = TensorDataset(torch.rand(64 * n_batches, 64))
+    return DataLoader(data, sampler=BatchSampler(RandomSampler(data), 64, drop_last=True), batch_size=None)
+
+
+trainer = Trainer(
+    max_epochs=7,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), make_loader(30), make_loader(150))

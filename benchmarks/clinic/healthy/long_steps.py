@@ -1,0 +1,41 @@
+"""Forty steps of a fifth of a second each.
+---
+half: tune
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8192), nn.Linear(8192, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(24):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+data = TensorDataset(torch.rand(5120, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=256, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=2,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,42 @@
+"""Two loaders at once, as a dictionary of batches.
+---
+half: score
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(16):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch["a"][0]).square().mean() + self(batch["b"][0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def make_loader(n_batches):
+    data = TensorDataset(torch.rand(64 * n_batches, 64))
+    return DataLoader(data, sampler=BatchSampler(RandomSampler(data), 64, drop_last=True), batch_size=None)
+
+
+trainer = Trainer(
+    max_epochs=3,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), {"a": make_loader(50), "b": make_loader(50)})

@@ -1,0 +1,47 @@
+"""DDP on two ranks with static graph, metrics reduced at the end of an epoch.
+---
+half: score
+own_process: true
+cores: 2
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(16):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        loss = self(batch[0]).square().mean()
+        self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+loader = DataLoader(TensorDataset(torch.rand(6400, 64)), batch_size=64)
+
+trainer = Trainer(
+    max_epochs=3,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    strategy="ddp",
+    devices=2,
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,46 @@
+"""Progress bar, logger, checkpoints and validation as Lightning has them by default.
+---
+half: tune
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(32):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        loss = self(batch[0]).square().mean()
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self(batch[0]).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def make_loader(n_batches):
+    data = TensorDataset(torch.rand(64 * n_batches, 64))
+    return DataLoader(data, sampler=BatchSampler(RandomSampler(data), 64, drop_last=True), batch_size=None)
+
+
+trainer = Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    logger=True,
+    enable_progress_bar=True,
+)
+trainer.fit(Net(), make_loader(60), make_loader(6))
