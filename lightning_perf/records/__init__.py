@@ -72,6 +72,7 @@ from .session import (
     Run,
     Session,
     Window,
+    from_json,
     load,
 )
 from .settings import (
@@ -152,5 +153,5 @@ __all__ = [
     "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs",
     "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks",
     "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf",
-    "Window", "WorkerPoint", "load", "load_run", "together",
+    "Window", "WorkerPoint", "from_json", "load", "load_run", "together",
 ]  # fmt: skip

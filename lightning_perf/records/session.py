@@ -266,11 +266,24 @@ def load(path: str | os.PathLike[str]) -> Session:
             f"cannot read a session from {source}: {error.strerror or error}; "
             f"expected a {SESSION_FILE} written by PerfDoctor"
         ) from error
+    return from_json(content, str(source))
+
+
+def from_json(content: bytes | str, source: str) -> Session:
+    """A session from its JSON.
+
+    Args:
+        content: What a session file holds.
+        source: Where it comes from, for errors.
+
+    Raises:
+        SessionError: As for ``load``.
+    """
     try:
         document = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SessionError(f"{source} is not complete JSON ({error}); expected a {SESSION_FILE}") from error
-    return _from_document(document, str(source))
+    return _from_document(document, source)
 
 
 def _from_document(document: Any, source: str) -> Session:

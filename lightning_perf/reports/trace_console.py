@@ -17,7 +17,7 @@ BAR_WIDTH = 24
 # What takes less than this is not worth a line.
 LEAST_SHARE = 0.002
 
-_CAUSES = {
+CAUSES = {
     "loader": "waiting for data",
     "sync": "waiting for the device",
     "pageable_copy": "copies from pageable memory",
@@ -139,13 +139,13 @@ def _sections(record: TraceRecord) -> Iterator[Section]:
             ("without", "at best", "at least", "speed-up"),
             [
                 (
-                    _CAUSES.get(each.cause, each.cause), wording.seconds(each.low_s), wording.seconds(each.high_s),
+                    CAUSES.get(each.cause, each.cause), wording.seconds(each.low_s), wording.seconds(each.high_s),
                     f"{each.step_s / each.high_s:.2f}–{each.step_s / each.low_s:.2f}×" if each.low_s else "",
                 )
                 for each in predictions[:N_ROWS]
             ],
         )  # fmt: skip
-    facts = list(_facts(record))
+    facts = list(trace_facts(record))
     if facts:
         yield Section("Facts", (), [(fact,) for fact in facts])
     if record.syncs and record.syncs.sites:
@@ -241,7 +241,8 @@ def _where_the_time_went(record: TraceRecord, windows: Sequence[TraceStep]) -> S
     return Section(title, ("", "mean", "share", " " * BAR_WIDTH), rows)
 
 
-def _facts(record: TraceRecord) -> Iterator[str]:
+def trace_facts(record: TraceRecord) -> Iterator[str]:
+    """What a trace says beside its tables, a sentence each."""
     s = wording.seconds
     if record.loader:
         loader = record.loader

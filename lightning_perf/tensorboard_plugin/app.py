@@ -1,0 +1,329 @@
+"""The tab's routes. All answers are JSON, but for the page's own files, plotly, Perfetto and traces."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tensorboard import plugin_util
+from tensorboard.backend import http_util
+from tensorboard.data import provider
+from werkzeug import Request, Response
+
+from lightning_perf.errors import PerfDoctorError, SessionError
+from lightning_perf.records import Session, from_json
+from lightning_perf.reports import wording
+
+from . import perfetto
+from .catalogue import Catalogue, Entry, roots_of
+from .library import Library, Reading, Shown
+from .plugin import PLUGIN_NAME
+
+STATIC = {
+    "index.js": "text/javascript",
+    "blocks.js": "text/javascript",
+    "figures.js": "text/javascript",
+    "page.js": "text/javascript",
+    "table.js": "text/javascript",
+    "style.css": "text/css",
+}
+"""The files of the page: no other name is served."""
+
+PLOTLY = "plotly.min.js"
+PLOTLY_KEPT_S = 24 * 3600
+FIRST_LOOK_S = 1.0
+"""How long a first answer waits for the log directory to be looked through; later ones do not wait."""
+
+_log = logging.getLogger("lightning_perf")
+
+
+class Refused(Exception):
+    """A request that cannot be answered, with its HTTP status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class App:
+    """Answers what the page asks.
+
+    Args:
+        context: TensorBoard's.
+    """
+
+    def __init__(self, context: Any) -> None:
+        flags = context.flags
+        self._provider = context.data_provider
+        self._catalogue = Catalogue(roots_of(context.logdir, getattr(flags, "logdir_spec", None) if flags else None))
+        self._library = Library(self._read_summary)
+        self._experiment: tuple[Any, str] = (None, "")
+        self._is_warm = False
+        self._routes: dict[str, Callable[[Request], Response]] = {
+            "runs": self._runs,
+            "view": self._view,
+            "diff": self._diff,
+            "figure": self._figure,
+            "trace": self._trace,
+        }
+
+    def is_active(self) -> bool:
+        """Whether sessions or traces lie in the log directory; what was found is remembered."""
+        return bool(self._catalogue.entries(patience_s=0.2))
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        request = Request(environ)
+        try:
+            response = self._answer(request)
+        except Refused as refusal:
+            response = _json(request, {"error": str(refusal)}, refusal.status)
+        except PerfDoctorError as error:
+            # One run that cannot be read is told where it is looked at; it is no fault of the request.
+            response = _json(request, {"state": "failed", "error": wording.line(str(error), 1_000)})
+        return response(environ, start_response)
+
+    def _answer(self, request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            raise Refused(405, f"{request.method} is not answered here; expected GET")
+        path = request.path.partition(f"/plugin/{PLUGIN_NAME}/")[2] or request.path.lstrip("/")
+        if path == "index.js":
+            return self._static(request, path)
+        folder, slash, name = path.partition("/")
+        if slash and folder == "static":
+            return self._static(request, name)
+        if slash and folder == "perfetto":
+            return _perfetto(request, name)
+        if path not in self._routes:
+            raise Refused(404, f"nothing is served at {path[:80]!r}")
+        return self._routes[path](request)
+
+    # -- routes ------------------------------------------------------------
+
+    def _static(self, request: Request, name: str) -> Response:
+        if name == PLOTLY:
+            return _respond(request, _plotly(), "text/javascript", expires=PLOTLY_KEPT_S)
+        if name not in STATIC:
+            raise Refused(404, f"the page has no file {name[:80]!r}")
+        if name == "index.js":
+            self._warm_up()
+        content = resources.files(__package__).joinpath("static", name).read_bytes()
+        return _respond(request, content, STATIC[name])
+
+    def _runs(self, request: Request) -> Response:
+        """What can be chosen, newest first."""
+        from .views import VIEWS
+
+        entries = self._entries(request, FIRST_LOOK_S)
+        ordered = sorted(entries.values(), key=lambda entry: (_changed(entry), entry.id), reverse=True)
+        return _json(
+            request,
+            {
+                "runs": [_listed(entry) for entry in ordered],
+                "views": [[name, view.title] for name, view in VIEWS.items()],
+                "is_complete": self._catalogue.is_complete,
+                "is_cut": self._catalogue.is_cut,
+            },
+        )
+
+    def _view(self, request: Request) -> Response:
+        from .views import VIEWS
+
+        name = _asked(request, "view")
+        if name not in VIEWS:
+            raise Refused(404, f"there is no view {name[:80]!r}; expected one of {', '.join(VIEWS)}")
+        shown = self._shown(request, "run", "trace")
+        if isinstance(shown, Reading):
+            return _json(request, {"state": "reading", "text": shown.text})
+        return _json(request, _drawn(VIEWS[name].draw(shown)) | {"traces": shown.traces, "trace": shown.chosen})
+
+    def _diff(self, request: Request) -> Response:
+        from .diff import diff
+
+        base, new = self._pair(request)
+        for one in (base, new):
+            if isinstance(one, Reading):
+                return _json(request, {"state": "reading", "text": one.text})
+        assert isinstance(base, Shown)
+        assert isinstance(new, Shown)
+        return _json(request, _drawn(diff(base, new)))
+
+    def _figure(self, request: Request) -> Response:
+        from lightning_perf.reports import figures
+
+        theme = request.args.get("theme", "light")
+        if theme not in ("light", "dark"):
+            raise Refused(400, f"theme={theme[:40]!r}; expected light or dark")
+        name = _asked(request, "name")
+        is_pair = "base" in request.args
+        known = figures.PAIR_FIGURES if is_pair else figures.FIGURES
+        if name not in known:
+            raise Refused(404, f"there is no figure {name[:80]!r}")
+        shown = self._pair(request) if is_pair else (self._shown(request, "run", "trace"),)
+        if any(isinstance(one, Reading) for one in shown):
+            return _json(request, {"state": "reading", "text": "the trace is being read"})
+        sessions = [_of_chosen(one) for one in shown if isinstance(one, Shown)]
+        try:
+            drawn = known[name].draw(*sessions, theme=theme)
+        except Exception as error:  # noqa: BLE001 - a figure that cannot be drawn leaves the tables beside it
+            _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
+            return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})
+        return _json(request, {"state": "ready", "figure": None if drawn is None else figures.figure_json(drawn)})
+
+    def _trace(self, request: Request) -> Response:
+        """The file of a trace, for Perfetto."""
+        shown = self._shown(request, "run", "trace")
+        if isinstance(shown, Reading) or shown.file is None:
+            raise Refused(404, "the trace is not on this machine")
+        try:
+            content = Path(shown.file).read_bytes()
+        except OSError as error:
+            raise Refused(404, f"the trace cannot be read: {error.strerror}") from error
+        # As it is, packed or not: Perfetto unpacks by itself.
+        return Response(content, content_type="application/octet-stream", headers=_SAFE_HEADERS)
+
+    # -- inside ------------------------------------------------------------
+
+    def _entries(self, request: Request, patience_s: float) -> dict[str, Entry]:
+        found = self._catalogue.entries(patience_s if not self._catalogue.is_complete else 0.0)
+        on_disk = {entry.head.run.id for entry in found.values() if entry.head is not None}
+        return {**found, **{one.id: one for one in self._summaries(request) if one.where[1] not in on_disk}}
+
+    def _summaries(self, request: Request) -> Iterator[Entry]:
+        """Sessions in event files; tags are the ids of their runs, so that those on disk too are told once."""
+        if self._provider is None:
+            return
+        self._experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
+        context, experiment = self._experiment
+        try:
+            series = self._provider.list_tensors(context, experiment_id=experiment, plugin_name=PLUGIN_NAME)
+        except Exception:  # noqa: BLE001 - what is on disk can be shown all the same
+            _log.exception("PerfDoctor's tab could not list the summaries.")
+            return
+        for run, tags in series.items():
+            for tag, one in tags.items():
+                yield Entry(
+                    id=f"{run}/summary/{tag}",
+                    label=f"{wording.line(run, 400)} (event file)",
+                    kind="summary",
+                    stamp=f"{int(one.max_wall_time * 1e9):x}-{one.max_step}",
+                    where=(run, tag.rpartition("/")[2]),
+                )
+
+    def _read_summary(self, entry: Entry) -> Session:
+        context, experiment = self._experiment
+        run = entry.where[0]
+        tag = entry.id.partition("/summary/")[2] if not run else entry.id.removeprefix(f"{run}/summary/")
+        only = provider.RunTagFilter(runs=[run], tags=[tag])
+        found = self._provider.read_tensors(
+            context, experiment_id=experiment, plugin_name=PLUGIN_NAME, downsample=1, run_tag_filter=only
+        )
+        data = found.get(run, {}).get(tag, ())
+        if not data:
+            raise SessionError(f"the event file of {run} no longer holds a session")
+        return from_json(data[-1].numpy.item(), f"the event file of {run}")
+
+    def _shown(self, request: Request, run: str, trace: str) -> Shown | Reading:
+        name = _asked(request, run)
+        entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_LOOK_S).get(name)
+        if entry is None:
+            raise Refused(404, f"there is no run {name[:80]!r}")
+        index = request.args.get(trace)
+        if index is not None and not (index.isascii() and index.isdigit() and len(index) < 9):
+            raise Refused(400, f"{trace}={index[:40]!r}; expected a number")
+        try:
+            return self._library.show(entry, int(index) if index is not None else None)
+        except IndexError as error:
+            raise Refused(404, f"{name[:80]!r} has no trace {index}") from error
+
+    def _pair(self, request: Request) -> tuple[Shown | Reading, Shown | Reading]:
+        return self._shown(request, "base", "base_trace"), self._shown(request, "new", "new_trace")
+
+    def _warm_up(self) -> None:
+        """Loads what draws, while the page still loads itself."""
+        if self._is_warm:
+            return
+        self._is_warm = True
+        names = ("lightning_perf.tensorboard_plugin.views", "lightning_perf.reports.figures", "plotly.graph_objects")
+        threading.Thread(
+            target=lambda: [importlib.import_module(name) for name in names], name="perfdoctor-warm-up", daemon=True
+        ).start()
+
+
+_SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache")]
+
+
+def _drawn(drawn: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """All blocks of a view; what failed half-way is told below those that were drawn."""
+    done: list[dict[str, Any]] = []
+    try:
+        for block in drawn:
+            if block["type"] != "facts" or block["rows"]:
+                done.append(block)
+    except Exception as error:  # noqa: BLE001 - told in the view
+        _log.exception("PerfDoctor's tab could not draw a view.")
+        text = f"The rest could not be drawn ({type(error).__name__}: {error})."
+        done.append({"type": "note", "kind": "problem", "text": wording.line(text, 1_000)})
+    return {"state": "ready", "blocks": done}
+
+
+def _of_chosen(shown: Shown) -> Session:
+    """The session whose last window is the one chosen: figures draw the last."""
+    if shown.trace is None:
+        return shown.session
+    windows = tuple(window for window in shown.session.windows if window.trace is shown.trace)
+    return msgspec.structs.replace(shown.session, windows=windows)
+
+
+def _listed(entry: Entry) -> dict[str, Any]:
+    head = entry.head
+    verdict = head.verdict if head is not None else None
+    return {
+        "id": entry.id,
+        "label": wording.line(entry.label, 400),
+        "kind": entry.kind,
+        "stamp": entry.stamp,
+        "status": wording.line(head.run.status, 16) if head is not None else "",
+        "started_at": wording.line(head.run.started_at, 40) if head is not None else "",
+        "verdict": wording.line(verdict.text, 200) if verdict is not None else "",
+        "error": wording.line(entry.error, 400),
+    }
+
+
+def _changed(entry: Entry) -> int:
+    return int(entry.stamp.partition("-")[0] or "0", 16)
+
+
+def _asked(request: Request, name: str) -> str:
+    value = request.args.get(name)
+    if not value:
+        raise Refused(400, f"the parameter {name} is missing")
+    return value
+
+
+def _json(request: Request, document: Any, status: int = 200) -> Response:
+    # msgspec writes NaN as null; TensorBoard's own encoder would make text of it.
+    return _respond(request, msgspec.json.encode(document), "application/json", status)
+
+
+def _respond(request: Request, content: bytes, kind: str, status: int = 200, expires: int = 0) -> Response:
+    response: Response = http_util.Respond(request, content, kind, code=status, expires=expires)
+    return response
+
+
+def _perfetto(request: Request, name: str) -> Response:
+    found = perfetto.file(name)
+    if found is None:
+        raise Refused(404, f"Perfetto has no file {name[:80]!r}")
+    content, kind = found
+    headers = [*_SAFE_HEADERS, ("Content-Security-Policy", perfetto.POLICY)]
+    return Response(content, content_type=kind, headers=headers)
+
+
+def _plotly() -> bytes:
+    return resources.files("plotly").joinpath("package_data", PLOTLY).read_bytes()

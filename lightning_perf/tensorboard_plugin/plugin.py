@@ -1,0 +1,72 @@
+"""The tab's way into TensorBoard.
+
+TensorBoard imports this module whenever it starts, and one that raises takes all other tabs down with it. So nothing is
+imported here but what TensorBoard itself has loaded; the rest of the tab comes with the first look at it, and a fault
+there is told in the tab.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tensorboard.plugins import base_plugin
+
+PLUGIN_NAME = "perfdoctor"
+
+_log = logging.getLogger("lightning_perf")
+
+_FALLBACK = """export async function render() {
+  const told = document.createElement('p');
+  told.id = 'fault';
+  told.style.cssText = 'font-family: sans-serif; margin: 2em; background: white; color: black';
+  told.textContent = %s;
+  document.body.append(told);
+}
+"""
+
+
+class PerfDoctorPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
+    """Serves the tab; everything that can fail is in ``app.py``."""
+
+    plugin_name = PLUGIN_NAME
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._app: Any = None
+
+    def get_plugin_apps(self) -> dict[str, Callable[..., Iterable[bytes]]]:
+        return {"/*": self._serve}
+
+    def is_active(self) -> bool:
+        """Whether there is something to show that no summary tells of: sessions and traces on disk."""
+        try:
+            return bool(self._loaded().is_active())
+        except Exception:  # noqa: BLE001 - other tabs go on
+            _log.exception("PerfDoctor's tab could not look for sessions and traces.")
+            return False
+
+    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
+        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="PerfDoctor")
+
+    def _loaded(self) -> Any:
+        if self._app is None:
+            from .app import App
+
+            self._app = App(self._context)
+        return self._app
+
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            return self._loaded()(environ, start_response)  # type: ignore[no-any-return]
+        except Exception as error:  # noqa: BLE001 - told in the tab; other tabs go on
+            _log.exception("PerfDoctor's tab failed.")
+            told = f"PerfDoctor's tab failed ({type(error).__name__}: {error}). TensorBoard's own log holds the whole."
+            if environ.get("PATH_INFO", "").endswith("/index.js"):
+                status, kind, body = "200 OK", "text/javascript", _FALLBACK % json.dumps(told)
+            else:
+                status, kind, body = "500 Internal Server Error", "application/json", json.dumps({"error": told})
+            start_response(status, [("Content-Type", kind), ("X-Content-Type-Options", "nosniff")])
+            return [body.encode()]
