@@ -146,6 +146,7 @@ class DoctorHooks:
         self._folder: Path | None = None
         self._probes_off: dict[str, ProbeFailure] = {}
         self._pending_metrics: dict[int, dict[str, float]] = {}
+        self._summaries: dict[int, tensorboard_report.SessionWriter] = {}
         self._reporting_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -577,6 +578,7 @@ class DoctorHooks:
             if writer is not None:
                 tensorboard_report.write_scalars(writer, session, step)
                 tensorboard_report.write_text(writer, session, step)
+                self._summaries.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)
             else:
                 self._pending_metrics[id(logger)] = figures
 

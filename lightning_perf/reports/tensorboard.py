@@ -1,15 +1,23 @@
-"""The session as plain floats for any logger, and as scalars and text for TensorBoard."""
+"""The session as plain floats for any logger; for TensorBoard as scalars, as text, and whole for the PERFDOCTOR tab."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, Protocol
 
+import msgspec
+
 from lightning_perf.records import Memory, Session, Spread, StageTimes, Telemetry
 
 from .markdown import to_markdown
 
 TEXT_TAG = "perf/diagnosis"
+PLUGIN_NAME = "perfdoctor"
+"""Of the tab that reads what ``SessionWriter`` writes."""
+
+EVENT_BYTES = 8 * 2**20
+"""Up to so much of an event file is filled with sessions at every report; after that ever more rarely."""
+
 _GIB = 1024**3
 
 
@@ -56,6 +64,48 @@ def write_scalars(writer: Writer, session: Session, step: int) -> None:
 def write_text(writer: Writer, session: Session, step: int) -> None:
     """Writes the diagnosis as Markdown at ``step``, under ``perf/diagnosis``."""
     writer.add_text(TEXT_TAG, to_markdown(session), step)
+
+
+class SessionWriter:
+    """Writes sessions as summaries of the PERFDOCTOR tab: a run whose event file is all that is at hand has its tab.
+
+    Each summary holds the whole session, and event files only grow: once ``EVENT_BYTES`` are written, a session follows
+    only after as many reports as came before it. ``perf_session.json`` is always of the last one.
+    """
+
+    def __init__(self) -> None:
+        self._n_reports = 0
+        self._next = 0
+        self._n_bytes = 0
+
+    def write(self, writer: Any, session: Session, step: int) -> bool:
+        """Writes the session at ``step`` where it is due; whether it was.
+
+        Args:
+            writer: torch's ``SummaryWriter``; of another one, which keeps its file out of reach, nothing is asked.
+            session: Tagged with the id of its run.
+            step: Of the other figures.
+        """
+        file_writer = getattr(writer, "_get_file_writer", None)
+        if file_writer is None:
+            return False
+        self._n_reports += 1
+        if self._n_bytes > EVENT_BYTES and self._n_reports < self._next:
+            return False
+        from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        content = msgspec.json.encode(session)
+        about = SummaryMetadata(
+            plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME), data_class=DATA_CLASS_TENSOR
+        )
+        tensor = TensorProto(dtype=DT_STRING, string_val=[content])
+        value = Summary.Value(tag=f"{PLUGIN_NAME}/{session.run.id}", metadata=about, tensor=tensor)
+        file_writer().add_summary(Summary(value=[value]), step)
+        self._n_bytes += len(content)
+        self._next = 2 * self._n_reports
+        return True
 
 
 def _stage_scalars(root: str, stage: StageTimes) -> dict[str, float | None]:

@@ -112,7 +112,7 @@ class App:
             raise Refused(404, f"the page has no file {name[:80]!r}")
         if name == "index.js":
             self._warm_up()
-        content = resources.files(__package__).joinpath("static", name).read_bytes()
+        content = (resources.files(__package__) / "static" / name).read_bytes()
         return _respond(request, content, STATIC[name])
 
     def _runs(self, request: Request) -> Response:
@@ -326,4 +326,4 @@ def _perfetto(request: Request, name: str) -> Response:
 
 
 def _plotly() -> bytes:
-    return resources.files("plotly").joinpath("package_data", PLOTLY).read_bytes()
+    return (resources.files("plotly") / "package_data" / PLOTLY).read_bytes()

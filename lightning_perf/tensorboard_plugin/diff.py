@@ -70,21 +70,28 @@ def _compared(comparison: Comparison) -> Iterator[Block]:
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[Block]:
     one, other = _per_step(base, _categories(base)), _per_step(new, _categories(new))
     yield _beside("By what a step spends its time on, as the profiler tells it", "", one, other, "category-changes")
-    device = base.device is not None and new.device is not None
-    for title, what, key in (
-        ("Operators, host time of their own a step", lambda t: {o.name: o.host_self_s for o in t.operators}, "host"),
-        *(
-            [
-                ("Operators, device time of their own a step",
-                 lambda t: {o.name: o.device_self_s for o in t.operators}, "device"),
-                ("Kernels, time a step",
-                 lambda t: {k.name: k.total_s for k in t.kernels.top} if t.kernels else {}, "kernels"),
-            ] if device else []
-        ),
-    ):  # fmt: skip
-        one, other = _per_step(base, what(base)), _per_step(new, what(new))
-        if one or other:
-            yield _beside(title, "name", one, other, f"{key}-changes")
+    one, other = _per_step(base, _host(base)), _per_step(new, _host(new))
+    if one or other:
+        yield _beside("Operators, host time of their own a step", "operator", one, other, "host-changes")
+    if base.device is None or new.device is None:
+        return
+    one, other = _per_step(base, _device(base)), _per_step(new, _device(new))
+    yield _beside("Operators, device time of their own a step", "operator", one, other, "device-changes")
+    one, other = _per_step(base, _kernels(base)), _per_step(new, _kernels(new))
+    if one or other:
+        yield _beside("Kernels, time a step", "kernel", one, other, "kernel-changes")
+
+
+def _host(trace: TraceRecord) -> dict[str, float]:
+    return {each.name: each.host_self_s for each in trace.operators}
+
+
+def _device(trace: TraceRecord) -> dict[str, float]:
+    return {each.name: each.device_self_s for each in trace.operators}
+
+
+def _kernels(trace: TraceRecord) -> dict[str, float]:
+    return {each.name: each.total_s for each in trace.kernels.top} if trace.kernels is not None else {}
 
 
 def _categories(trace: TraceRecord) -> dict[str, float]:

@@ -1,0 +1,172 @@
+// The PERFDOCTOR tab. TensorBoard calls render() once and keeps the page: what is new is asked for.
+
+import {draw} from './static/blocks.js';
+import {address, ask, el, isDark, onTheme} from './static/page.js';
+
+const POLL_MS = 5000;
+const READING_MS = 600;
+const DIFF = ['diff', 'Diff'];
+
+const state = {runs: [], views: [], run: null, base: null, view: 'overview', trace: null, asked: 0, drawn: ''};
+const page = {};
+
+export async function render() {
+  document.head.append(el('link', {rel: 'stylesheet', href: address('static/style.css')}));
+  document.title = 'PerfDoctor';
+  page.run = el('select', {id: 'run', onchange: () => choose({run: page.run.value, trace: null})});
+  page.base = el('select', {id: 'base', onchange: () => choose({base: page.base.value})});
+  page.trace = el('select', {id: 'trace', onchange: () => choose({trace: Number(page.trace.value)})});
+  page.forBase = el('label', {for: 'base'}, el('span', {text: 'compared with'}), page.base);
+  page.forTrace = el('label', {for: 'trace'}, el('span', {text: 'Trace'}), page.trace);
+  page.forBase.hidden = page.forTrace.hidden = true;
+  page.about = el('span', {class: 'about', id: 'about'});
+  page.tabs = el('div', {role: 'tablist', 'aria-label': 'Views', onkeydown: move});
+  page.view = el('main', {id: 'view', role: 'tabpanel', tabindex: '-1', 'aria-live': 'polite'});
+  document.body.replaceChildren(
+    el('header', {}, el('label', {for: 'run'}, el('span', {text: 'Run'}), page.run), page.forBase, page.forTrace, page.about),
+    page.tabs, page.view);
+  theme();
+  onTheme(theme);
+  await poll();
+  setInterval(() => { if (!document.hidden) poll(); }, POLL_MS);
+  document.addEventListener('visibilitychange', () => { if (!document.hidden) poll(); });
+}
+
+function theme() {
+  const now = isDark() ? 'dark' : 'light';
+  if (document.documentElement.dataset.theme === now) return;
+  document.documentElement.dataset.theme = now;
+  for (const figure of document.querySelectorAll('[data-figure]')) figure.dispatchEvent(new Event('theme'));
+}
+
+async function poll() {
+  let told;
+  try {
+    told = await ask('runs');
+  } catch (error) {
+    say(`PerfDoctor cannot reach TensorBoard: ${error.message}`, 'problem');
+    return;
+  }
+  const before = stamp();
+  state.runs = told.runs;
+  state.views = [...told.views, DIFF];
+  const known = (id) => state.runs.some((run) => run.id === id);
+  if (!known(state.run)) state.run = state.runs[0]?.id ?? null;
+  if (!known(state.base)) state.base = state.runs.find((run) => run.id !== state.run)?.id ?? null;
+  list(page.run, state.run);
+  list(page.base, state.base);
+  tabs();
+  const one = state.runs.find((run) => run.id === state.run);
+  page.about.textContent = [one?.status, one?.started_at?.slice(0, 16).replace('T', ' '),
+    told.is_complete ? '' : 'still looking through the log directory', told.is_cut ? 'the log directory is too large to look through' : '',
+  ].filter(Boolean).join(' · ');
+  if (!state.runs.length) {
+    state.drawn = '';
+    say(told.is_complete ? 'No sessions of PerfDoctor and no profiler traces lie in this log directory yet. Add PerfDoctor() to the Trainer’s callbacks.'
+      : 'Looking through the log directory …');
+  } else if (stamp() !== before || !state.drawn) show();
+}
+
+// Changes whenever what is on show is out of date.
+function stamp() {
+  const of = (id) => `${id}@${state.runs.find((run) => run.id === id)?.stamp}`;
+  return [state.view, state.trace, of(state.run), state.view === 'diff' ? of(state.base) : ''].join('|');
+}
+
+function list(select, chosen) {
+  const labels = state.runs.map((run) => [run.id, run.error ? `${run.label} (cannot be read)` : run.label]);
+  const now = JSON.stringify(labels);
+  if (select.dataset.listed !== now) {
+    select.dataset.listed = now;
+    select.replaceChildren(...labels.map(([id, label]) => el('option', {value: id, text: label.length > 90 ? `…${label.slice(-90)}` : label, title: label})));
+  }
+  if (chosen !== null) select.value = chosen;
+}
+
+function tabs() {
+  if (page.tabs.childElementCount !== state.views.length) {
+    page.tabs.replaceChildren(...state.views.map(([name, title]) =>
+      el('button', {type: 'button', role: 'tab', id: `tab-${name}`, 'data-view': name, 'aria-controls': 'view', text: title, onclick: () => choose({view: name})})));
+  }
+  for (const tab of page.tabs.children) {
+    const isChosen = tab.dataset.view === state.view;
+    tab.setAttribute('aria-selected', isChosen);
+    tab.tabIndex = isChosen ? 0 : -1;
+  }
+  page.view.setAttribute('aria-labelledby', `tab-${state.view}`);
+}
+
+function move(event) {
+  const names = state.views.map(([name]) => name);
+  const at = names.indexOf(state.view);
+  const to = {ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1}[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  choose({view: names[(to + names.length) % names.length]});
+  page.tabs.children[(to + names.length) % names.length].focus();
+}
+
+function choose(change) {
+  Object.assign(state, change);
+  tabs();
+  show();
+}
+
+function say(text, kind = 'note') {
+  page.view.replaceChildren(el('p', {class: `note ${kind}`, role: 'status', text}));
+}
+
+// The latest question wins: an answer that comes after another was asked is dropped.
+async function show() {
+  const mine = ++state.asked;
+  const isDiff = state.view === 'diff';
+  const now = stamp();
+  const isNew = !state.drawn || state.drawn.split('|').slice(0, 2).join() !== now.split('|').slice(0, 2).join() || state.drawn.split('@')[0] !== now.split('@')[0];
+  const parameters = isDiff ? {base: state.base, new: state.run} : {run: state.run, trace: state.trace};
+  page.forBase.hidden = !isDiff;
+  if (isDiff) page.forTrace.hidden = true;
+  if (isDiff && (state.base === null || state.base === state.run)) {
+    state.drawn = now;
+    say(state.runs.length < 2 ? 'There is only one run: a diff needs two.' : 'Choose two different runs.');
+    return;
+  }
+  page.view.setAttribute('aria-busy', 'true');
+  page.view.dataset.view = '';
+  let told;
+  try {
+    told = await ask(isDiff ? 'diff' : 'view', isDiff ? parameters : {...parameters, view: state.view});
+  } catch (error) {
+    told = {state: 'failed', error: error.message};
+  }
+  if (mine !== state.asked) return;
+  page.view.setAttribute('aria-busy', 'false');
+  if (told.state === 'reading') {
+    say(told.text);
+    setTimeout(() => { if (mine === state.asked) show(); }, READING_MS);
+    return;
+  }
+  state.drawn = now;
+  if (told.state === 'failed') {
+    say(told.error, 'problem');
+    return;
+  }
+  traces(told);
+  const open = new Set(isNew ? [] : [...page.view.querySelectorAll('details[open]')].map((one) => one.dataset.code));
+  const at = document.scrollingElement.scrollTop;
+  page.view.replaceChildren(...draw(told.blocks, parameters));
+  for (const one of page.view.querySelectorAll('details')) if (open.has(one.dataset.code)) one.open = true;
+  document.scrollingElement.scrollTop = isNew ? 0 : at; // a run that goes on does not move what is read
+  page.view.dataset.view = state.view;
+  page.view.dataset.run = state.run;
+}
+
+function traces(told) {
+  if (told.traces === undefined) return;
+  page.forTrace.hidden = told.traces.length < 2;
+  const labels = JSON.stringify(told.traces);
+  if (page.trace.dataset.listed !== labels) {
+    page.trace.dataset.listed = labels;
+    page.trace.replaceChildren(...told.traces.map((label, i) => el('option', {value: i, text: label})));
+  }
+  page.trace.value = told.trace;
+}

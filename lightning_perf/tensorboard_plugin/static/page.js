@@ -1,0 +1,52 @@
+// Building the page and asking the server. Text is always set as text, never as markup.
+
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === 'text') node.textContent = value;
+    else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, '');
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+export async function ask(route, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined) query.set(name, value);
+  }
+  const address = new URL(`./${route}?${query}`, import.meta.url.replace(/static\/[^/]*$/, ''));
+  const response = await fetch(address);
+  let told;
+  try {
+    told = await response.json();
+  } catch {
+    throw new Error(`TensorBoard answered ${response.status} without JSON`);
+  }
+  if (!response.ok) throw new Error(told.error ?? `TensorBoard answered ${response.status}`);
+  return told;
+}
+
+export function address(path) {
+  return new URL(`./${path}`, import.meta.url.replace(/static\/[^/]*$/, '')).href;
+}
+
+// TensorBoard tells nobody of its dark mode; the class of its body does.
+export function isDark() {
+  try {
+    return window.parent.document.body.classList.contains('dark-mode');
+  } catch {
+    return window.matchMedia('(prefers-color-scheme: dark)').matches;
+  }
+}
+
+export function onTheme(changed) {
+  try {
+    const watch = new MutationObserver(changed);
+    watch.observe(window.parent.document.body, {attributes: true, attributeFilter: ['class']});
+  } catch {
+    window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', changed);
+  }
+}

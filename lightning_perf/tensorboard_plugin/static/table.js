@@ -1,0 +1,73 @@
+// A table that can be sorted by any column and filtered; long ones are drawn a part at a time.
+
+import {el} from './page.js';
+
+const PART = 100;
+
+const shown = (cell) => (Array.isArray(cell) ? cell[0] : cell);
+const value = (cell) => (Array.isArray(cell) ? cell[1] : cell);
+
+export function table(block) {
+  const state = {by: -1, down: true, words: '', drawn: PART};
+  const body = el('tbody');
+  const heads = block.heads.map((head, i) =>
+    el('th', {scope: 'col', class: block.numbers[i] ? 'number' : '', 'aria-sort': 'none'},
+      block.rows.length < 2 ? el('span', {text: head})
+        : el('button', {type: 'button', text: head, title: `Sort by ${head || 'the first column'}`, onclick: () => sort(i)})));
+  const more = el('button', {type: 'button', class: 'more', onclick: () => { state.drawn += 10 * PART; draw(); }});
+  const count = el('span', {class: 'count', role: 'status'});
+  const filter = block.rows.length < 8 ? null
+    : el('input', {type: 'search', placeholder: 'Filter', 'aria-label': `Filter ${block.title}`, oninput: (event) => {
+        state.words = event.target.value.toLowerCase();
+        state.drawn = PART;
+        draw();
+      }});
+
+  function sort(i) {
+    // What is longest is looked for first, names from A on; again turns it round.
+    state.down = state.by === i ? !state.down : block.numbers[i];
+    state.by = i;
+    heads.forEach((head, j) => head.setAttribute('aria-sort', i !== j ? 'none' : state.down ? 'descending' : 'ascending'));
+    draw();
+  }
+
+  function ordered() {
+    const words = state.words.split(/\s+/).filter(Boolean);
+    const kept = words.length
+      ? block.rows.filter((row) => { const text = row.map(shown).join(' ').toLowerCase(); return words.every((word) => text.includes(word)); })
+      : block.rows.slice();
+    if (state.by < 0) return kept;
+    const sign = state.down ? -1 : 1;
+    return kept.sort((one, other) => {
+      const a = value(one[state.by]);
+      const b = value(other[state.by]);
+      if (a === null || b === null) return (a === null) - (b === null); // what is not known comes last
+      return sign * (typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b)));
+    });
+  }
+
+  function draw() {
+    const rows = ordered();
+    body.replaceChildren(...rows.slice(0, state.drawn).map((row) => el('tr', {}, ...row.map((cell, i) => {
+      const text = shown(cell);
+      const node = el('td', {class: block.numbers[i] ? 'number' : 'text'});
+      const inner = text.length > 40 ? el('span', {class: 'long', title: text, tabindex: '0', text}) : document.createTextNode(text);
+      node.append(inner);
+      if (Array.isArray(cell) && cell[1] !== null) node.dataset.value = cell[1];
+      return node;
+    }))));
+    const rest = rows.length - state.drawn;
+    more.hidden = rest <= 0;
+    more.textContent = `Show more (${rest.toLocaleString('en')} left)`;
+    const left = block.left_out ? `; ${block.left_out.toLocaleString('en')} more are not shown here` : '';
+    count.textContent = state.words || left ? `${rows.length.toLocaleString('en')} of ${block.rows.length.toLocaleString('en')} rows${left}` : '';
+  }
+
+  draw();
+  return el('section', {class: 'table', 'data-table': block.key || null},
+    el('div', {class: 'above'}, block.title ? el('h3', {text: block.title}) : null, filter, count),
+    block.about ? el('p', {class: 'about', text: block.about}) : null,
+    el('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': block.title || 'table'},
+      el('table', {}, el('thead', {}, el('tr', {}, ...heads)), body)),
+    more);
+}
