@@ -22,15 +22,19 @@ def categories(record: TraceRecord) -> Iterator[Block]:
     if not windows:
         return
     n, total = len(windows), sum(window.duration_s for window in windows) or 1.0
-    word = "step" if record.steps else "trace"
     rows: list[list[Cell]] = []
     for name in windows[0].categories:
         spent = sum(window.categories.get(name, 0.0) for window in windows)
         rows.append([name.replace("_", " "), blocks.seconds(spent / n), blocks.share(spent / total)])
     mean_s = fmean(window.duration_s for window in windows)
-    about = f"{wording.count(n, word)} of {wording.seconds(mean_s)}; what hides behind a kernel is not charged"
+    about = f"{wording.count(n, 'step')} of" if record.steps else "the whole of"
+    about += f" {wording.seconds(mean_s)}; what hides behind a kernel is not charged"
     yield blocks.table(
-        f"Where a {word} spends its time, by the profiler", ["", "mean", "share"], rows, about, "categories"
+        f"Where {'a step' if record.steps else 'the trace'} spends its time, by the profiler",
+        ["", "mean", "share"],
+        rows,
+        about,
+        "categories",
     )
 
 
@@ -58,7 +62,8 @@ def what_if(record: TraceRecord) -> Iterator[Block]:
     if rows:
         heads = ["without", "now", "at best", "at least", "exclusive to it, in all"]
         about = "they share time: what each could gain does not add up"
-        yield blocks.table("What a step would take without each", heads, rows, about, "what-if")
+        word = "step" if record.steps else "trace"
+        yield blocks.table(f"What a {word} would take without each", heads, rows, about, "what-if")
 
 
 def operators(record: TraceRecord | None, profile: ModelProfile | None) -> Iterator[Block]:

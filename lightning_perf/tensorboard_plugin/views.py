@@ -49,7 +49,6 @@ def overview(shown: Shown) -> Iterator[Block]:
     }
     if shown.is_trace_only:
         yield from _overview_of_trace(shown)
-        yield from findings(session)
         return
     yield blocks.facts(_run_facts(session))
     if session.steady is not None:
@@ -285,10 +284,13 @@ def _overview_of_trace(shown: Shown) -> Iterator[Block]:
     )
     yield blocks.figure("trace_steps", "Steps by what they spend their time on")
     yield from tables.categories(trace)
+    yield from findings(shown.session)
     yield from tables.what_if(trace)
-    yield blocks.facts([("", fact) for fact in trace_facts(trace)])
+    told = [fact.partition(": ") for fact in trace_facts(trace)]
+    yield blocks.facts([(what[:1].upper() + what[1:], rest) for what, _, rest in told])
     yield from tables.steps(trace)
-    yield blocks.facts([(f"Not told: {what}", why) for what, why in trace.missing.items()])
+    if trace.missing:
+        yield blocks.table("Not told by this trace", ["what", "why"], list(trace.missing.items()), key="not-told")
 
 
 def _stages(session: Session) -> Iterator[Block]:

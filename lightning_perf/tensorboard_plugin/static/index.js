@@ -52,7 +52,7 @@ async function poll() {
   state.views = [...told.views, DIFF];
   const known = (id) => state.runs.some((run) => run.id === id);
   if (!known(state.run)) state.run = state.runs[0]?.id ?? null;
-  if (!known(state.base)) state.base = state.runs.find((run) => run.id !== state.run)?.id ?? null;
+  if (!known(state.base) || state.base === state.run) state.base = other();
   list(page.run, state.run);
   list(page.base, state.base);
   tabs();
@@ -65,6 +65,13 @@ async function poll() {
     say(told.is_complete ? 'No sessions of PerfDoctor and no profiler traces lie in this log directory yet. Add PerfDoctor() to the Trainer’s callbacks.'
       : 'Looking through the log directory …');
   } else if (stamp() !== before || !state.drawn) show();
+}
+
+// What to compare with unless told: the newest other run of the same kind.
+function other() {
+  const kind = state.runs.find((run) => run.id === state.run)?.kind === 'traces';
+  const rest = state.runs.filter((run) => run.id !== state.run && !run.error);
+  return (rest.find((run) => (run.kind === 'traces') === kind) ?? rest[0])?.id ?? null;
 }
 
 // Changes whenever what is on show is out of date.
@@ -107,7 +114,10 @@ function move(event) {
 }
 
 function choose(change) {
+  if (change.base) state.isBaseChosen = true;
   Object.assign(state, change);
+  if (!state.isBaseChosen || state.base === state.run) state.base = other();
+  if (state.base !== null) page.base.value = state.base;
   tabs();
   show();
 }

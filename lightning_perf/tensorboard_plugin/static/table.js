@@ -16,7 +16,7 @@ export function table(block) {
         : el('button', {type: 'button', text: head, title: `Sort by ${head || 'the first column'}`, onclick: () => sort(i)})));
   const more = el('button', {type: 'button', class: 'more', onclick: () => { state.drawn += 10 * PART; draw(); }});
   const count = el('span', {class: 'count', role: 'status'});
-  const filter = block.rows.length < 8 ? null
+  const filter = block.rows.length < 12 ? null
     : el('input', {type: 'search', placeholder: 'Filter', 'aria-label': `Filter ${block.title}`, oninput: (event) => {
         state.words = event.target.value.toLowerCase();
         state.drawn = PART;
