@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .quick import memory_breakdown
     from .quick_model import measure_ceilings, quick_profile
     from .records import Session, load
+    from .reports.notebook import to_html
 
 __version__ = "0.1.0.dev0"
 
@@ -30,6 +31,7 @@ _HOMES = {
     "measure_ceilings": ".quick_model",
     "memory_breakdown": ".quick",
     "quick_profile": ".quick_model",
+    "to_html": ".reports.notebook",
     "traces": ".traces",
 }
 
@@ -45,6 +47,7 @@ __all__ = [
     "measure_ceilings",
     "memory_breakdown",
     "quick_profile",
+    "to_html",
     "traces",
 ]
 

@@ -22,6 +22,7 @@ from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.ranks import RankProbe
 from lightning_perf.probes.recorder import Recorder, Status
 from lightning_perf.probes.window import WindowProbe
+from lightning_perf.progress import BarFigures
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Session, TraceRecord, Window
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import post_mortem
@@ -76,6 +77,8 @@ class DoctorHooks:
             finding cost. None to leave money out.
         gco2_per_kwh: Grams of CO2 equivalent by kWh of electricity; or a country as three letters (``"FRA"``), for
             codecarbon's table (the extra ``carbon``). None to leave it out.
+        progress: Whether Lightning's progress bar also shows which part of the last steps waited for data, and the
+            latest verdict: worked out at most once a second, when the bar collects its own figures.
         module_depth: How deep modules are told apart where their times are told: 1 for the top-level ones, 0 to look at
             no single step more closely at all (modules' times, synchronising lines, loops over tensors).
         apply: Treatments to apply at the start of the epoch after a finding asked for them, e.g.
@@ -108,6 +111,7 @@ class DoctorHooks:
         module_depth: int = 1,
         arithmetic: bool = True,
         ceilings: bool = True,
+        progress: bool = False,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -117,6 +121,7 @@ class DoctorHooks:
         self.out_dir = arguments.checked_path(out_dir)
         self.arithmetic = arguments.checked_flag("arithmetic", arithmetic)
         self.ceilings = arguments.checked_flag("ceilings", ceilings)
+        self.progress = arguments.checked_flag("progress", progress)
         self.memory = arguments.checked_flag("memory", memory)
         self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
@@ -140,6 +145,7 @@ class DoctorHooks:
         self._arithmetic: ArithmeticProbe | None = None
         self._live: LiveTreatments | None = None
         self._undo_silence: seams.Undo | None = None
+        self._undo_progress: seams.Undo | None = None
         self._is_silent = False
         self._ranks: RankProbe | None = None
         self._reported: Session | None = None
@@ -156,7 +162,7 @@ class DoctorHooks:
         live["_pending_metrics"] = {}
         silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
         kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
-        return {**kept, **live, "_undo_silence": None}
+        return {**kept, **live, "_undo_silence": None, "_undo_progress": None}
 
     # -- the run ------------------------------------------------------------
 
@@ -202,6 +208,8 @@ class DoctorHooks:
             self._looks = self._recorder.looks
             self._arithmetic = self._recorder.arithmetic
             self._guard("telemetry", self._recorder.start_telemetry)
+            if self.progress:
+                self._guard("progress", self._show_progress, trainer, self._loop)
             if self.window_options is not None and not trainer.fast_dev_run:
                 self._recorder.open_windows(self.window_options, self._folder, self._is_worth_keeping)
                 self._windows = self._recorder.windows
@@ -388,6 +396,20 @@ class DoctorHooks:
         if self._loop is not None:
             self._guard("steps", self._loop.main.reporting, False)
 
+    def _show_progress(self, trainer: Any, loop: LoopProbe) -> None:
+        figures = BarFigures(
+            loop.main.recent_wait_share, lambda: self.session.verdict if self.session else None, time.perf_counter
+        )
+
+        def shown() -> dict[str, str]:
+            try:
+                return {} if "progress" in self._probes_off else figures()
+            except Exception as error:  # noqa: BLE001 - reported; the bar shows its own
+                self._switch_off("progress", error)
+                return {}
+
+        self._undo_progress = seams.tap_progress_bar(trainer, shown)
+
     def _can_afford_report(self) -> bool:
         """Whether reporting keeps to its share of the run, as it does not at the end of very short epochs."""
         wall_s = self._loop.wall_ns() / 1e9 if self._loop is not None else 0.0
@@ -521,6 +543,9 @@ class DoctorHooks:
         if self._undo_silence is not None:
             self._undo_silence()
             self._undo_silence = None
+        if self._undo_progress is not None:
+            self._undo_progress()
+            self._undo_progress = None
         if self._ranks is not None:
             self._guard("ranks teardown", self._ranks.close)
         if self._recorder is not None:

@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -285,6 +285,20 @@ class _TimedLogMetrics(_Timed):
         return super().__call__(*args, **kwargs)
 
 
+class _MoreBarMetrics(_Timed):
+    """``progress_bar.get_metrics`` with the doctor's own figures behind the bar's."""
+
+    def __init__(self, owner: Any, more: Callable[[], dict[str, str]]) -> None:
+        super().__init__(owner, "get_metrics", nullcontext())
+        self._more = more
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        metrics = self.__wrapped__(*args, **kwargs)
+        if not self.is_measuring() or not isinstance(metrics, dict):
+            return metrics
+        return {**metrics, **{name: text for name, text in self._more().items() if name not in metrics}}
+
+
 def _put(timed: _Timed) -> Undo:
     owner, name = timed._owner, timed._name
     had_own = name in vars(owner)
@@ -343,6 +357,22 @@ def tap_logging(
             put.callback(_put(_TimedLogMetrics(logger, "log_metrics", span, more_metrics)))
             put.callback(_put(_Timed(logger, "save", logger_span(kind, "save"))))
         return put.pop_all().close
+
+
+def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]]) -> Undo | None:
+    """Lets the progress bar show some figures more, whenever it collects its own.
+
+    Args:
+        trainer: The Trainer.
+        more: The figures by name; must not raise.
+
+    Returns:
+        The undo; None where there is no bar.
+    """
+    bar = getattr(trainer, "progress_bar_callback", None)
+    if not callable(getattr(bar, "get_metrics", None)) or not hasattr(bar, "__dict__"):
+        return None
+    return _put(_MoreBarMetrics(bar, more))
 
 
 def tap_validation(trainer: Any, around: AbstractContextManager[None]) -> Undo | None:

@@ -215,6 +215,13 @@ class StageProbe:
         median_s = self._tally.step_median_s() if self._tally is not None else None
         return None if median_s is None else median_s * 1e9
 
+    def recent_wait_share(self) -> float | None:
+        """Share of the last few steps' time that waited for data; None right after a folding and before a step."""
+        rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * ROW_WIDTH :])
+        usual = rows[rows[:, KIND] == USUAL_STEP]
+        total_ns = int(usual[:, _STEP_COLUMNS].sum())
+        return int(usual[:, PHASE_INDEX["data_wait"]].sum()) / total_ns if total_ns else None
+
     def own_median_ns(self) -> float:
         """What the doctor's own hooks take in a usual step; 0 before there was one."""
         tally = self._tally if self._tally is not None else self._started(self._matrix())[0]

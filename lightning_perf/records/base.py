@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 
@@ -12,3 +14,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     0…1, ``_us`` microseconds). A missing measurement is ``None``, with its reason in the record's ``missing``
     or in ``Session.missing``; it is never 0.
     """
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None, which means the plain text, for records that have no such form."""
+        # Records know no report: the package that they are in says who draws them.
+        drawn: str | None = sys.modules[__name__.partition(".")[0]].to_html(self)
+        return drawn

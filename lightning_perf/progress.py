@@ -1,0 +1,44 @@
+"""What PerfDoctor shows in Lightning's progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lightning_perf.records import Verdict
+
+REFRESH_S = 1.0
+"""A figure that changes more often cannot be read."""
+
+
+class BarFigures:
+    """Figures for a bar, worked out at most once in ``REFRESH_S``, however often the bar asks.
+
+    Args:
+        wait_share: Share of the last steps' time that waited for data; None while it is not known.
+        verdict: The latest diagnosis; None before the first.
+        now_s: The clock.
+    """
+
+    def __init__(
+        self,
+        wait_share: Callable[[], float | None],
+        verdict: Callable[[], Verdict | None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._wait_share = wait_share
+        self._verdict = verdict
+        self._now_s = now_s
+        self._due_s = now_s() + REFRESH_S
+        self._shown: dict[str, str] = {}
+
+    def __call__(self) -> dict[str, str]:
+        """``{"data_wait": "54%", "perf": "PD101"}``, without what is not known yet."""
+        now_s = self._now_s()
+        if now_s >= self._due_s:
+            self._due_s = now_s + REFRESH_S
+            share, verdict = self._wait_share(), self._verdict()
+            if share is not None:
+                self._shown = {**self._shown, "data_wait": f"{share:.0%}"}
+            if verdict is not None:
+                self._shown = {**self._shown, "perf": verdict.code or verdict.category}
+        return self._shown

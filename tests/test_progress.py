@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from lightning_perf.progress import REFRESH_S, BarFigures
+from lightning_perf.records import Verdict
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def test_figures_are_worked_out_once_a_second_however_often_the_bar_asks() -> None:
+    clock, asked = Clock(), []
+    figures = BarFigures(lambda: asked.append(clock.s) or 0.54, lambda: None, clock)
+    for _ in range(1000):
+        clock.s += REFRESH_S / 100
+        figures()
+    assert 9 <= len(asked) <= 10
+
+
+def test_figures_show_what_is_known_and_keep_it_when_it_is_not_known_for_a_moment() -> None:
+    clock = Clock()
+    share: float | None = None
+    verdict: Verdict | None = None
+    figures = BarFigures(lambda: share, lambda: verdict, clock)
+    clock.s += REFRESH_S
+    assert figures() == {}
+    share = 0.544
+    clock.s += REFRESH_S
+    assert figures() == {"data_wait": "54%"}
+    share, verdict = None, Verdict(category="data", code="PD101", text="")
+    clock.s += REFRESH_S
+    assert figures() == {"data_wait": "54%", "perf": "PD101"}
+    verdict = Verdict(category="healthy", code=None, text="")
+    clock.s += REFRESH_S
+    assert figures() == {"data_wait": "54%", "perf": "healthy"}
