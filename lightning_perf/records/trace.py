@@ -88,6 +88,8 @@ class Communication(Record, frozen=True, kw_only=True):
         collectives: By kind and size, those that take longest first, at most 16.
         shards: What sharded training (FSDP) fetches and gives away, by kind and phase; empty without all-gathers and
             reduce-scatters.
+        waiting_s: Of ``exposed_s``, the seconds in which this rank waited for ranks that came later; None unless other
+            ranks' traces were read beside it.
     """
 
     total_s: float
@@ -101,6 +103,7 @@ class Communication(Record, frozen=True, kw_only=True):
     median_s: float | None = None
     collectives: tuple[CollectiveTime, ...] = ()
     shards: tuple[ShardTraffic, ...] = ()
+    waiting_s: float | None = None
 
 
 class CopySite(Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from lightning_perf.records import Finding, TraceRecord, TraceStep
+from lightning_perf.records import CollectiveTime, Finding, TraceRank, TraceRanks, TraceRecord, TraceStep
 
 from . import wording
 
@@ -16,6 +16,11 @@ N_ROWS = 6
 BAR_WIDTH = 24
 # What takes less than this is not worth a line.
 LEAST_SHARE = 0.002
+# Up to so many traces each is told in full.
+N_IN_FULL = 8
+N_OVERVIEW = 16
+
+_RANK_PARTS = ("data", "compute", "communication", "host")
 
 CAUSES = {
     "loader": "waiting for data",
@@ -39,8 +44,8 @@ class Section(NamedTuple):
 
 def to_console(records: Sequence[TraceRecord]) -> str:
     """Traces as text of at most 100 columns."""
-    parts = ["\n".join(_console_section(_ranks(records)))] if len(records) > 1 else []
-    for record in records:
+    parts = ["\n".join(_console_section(section)) for section in _together(records)]
+    for record in _told_in_full(records):
         lines = [_title(record)]
         for section in _sections(record):
             lines.extend(("", *_console_section(section)))
@@ -50,8 +55,8 @@ def to_console(records: Sequence[TraceRecord]) -> str:
 
 def to_markdown(records: Sequence[TraceRecord]) -> str:
     """Traces as markdown; foreign text is shown as it is, never read as markup."""
-    parts = _markdown_section(_ranks(records)) if len(records) > 1 else []
-    for record in records:
+    parts = [part for section in _together(records) for part in _markdown_section(section)]
+    for record in _told_in_full(records):
         parts.append(f"## {_escaped(_title(record))}")
         for section in _sections(record):
             parts.extend(_markdown_section(section))
@@ -160,6 +165,8 @@ def _sections(record: TraceRecord) -> Iterator[Section]:
                 for site in record.syncs.sites[:N_ROWS]
             ],
         )  # fmt: skip
+    if record.communication and record.communication.collectives:
+        yield _collectives("Collectives, waiting for other ranks included", record.communication.collectives)
     if record.kernels and record.kernels.top:
         yield Section(
             "Kernels",
@@ -265,10 +272,19 @@ def trace_facts(record: TraceRecord) -> Iterator[str]:
         )
     if record.communication:
         communication = record.communication
+        waiting = communication.waiting_s
         yield (
             f"communication: {communication.n_per_step:,.0f} collectives a step, {s(communication.total_s)} in all, "
             f"{s(communication.exposed_s)} of it not hidden"
+            + ("" if waiting is None else f", of which {s(waiting)} waiting for later ranks")
         )
+        for shard in communication.shards:
+            when = "between phases" if shard.phase == "other" else f"in {shard.phase}"
+            kind = shard.kind.replace("_", "-")
+            yield (
+                f"{kind}s {when}: {shard.n:,} in {s(shard.total_s)}, {s(shard.exposed_s)} of it "
+                f"not hidden; {shard.hidden_n:,} of them done ahead of need"
+            )
     if record.kernels and record.kernels.median_s is not None:
         kernels = record.kernels
         matrix = kernels.matrix_tensor_core_fraction
@@ -308,9 +324,35 @@ def _site(site: str, function: str) -> str:
     return wording.line(f"{short} {function}".strip())
 
 
-def _ranks(records: Sequence[TraceRecord]) -> Section:
-    rows = []
+def _together(records: Sequence[TraceRecord]) -> list[Section]:
+    """What several traces say beside one another; nothing for one."""
+    if len(records) < 2:
+        return []
+    sections = [_overview(records)]
     for record in records:
+        if record.ranks is not None:
+            sections.append(_ranks(record.ranks))
+            if record.ranks.collectives:
+                sections.append(_collectives("Collectives from the last rank's arrival on", record.ranks.collectives))
+    return sections
+
+
+def _told_in_full(records: Sequence[TraceRecord]) -> list[TraceRecord]:
+    """All traces where they are few; of many ranks the first, and those that hold others up most."""
+    if len(records) <= N_IN_FULL:
+        return list(records)
+    slow = {_straggler(record.ranks).source for record in records if record.ranks is not None}
+    return [record for i, record in enumerate(records) if i == 0 or record.source in slow or record.ranks is not None]
+
+
+def _straggler(ranks: TraceRanks) -> TraceRank:
+    return max(ranks.ranks, key=lambda one: (one.straggler_share, one.own_s))
+
+
+def _overview(records: Sequence[TraceRecord]) -> Section:
+    shown = records[:N_OVERVIEW]
+    rows = []
+    for record in shown:
         windows = record.steps or ((record.whole,) if record.whole else ())
         total = sum(window.duration_s for window in windows) or 1.0
         busy = sum(window.device_busy_s or 0.0 for window in windows) / total if record.device else None
@@ -321,4 +363,50 @@ def _ranks(records: Sequence[TraceRecord]) -> Section:
                 wording.seconds(total / max(len(windows), 1)), wording.share(busy), wording.share(exposed),
             )
         )  # fmt: skip
-    return Section(f"{len(records)} traces", ("trace", "rank", "steps", "step", "busy", "exposed communication"), rows)
+    more = f", the first {len(shown)}" if len(shown) < len(records) else ""
+    return Section(
+        f"{len(records)} traces{more}", ("trace", "rank", "steps", "step", "busy", "exposed communication"), rows
+    )
+
+
+def _ranks(ranks: TraceRanks) -> Section:
+    """Who waits for whom; of many ranks those that hold others up most, and the median."""
+    by_share = sorted(ranks.ranks, key=lambda one: (-one.straggler_share, -one.own_s, one.rank))
+    shown = list(ranks.ranks) if len(by_share) <= N_IN_FULL else by_share[:N_ROWS]
+    rows = [_rank_row(str(one.rank), one) for one in shown]
+    if len(shown) < len(by_share):
+        parts = {part: median(one.parts_s.get(part, 0.0) for one in by_share) for part in _RANK_PARTS}
+        middle = TraceRank(
+            rank=-1, source="", step_s=median(one.step_s for one in by_share),
+            own_s=median(one.own_s for one in by_share), waiting_s=median(one.waiting_s for one in by_share),
+            transfer_s=median(one.transfer_s for one in by_share), parts_s=parts,
+            last_fraction=median(one.last_fraction for one in by_share),
+            straggler_share=median(one.straggler_share for one in by_share),
+        )  # fmt: skip
+        rows.append(_rank_row("median", middle))
+    clocks = "" if ranks.clock_spread_s is None else f", ends agree within {wording.seconds(ranks.clock_spread_s)}"
+    title = (
+        f"{len(by_share)} ranks, mean of {wording.count(ranks.n_steps, 'step')} "
+        f"({wording.count(ranks.n_matched, 'collective')} matched{clocks})"
+    )
+    return Section(
+        title, ("rank", "own", "data", "compute", "communication", "host", "waits", "others wait", "last"), rows
+    )
+
+
+def _rank_row(name: str, one: TraceRank) -> tuple[str, ...]:
+    parts = (wording.seconds(one.parts_s.get(part)) for part in _RANK_PARTS)
+    waits = (wording.seconds(one.waiting_s), wording.share(one.straggler_share), wording.share(one.last_fraction))
+    return (name, wording.seconds(one.own_s), *parts, *waits)
+
+
+def _collectives(title: str, collectives: Sequence[CollectiveTime]) -> Section:
+    rows = [
+        (
+            each.kind.replace("_", "-"), wording.size(each.mean_bytes), "" if each.group_size is None else
+            str(each.group_size), f"{each.n:,}", wording.seconds(each.median_s), wording.seconds(each.exposed_s),
+            "" if each.bus_bytes_per_s is None else f"{each.bus_bytes_per_s / 1e9:.3g} GB/s",
+        )
+        for each in collectives[:N_ROWS]
+    ]  # fmt: skip
+    return Section(title, ("kind", "size", "ranks", "n", "median", "not hidden", "bus bandwidth"), rows)

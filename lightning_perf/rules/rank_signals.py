@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from lightning_perf.records import Ranks, RankSummary, Session
+from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, together
 
 from .rule import Skip
+from .trace_signals import Reading, reading_of
 
 
 def ranks_of(session: Session) -> Ranks:
@@ -22,6 +23,57 @@ def ranks_of(session: Session) -> Ranks:
     if ranks is None or len(ranks.summaries) < 2:
         raise Skip(session.missing.get("ranks", "fewer than two ranks told what they measured"))
     return ranks
+
+
+def traced_ranks_of(session: Session) -> tuple[Ranks, Reading] | None:
+    """The ranks as their traces show them, with the trace that holds them; None unless traces of several were read.
+
+    A trace tells more than hooks do of where a rank waits, but it is read without a session: no other figures of its
+    ranks are there.
+    """
+    if session.ranks is not None or not session.windows:
+        return None
+    reading = reading_of(session)
+    found = _from_traces(reading.trace.ranks) if reading.trace.ranks is not None else None
+    return (found, reading) if found is not None else None
+
+
+def _from_traces(ranks: TraceRanks) -> Ranks | None:
+    summaries = tuple(
+        RankSummary(
+            rank=one.rank,
+            node="",
+            n_steps=ranks.n_steps,
+            step_s=one.step_s,
+            own_s=one.own_s,
+            own_p50_s=one.own_s,
+            waiting_s=one.waiting_s,
+            waiting_n=ranks.n_steps,
+            parts_s={part: one.parts_s.get(part, 0.0) for part in PARTS},
+        )
+        for one in ranks.ranks
+    )
+    return together(summaries, ranks.world_size or len(summaries))
+
+
+def waited_s(session: Session, reading: Reading) -> float:
+    """Seconds of a trace's exposed communication in which its rank waited for ranks that came later; 0 if not known.
+
+    Without other ranks' traces: what the rank waits in a step beyond the rank that waits least, which waits for the
+    network alone.
+    """
+    communication = reading.trace.communication
+    if communication is None:
+        return 0.0
+    if communication.waiting_s is not None:
+        return communication.waiting_s
+    summaries = session.ranks.summaries if session.ranks is not None else ()
+    waits = {one.rank: one.waiting_s for one in summaries if one.waiting_s is not None}
+    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    if own is None or own.waiting_s is None or len(waits) < 2 or own.step_s <= 0:
+        return 0.0
+    share = (own.waiting_s - min(waits.values())) / own.step_s
+    return min(communication.exposed_s, share * reading.trace.span_s)
 
 
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:

@@ -100,4 +100,15 @@ def _with_ranks(records: list[TraceRecord], logs: Sequence[RankLog | None]) -> l
             reason = {} if ranks is not None else {"ranks": _NOT_COMPARED.format(n=len(places))}
             first = records[places[0]]
             records[places[0]] = msgspec.structs.replace(first, ranks=ranks, missing={**first.missing, **reason})
+            if ranks is not None:
+                for i, one in zip(places, ranks.ranks, strict=True):
+                    records[i] = _with_waiting(records[i], one.waiting_s)
     return records
+
+
+def _with_waiting(record: TraceRecord, step_waiting_s: float) -> TraceRecord:
+    if record.communication is None:
+        return record
+    waiting_s = min(step_waiting_s * max(1, len(record.steps)), record.communication.exposed_s)
+    communication = msgspec.structs.replace(record.communication, waiting_s=waiting_s)
+    return msgspec.structs.replace(record, communication=communication)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import PARTS, Evidence, Finding, Prescription, Ranks, RankSummary, Session
+from lightning_perf.records import PARTS, Evidence, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.rank_signals import ranks_of, usual_of
+from lightning_perf.rules.rank_signals import ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
@@ -40,7 +40,9 @@ DOCS = """\
 ## What it measures
 What each rank does itself in a step: the step without what it waits inside collectives. The rank with most of it is
 compared with the median of the others, and the excess is split into data, compute and host. Waiting is what comes
-between a rank's last own gradient and the end of its backward, looked at in a few steps.
+between a rank's last own gradient and the end of its backward, looked at in a few steps. In the traces of several ranks
+(`lightning-perf analyze DIR`) it is what a rank's collectives take longer than the same ones on the rank that comes
+last, as far as no computing hides it.
 
 ## Why it costs
 Gradients are exchanged in every step, so all ranks take as long as the slowest one. That one waits least itself:
@@ -70,8 +72,14 @@ TraceML's straggler threshold; HTA's comparison of ranks.
 
 def check(session: Session) -> Finding | None:
     """Compares the rank that does most of its own with the others."""
-    ranks = ranks_of(session)
-    steady = steady_of(session)
+    traced = traced_ranks_of(session)
+    if traced is not None:
+        ranks, reading = traced
+        return _compare(session, ranks, reading.span, is_traced=True)
+    return _compare(session, ranks_of(session), steady_of(session), is_traced=False)
+
+
+def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool) -> Finding | None:
     worst = max(ranks.summaries, key=lambda one: one.own_s)
     usual_s = usual_of(ranks, lambda one: one.own_s, worst)
     excess_s = worst.own_s - usual_s
@@ -84,6 +92,7 @@ def check(session: Session) -> Finding | None:
     if excess_s < MIN_EXCESS * usual_s or excess_s < least_share * step_s:
         return None
     part = max(PARTS, key=lambda name: _excess_s(ranks, worst, name))
+    cause = "on the host, with nothing computed" if is_traced and part == "host" else _CAUSES[part]
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + MIN_EXCESS) * usual_s]
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
@@ -94,9 +103,10 @@ def check(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"Rank {worst.rank}{where} holds the other {len(ranks.summaries) - 1} up: of each step it spends "
-            f"{duration(worst.own_s)} of its own, the others {duration(usual_s)}. The excess is mostly "
-            f"{_CAUSES[part]}{_name_of(worst, part)}." + (f" Ranks {_listed(others)} are slow too." if others else "")
+            f"Rank {worst.rank}{where} holds {_others(len(ranks.summaries) - 1)} up: of each step it spends "
+            f"{duration(worst.own_s)} of its own, {'the others' if len(ranks.summaries) > 2 else 'the other'} "
+            f"{duration(usual_s)}. The excess is mostly {cause}{_name_of(worst, part)}."
+            + (f" Ranks {_listed(others)} are slow too." if others else "")
         ),
         evidence=(
             Evidence(
@@ -107,7 +117,7 @@ def check(session: Session) -> Finding | None:
                 n=worst.n_steps,
             ),
             Evidence(
-                metric=f"of it {_CAUSES[part]}, beyond the others",
+                metric=f"of it {cause}, beyond the others",
                 value=_excess_s(ranks, worst, part),
                 unit="s",
                 n=worst.n_steps,
@@ -122,8 +132,8 @@ def check(session: Session) -> Finding | None:
                 for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
             ),
         ),
-        prescriptions=(_prescription(worst, part),),
-        claims=_claims(session, worst, part, lost_s),
+        prescriptions=(_prescription(worst, part, is_traced),),
+        claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
         low_s=LOW_FRACTION * lost_s,
         basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)",
     )
@@ -144,10 +154,20 @@ def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> d
     return claims
 
 
+def _claims_of_a_trace(span: StageTimes, lost_s: float) -> dict[str, float]:
+    """In which phase of a trace the others wait depends on the strategy: each gives its share."""
+    total_s = sum(phase.total_s for phase in span.phases.values())
+    return {name: lost_s * phase.total_s / total_s for name, phase in span.phases.items()} if total_s > 0 else {}
+
+
 def _name_of(worst: RankSummary, part: str) -> str:
     if part == "host" and worst.slowest_name is not None:
         return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} of each step)"
     return ""
+
+
+def _others(n: int) -> str:
+    return "the other rank" if n == 1 else f"the other {n} ranks"
 
 
 def _listed(ranks: list[int]) -> str:
@@ -155,12 +175,14 @@ def _listed(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:_MAX_NAMED])) + more
 
 
-def _prescription(worst: RankSummary, part: str) -> Prescription:
+def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescription:
     summaries = {
         "data": f"give rank {worst.rank}'s loader the disk, cores and samples that the others' have",
         "compute": f"give rank {worst.rank} batches of the same size, and look at what else its device or cores do",
         "host": f"run {worst.slowest_name or 'callbacks'} less often, or on all ranks alike",
     }
+    if is_traced:
+        summaries["host"] = f"look for what rank {worst.rank} alone does on the host, and do it less often"
     return Prescription(treatment="", summary=summaries[part], safety="exact", effort="minutes")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rank_signals import waited_s
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
     is_blind,
@@ -25,7 +26,8 @@ MIN_SHARE = 0.10
 DOCS = """\
 ## What it measures
 In a profiler window, the time in which collectives ran and no other kernel did, as a share of the time (on a CPU: the
-time in collectives).
+time in collectives). Where other ranks are known, by their traces or by what they told at an epoch's end, the part in
+which this rank waited for later ranks is left out: that is PD701's.
 
 ## Why it costs
 Gradients are exchanged while backward still computes others: what of it runs after or between the computing makes the
@@ -38,15 +40,65 @@ Trainer(devices=8, strategy="ddp", accumulate_grad_batches=1)  # a small model, 
 
 ## Prescription
 Exchange less: accumulate over several batches, compress gradients to bf16. Overlap more: DDP with
-`gradient_as_bucket_view` and `static_graph`, FSDP with backward prefetch.
+`gradient_as_bucket_view` and `static_graph`, FSDP with forward and backward prefetch.
 
 ## When it is wrong
-Where one rank is late, the others wait for it in the collective: compare the ranks first (PD701). A window at an
-epoch's end holds reductions of metrics.
+Where one rank is late and only this one's trace was read, the others wait for it in the collective: compare the ranks
+first (`lightning-perf analyze DIR` over their traces, PD701). A window at an epoch's end holds reductions of metrics.
 
 ## Sources
 torch-tb-profiler's distributed view; HTA's communication overlap; XProf's and TraceML's thresholds.
 """
+
+_BASIS = "at most what is not hidden; nothing, if it is another rank that is waited for"
+_BASIS_COMPARED = "at most what is not hidden, waiting for later ranks left out"
+_REPLICATED = (
+    Prescription(
+        treatment="ddp-static-graph",
+        summary="tell DDP that every step is alike, so that it exchanges buckets as early as it can",
+        safety="exact",
+        effort="one line",
+        code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
+    ),
+    Prescription(
+        treatment="",
+        summary="exchange gradients compressed to bf16: half the bytes",
+        safety="numerics",
+        effort="one line",
+        code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
+    ),
+    Prescription(
+        treatment="accumulate",
+        summary="exchange gradients less often: accumulate over several batches",
+        safety="semantics",
+        effort="one line",
+        code="Trainer(..., accumulate_grad_batches=4)",
+    ),
+)
+_SHARDED = (
+    Prescription(
+        treatment="",
+        summary="let FSDP fetch the next layer's parameters while this one computes, in forward and in backward",
+        safety="exact",
+        effort="one line",
+        code="FSDPStrategy(forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)",
+    ),
+    Prescription(
+        treatment="",
+        summary="shard inside a machine only, or keep parameters after forward (SHARD_GRAD_OP): fewer all-gathers, "
+        "more memory",
+        safety="exact",
+        effort="one line",
+        code='FSDPStrategy(sharding_strategy="HYBRID_SHARD")  # or "SHARD_GRAD_OP"',
+    ),
+    Prescription(
+        treatment="",
+        summary="exchange in bf16: half the bytes",
+        safety="numerics",
+        effort="one line",
+        code='Trainer(..., precision="bf16-mixed")',
+    ),
+)
 
 
 def check(session: Session) -> Finding | None:
@@ -56,9 +108,13 @@ def check(session: Session) -> Finding | None:
     if is_blind(trace):
         raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
     communication = trace.communication
-    if communication is None or reading.share(communication.exposed_s) < MIN_SHARE:
+    if communication is None:
         return None
-    exposed_s = communication.exposed_s
+    waiting_s = waited_s(session, reading)
+    exposed_s = communication.exposed_s - waiting_s
+    if reading.share(exposed_s) < MIN_SHARE:
+        return None
+    is_compared = communication.waiting_s is not None
     gone = without(reading, "communication")
     by_name = sorted(communication.by_name.items(), key=lambda item: -item[1])[:2]
     hidden = communication.overlap_fraction
@@ -75,35 +131,14 @@ def check(session: Session) -> Finding | None:
         evidence=(
             share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
             share_evidence(reading, "collectives", communication.total_s),
+            *((Evidence(metric="waiting for later ranks", value=waiting_s, unit="s"),) if waiting_s > 0 else ()),
             *(Evidence(metric=name, value=seconds, unit="s") for name, seconds in by_name),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="ddp-static-graph",
-                summary="tell DDP that every step is alike, so that it exchanges buckets as early as it can",
-                safety="exact",
-                effort="one line",
-                code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
-            ),
-            Prescription(
-                treatment="",
-                summary="exchange gradients compressed to bf16: half the bytes",
-                safety="numerics",
-                effort="one line",
-                code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
-            ),
-            Prescription(
-                treatment="accumulate",
-                summary="exchange gradients less often: accumulate over several batches",
-                safety="semantics",
-                effort="one line",
-                code="Trainer(..., accumulate_grad_batches=4)",
-            ),
-        ),
-        low_s=gone[1] if gone else 0.0,
+        prescriptions=_SHARDED if communication.shards else _REPLICATED,
+        low_s=max(0.0, gone[1] - waiting_s) if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
-        basis="at most what is not hidden; nothing, if it is another rank that is waited for",
-        confidence="medium",
+        basis=_BASIS_COMPARED if is_compared else _BASIS,
+        confidence="high" if is_compared else "medium",
     )
 
 
