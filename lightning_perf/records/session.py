@@ -281,7 +281,7 @@ def from_json(content: bytes | str, source: str) -> Session:
     """
     try:
         document = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SessionError(f"{source} is not complete JSON ({error}); expected a {SESSION_FILE}") from error
     return _from_document(document, source)
 

@@ -132,14 +132,21 @@ class App:
         )
 
     def _view(self, request: Request) -> Response:
+        from . import tables
         from .views import VIEWS
 
         name = _asked(request, "view")
         if name not in VIEWS:
             raise Refused(404, f"there is no view {name[:80]!r}; expected one of {', '.join(VIEWS)}")
+        entry = self._entry(request, "run")
         shown = self._shown(request, "run", "trace")
         if isinstance(shown, Reading):
             return _json(request, {"state": "reading", "text": shown.text})
+        if name == "ranks" and entry.kind == "traces" and len(entry.files) > 1:
+            together = self._library.ranks(entry)
+            if isinstance(together, Reading):
+                return _json(request, {"state": "reading", "text": together.text})
+            return _json(request, _drawn(tables.trace_ranks(together)))
         return _json(request, _drawn(VIEWS[name].draw(shown)) | {"traces": shown.traces, "trace": shown.chosen})
 
     def _diff(self, request: Request) -> Response:
@@ -228,18 +235,22 @@ class App:
             raise SessionError(f"the event file of {run} no longer holds a session")
         return from_json(data[-1].numpy.item(), f"the event file of {run}")
 
-    def _shown(self, request: Request, run: str, trace: str) -> Shown | Reading:
+    def _entry(self, request: Request, run: str) -> Entry:
         name = _asked(request, run)
         entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_LOOK_S).get(name)
         if entry is None:
             raise Refused(404, f"there is no run {name[:80]!r}")
+        return entry
+
+    def _shown(self, request: Request, run: str, trace: str) -> Shown | Reading:
+        entry = self._entry(request, run)
         index = request.args.get(trace)
         if index is not None and not (index.isascii() and index.isdigit() and len(index) < 9):
             raise Refused(400, f"{trace}={index[:40]!r}; expected a number")
         try:
             return self._library.show(entry, int(index) if index is not None else None)
         except IndexError as error:
-            raise Refused(404, f"{name[:80]!r} has no trace {index}") from error
+            raise Refused(404, f"{entry.id[:80]!r} has no trace {index}") from error
 
     def _pair(self, request: Request) -> tuple[Shown | Reading, Shown | Reading]:
         return self._shown(request, "base", "base_trace"), self._shown(request, "new", "new_trace")

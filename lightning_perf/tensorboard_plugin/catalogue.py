@@ -163,7 +163,7 @@ class Catalogue:
                 self._heads[key] = (msgspec.json.decode(Path(path).read_bytes(), type=Head), "")
             except FileNotFoundError:
                 return None, ""
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self._heads[key] = (None, str(error))
         return self._heads[key]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from lightning_perf.errors import SessionError
 from lightning_perf.records import Comparison, TraceRecord
-from lightning_perf.reports import wording
+from lightning_perf.reports import comparison_rows, wording
 from lightning_perf.stats.comparison import compare_sessions
 
 from . import blocks
@@ -33,38 +33,28 @@ def diff(base: Shown, new: Shown) -> Iterator[Block]:
 
 
 def _compared(comparison: Comparison) -> Iterator[Block]:
+    yield blocks.heading(comparison_rows.headline(comparison))
+    yield blocks.facts([("Of", " · ".join(comparison_rows.facts(comparison)))])
     yield {"type": "figure", "name": "steps_diff", "title": "The step, base and new", "is_pair": True}
-    rows: list[list[Cell]] = []
-    for one in comparison.times:
-        if not one.base_s and not one.new_s:
-            continue
-        between = ""
-        if one.ratio is not None:
-            between = f"{_percent(one.ratio.low)} to {_percent(one.ratio.high)}"
-        rows.append(
-            [_time_name(one.name, comparison.per), blocks.seconds(one.base_s), blocks.seconds(one.new_s),
-             _change(one.base_s, one.new_s), between, one.change.replace("_", " "), one.reason]
-        )  # fmt: skip
-    yield blocks.table("Time", ["", "base", "new", "change", "95 %", "", "why no more is known"], rows, key="times")
-    figures: list[list[Cell]] = [
-        [one.name, _quantity(one.base, one.unit), _quantity(one.new, one.unit), _change(one.base, one.new)]
-        for one in comparison.figures
-    ]
+    rows = comparison_rows.time_rows(comparison)
+    yield blocks.table("Time", comparison_rows.TIME_HEADS, rows, key="times")
+    for text in (*comparison_rows.no_interval(comparison), *comparison.cautions):
+        yield blocks.note(text)
+    figures = comparison_rows.figure_rows(comparison)
     if figures:
-        yield blocks.table("Memory and throughput", ["", "base", "new", "change"], figures, key="figures")
-    found: list[list[Cell]] = [
-        [f"{each.code} {each.name}", each.base or "none", each.new or "none", each.unchecked, each.summary]
-        for each in comparison.findings
-    ]
+        yield blocks.table("Memory and throughput", comparison_rows.FIGURE_HEADS, figures, key="figures")
+    found = comparison_rows.finding_rows(comparison)
     if found:
-        heads = ["finding", "base", "new", "not checked on one side", "what it says"]
-        yield blocks.table("Findings", heads, found, key="finding-changes")
+        heads = ("", *comparison_rows.FINDING_HEADS)
+        yield blocks.table("Findings that came, went or changed", heads, found, key="finding-changes")
+    yield blocks.facts([("Both have", comparison_rows.stayed(comparison))])
     for title, differences in (("Settings", comparison.settings), ("Environment", comparison.environment)):
-        told: list[list[Cell]] = [[each.name, each.base or "none", each.new or "none"] for each in differences]
+        told = comparison_rows.difference_rows(differences)
         if told:
-            yield blocks.table(f"{title} that differ", ["", "base", "new"], told, key=title.lower())
-    for caution in comparison.cautions:
-        yield blocks.note(caution)
+            yield blocks.table(f"{title} that differ", comparison_rows.DIFFERENCE_HEADS, told, key=title.lower())
+    tried = comparison_rows.trial_rows(comparison)
+    if tried:
+        yield blocks.table("Trials", comparison_rows.TRIAL_HEADS, tried, key="trial-changes")
 
 
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[Block]:
@@ -123,25 +113,9 @@ def _signed_seconds(value: float) -> Cell:
     return [f"{'+' if value > 0 else '−' if value < 0 else ''}{wording.seconds(abs(value))}", value]
 
 
-def _time_name(name: str, per: str) -> str:
-    if name == "step":
-        return f"a {per}, typical"
-    return f"a {per}, all included" if name == "wall" else wording.phase_name(name)
-
-
-def _quantity(value: float | None, unit: str) -> Cell:
-    return ["", None] if value is None else [wording.quantity(value, unit), value]
-
-
 def _change(base: float | None, new: float | None) -> Cell:
     if base is None or new is None or base <= 0:
         return ["", None]
-    return [_percent(new / base), new / base]
-
-
-def _percent(ratio: float) -> str:
-    if ratio >= 10:
-        return f"{wording.number(ratio)}×"
-    change = 100 * (ratio - 1)
-    text = f"{abs(change):.1f} %"
-    return text if text == "0.0 %" else ("+" if change > 0 else "−") + text
+    change = 100 * (new / base - 1)
+    text = f"{abs(change):,.1f} %"
+    return [text if text == "0.0 %" else ("+" if change > 0 else "−") + text, new / base]

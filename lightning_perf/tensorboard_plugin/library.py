@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,9 @@ class Shown(NamedTuple):
     file: str | None = None
 
 
+Known = tuple[TraceRecord, ...]
+
+
 class Reading(NamedTuple):
     """What cannot be shown yet: it is being read."""
 
@@ -52,8 +55,8 @@ class Traces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Hashable, TraceRecord | PerfDoctorError | None] = OrderedDict()
-        self._waiting: queue.LifoQueue[tuple[Hashable, str]] = queue.LifoQueue()
+        self._known: OrderedDict[Hashable, Known | PerfDoctorError | None] = OrderedDict()
+        self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], Known]]] = queue.LifoQueue()
         self._reader: threading.Thread | None = None
 
     def get(self, path: str) -> TraceRecord | Reading:
@@ -62,19 +65,29 @@ class Traces:
         Raises:
             PerfDoctorError: It cannot be read.
         """
-        try:
-            stat = os.stat(path)
-        except OSError as error:
-            raise PerfDoctorError(f"{os.path.basename(path)} cannot be read: {error.strerror}") from error
-        key = (path, stat.st_mtime_ns, stat.st_size)
+        known = self._asked((path,), lambda: (_analysed(path),))
+        return known if isinstance(known, Reading) else known[0]
+
+    def together(self, paths: Sequence[str]) -> tuple[TraceRecord, ...] | Reading:
+        """The records of several traces by rank, the first of which tells what they say together.
+
+        Raises:
+            PerfDoctorError: None of them can be read.
+        """
+        return self._asked(tuple(paths), lambda: _analysed_together(paths))
+
+    def _asked(self, paths: tuple[str, ...], read: Callable[[], Known]) -> Known | Reading:
+        stamps = [_stamp(path) for path in paths]
+        key = (paths, tuple(stamps))
         with self._lock:
             known = self._known.get(key)
             if known is None:
                 if key not in self._known:
                     self._known[key] = None
-                    self._waiting.put((key, path))
+                    self._waiting.put((key, read))
                     self._start()
-                return Reading(f"Reading {os.path.basename(path)} ({stat.st_size / 2**20:.1f} MiB) …")
+                what = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} traces"
+                return Reading(f"Reading {what} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
             self._known.move_to_end(key)
         if isinstance(known, PerfDoctorError):
             raise known
@@ -88,22 +101,43 @@ class Traces:
 
     def _read(self) -> None:
         while True:
-            key, path = self._waiting.get()
-            result: TraceRecord | PerfDoctorError
+            key, read = self._waiting.get()
+            result: Known | PerfDoctorError
             try:
-                from lightning_perf.rules.engine import diagnose_trace
-                from lightning_perf.traces import analyze
-
-                result = diagnose_trace(analyze(path))
+                result = read()
             except PerfDoctorError as error:
                 result = error
             except Exception as error:  # noqa: BLE001 - told where the trace is looked at; the next one is read
-                result = PerfDoctorError(f"{os.path.basename(path)}: {type(error).__name__}: {error}")
+                result = PerfDoctorError(f"the trace could not be read: {type(error).__name__}: {error}")
             with self._lock:
                 self._known[key] = result
                 done = [each for each, record in self._known.items() if record is not None]
                 for old in done[:-_TRACES_KEPT]:
                     del self._known[old]
+
+
+def _analysed(path: str) -> TraceRecord:
+    from lightning_perf.rules.engine import diagnose_trace
+    from lightning_perf.traces import analyze
+
+    return diagnose_trace(analyze(path))
+
+
+def _analysed_together(paths: Sequence[str]) -> Known:
+    from lightning_perf.traces import analyze_many
+
+    records, errors = analyze_many(paths)
+    if not records:
+        raise PerfDoctorError("; ".join(map(str, errors)))
+    return tuple(records)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise PerfDoctorError(f"{os.path.basename(path)} cannot be read: {error.strerror}") from error
+    return stat.st_mtime_ns, stat.st_size
 
 
 class Library:
@@ -145,6 +179,14 @@ class Library:
         if file is not None and not os.path.isfile(file):
             file = None
         return Shown(entry.label, session, window.trace, labels, index, file=file)
+
+    def ranks(self, entry: Entry) -> Known | Reading:
+        """All traces of a folder together.
+
+        Raises:
+            PerfDoctorError: None of them can be read.
+        """
+        return self.traces.together([os.path.join(entry.path, file) for file in entry.files])
 
     def _session(self, entry: Entry) -> Session:
         key = (entry.id, entry.stamp)

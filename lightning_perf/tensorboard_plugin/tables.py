@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from lightning_perf.records import ModelProfile, TraceRecord
@@ -50,6 +50,40 @@ def steps(record: TraceRecord) -> Iterator[Block]:
         for step in record.steps
     ]  # fmt: skip
     yield blocks.table("Steps", heads, rows, key="steps")
+
+
+def trace_ranks(records: Sequence[TraceRecord]) -> Iterator[Block]:
+    """The traces of several ranks beside one another; what they say together, where they are of one run."""
+    together = next((record.ranks for record in records if record.ranks is not None), None)
+    if together is None:
+        yield blocks.note("These traces do not tell that they are of ranks of one run: each is shown for itself.")
+    else:
+        parts = sorted({name for one in together.ranks for name in one.parts_s})
+        rows: list[list[Cell]] = [
+            [[str(one.rank), one.rank], blocks.seconds(one.step_s), blocks.seconds(one.own_s),
+             *(blocks.seconds(one.parts_s.get(name)) for name in parts), blocks.seconds(one.waiting_s),
+             blocks.share(one.last_fraction), blocks.share(one.straggler_share)]
+            for one in together.ranks
+        ]  # fmt: skip
+        heads = ["rank", "step", "own", *parts, "waits for others", "last to come", "others wait for it"]
+        title = f"{wording.count(len(together.ranks), 'rank')} together, mean of a step"
+        about = f"{wording.count(together.n_steps, 'step')}, {wording.count(together.n_matched, 'collective')} matched"
+        yield blocks.table(title, heads, rows, about, "together")
+    rows = []
+    for record in records:
+        windows = record.steps or ((record.whole,) if record.whole else ())
+        busy = [window.busy_fraction for window in windows if window.busy_fraction is not None]
+        spent = record.communication
+        mean_s = fmean(window.duration_s for window in windows) if windows else None
+        rows.append(
+            [record.source, ["" if record.rank is None else str(record.rank), record.rank],
+             blocks.number(len(record.steps)), blocks.seconds(mean_s),
+             blocks.share(fmean(busy) if busy else None), blocks.seconds(spent.total_s if spent else None),
+             blocks.seconds(spent.exposed_s if spent else None),
+             blocks.share(spent.overlap_fraction if spent else None)]
+        )  # fmt: skip
+    heads = ["trace", "rank", "steps", "mean step", "device busy", "communication", "of it exposed", "hidden"]
+    yield blocks.table("Traces", heads, rows, key="traces")
 
 
 def what_if(record: TraceRecord) -> Iterator[Block]:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import msgspec
 import pytest
 
-from lightning_perf.records import Distribution, Overhead
+from lightning_perf.records import Distribution, Overhead, from_json
+from lightning_perf.reports import tensorboard
 from lightning_perf.reports.markdown import to_markdown
-from lightning_perf.reports.tensorboard import scalars, write_scalars, write_text
+from lightning_perf.reports.tensorboard import SessionWriter, scalars, write_scalars, write_text
 from reports.sessions import SESSIONS, ddp, starved, validate_stage
 
 
@@ -76,3 +78,38 @@ def test_write_text_writes_the_markdown_diagnosis() -> None:
     writer = FakeWriter()
     write_text(writer, starved(), 420)
     assert writer.written == [("perf/diagnosis", to_markdown(starved()), 420)]
+
+
+class FakeFileWriter:
+    def __init__(self) -> None:
+        self.written: list[tuple[Any, int]] = []
+
+    def _get_file_writer(self) -> FakeFileWriter:
+        return self
+
+    def add_summary(self, summary: Any, step: int) -> None:
+        self.written.append((summary, step))
+
+
+def test_session_writer_writes_the_whole_session_for_the_tab() -> None:
+    writer = FakeFileWriter()
+    assert SessionWriter().write(writer, starved(), 420)
+    [(summary, step)] = writer.written
+    [value] = summary.value
+    assert step == 420
+    assert value.metadata.plugin_data.plugin_name == "perfdoctor"
+    assert value.tag == f"perfdoctor/{starved().run.id}"
+    assert from_json(value.tensor.string_val[0], "the summary") == starved()
+
+
+def test_session_writer_writes_ever_more_rarely_once_it_has_written_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "EVENT_BYTES", 3 * len(starved().to_json()) // 2)
+    writer, sessions = FakeFileWriter(), SessionWriter()
+    written = [i for i in range(1, 65) if sessions.write(writer, starved(), i)]
+    assert written[:2] == [1, 2]
+    assert len(written) <= 10
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(written))
+
+
+def test_session_writer_leaves_a_writer_that_hides_its_file() -> None:
+    assert not SessionWriter().write(FakeWriter(), starved(), 1)

@@ -1,0 +1,645 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from reports.sessions import SESSIONS, ddp, hostile, starved
+from reports.test_model_rows import profile
+from reports.test_rank_rows import ranks_of
+from reports.trials import climbed
+from traces.shared import FOLDER, needs_shared_traces
+
+from lightning_perf.records import Distribution, Session, Window
+from lightning_perf.reports.figures import FIGURES, PAIR_FIGURES
+from lightning_perf.tensorboard_plugin import catalogue, perfetto
+from lightning_perf.tensorboard_plugin.catalogue import Catalogue, roots_of
+from lightning_perf.tensorboard_plugin.views import VIEWS
+from lightning_perf.traces import analyze
+
+from .conftest import Tab, table
+
+Open = Callable[..., Tab]
+
+SAVED = sorted(set(SESSIONS) - {"hostile"})  # which holds figures that no file can
+
+
+def save(session: Session, folder: Path) -> Path:
+    return session.save(folder / "perf_session.json")
+
+
+def save_anyway(session: Session, folder: Path) -> None:
+    """As ``Session.save``, without its refusal of what no session may hold."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "perf_session.json").write_bytes(session.to_json())
+
+
+def trace_file(path: Path, n_operators: int = 3) -> Path:
+    events: list[dict[str, Any]] = []
+    for step in range(2):
+        start = 1_000_000 * step
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1,
+                       "ts": start, "dur": 900_000})  # fmt: skip
+        events += [{"ph": "X", "cat": "cpu_op", "name": f"aten::op{i}", "pid": 1, "tid": 1,
+                    "ts": start + 100_000 * (i + 1), "dur": 50_000} for i in range(n_operators)]  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+# -- what can be chosen ------------------------------------------------------------
+
+
+def test_runs_lists_sessions_and_traces_without_one_newest_first(tab: Open, tmp_path: Path) -> None:
+    first = save(starved(), tmp_path / "exp" / "version_0")
+    second = trace_file(tmp_path / "plain" / "host.1.pt.trace.json.gz")
+    os.utime(first, (1, 1))
+    os.utime(second, (2, 2))
+    told = tab().json("runs")
+    assert [run["id"] for run in told["runs"]] == ["plain/traces", "exp/version_0/perf_session.json"]
+    assert [run["label"] for run in told["runs"]] == ["plain (traces)", "exp/version_0"]
+    assert told["is_complete"]
+    assert not told["is_cut"]
+    assert [name for name, _ in told["views"]] == list(VIEWS)
+
+
+def test_runs_tells_sessions_of_one_folder_apart(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path)
+    other = msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, id="0123456789ab"))
+    save(other, tmp_path)  # sets the first aside, under the id of its run
+    validated = msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, id="v", stage="validate"))
+    validated.save(tmp_path / "perf_session_validate.json")
+    told = {run["label"].removeprefix(tmp_path.name) for run in tab().json("runs")["runs"]}
+    assert told == {"", f" (fit {starved().run.id[:8]})", " (validate)"}
+
+
+def test_runs_leaves_out_traces_that_a_session_tells_of(tab: Open, tmp_path: Path) -> None:
+    trace = analyze(trace_file(tmp_path / "w.1.pt.trace.json"))
+    window = Window(first_step=3, n_steps=2, status="recorded", reason="", cost_s=0.1, file="w.1.pt.trace.json",
+                    trace=trace)  # fmt: skip
+    save(msgspec.structs.replace(starved(), windows=(window,)), tmp_path)
+    assert [run.rpartition("/")[2] for run in tab().runs()] == ["perf_session.json"]
+
+
+def test_runs_finds_what_other_ranks_left_when_the_first_died(tab: Open, tmp_path: Path) -> None:
+    session = msgspec.structs.replace(ddp(), run=msgspec.structs.replace(ddp().run, rank=1))
+    session.save(tmp_path / "perf_ranks" / "perf_session.rank1.json")
+    one = tab()
+    [run] = one.runs()
+    assert one.blocks("overview", run)[0]["type"] == "verdict"
+
+
+def test_a_run_added_meanwhile_is_listed(tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
+    one = tab()
+    assert one.runs() == []
+    save(starved(), tmp_path / "late")
+    assert one.until(one.runs) == ["late/perf_session.json"]
+
+
+def test_stamp_changes_with_the_session(tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
+    path = save(starved(), tmp_path)
+    one = tab()
+    [before] = one.json("runs")["runs"]
+    shown = one.blocks("overview", before["id"])
+    changed = msgspec.structs.replace(
+        starved(), verdict=msgspec.structs.replace(starved().verdict, text="something else")
+    )
+    save(changed, tmp_path)
+    os.utime(path, (3, 3))
+    one.until(lambda: one.json("runs")["runs"][0]["stamp"] != before["stamp"])
+    assert one.blocks("overview", before["id"])[0]["text"].startswith("something else")
+    assert shown[0]["text"] != "something else"
+
+
+def test_a_log_directory_that_is_too_large_is_cut_and_said_to_be(
+    tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_MOST_FOLDERS", 3)
+    for i in range(6):
+        save(starved(), tmp_path / f"run{i}")
+    told = tab().json("runs")
+    assert told["is_cut"]
+    assert len(told["runs"]) == 2
+
+
+def test_roots_are_those_of_logdir_and_logdir_spec_on_this_machine() -> None:
+    assert roots_of("/a") == [("", "/a")]
+    assert roots_of(None, "x:/a,/b,gs://c/d") == [("x", "/a"), ("", "/b")]
+    assert roots_of("gs://bucket/runs") == []
+    assert roots_of(None, None) == []
+
+
+def test_is_active_when_sessions_or_traces_lie_in_the_log_directory(tab: Open, tmp_path: Path) -> None:
+    assert not tab().plugin.is_active()
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"")
+    assert not tab().plugin.is_active()
+    trace_file(tmp_path / "a" / "b" / "host.1.pt.trace.json.gz")
+    assert tab().plugin.is_active()
+
+
+def test_a_look_at_the_disk_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(catalogue.os, "walk", lambda root: looks.append(root) or iter(()))
+    one = Catalogue([("", str(tmp_path))])
+    for _ in range(5):
+        one.entries(patience_s=5.0)
+    assert len(looks) == 1
+
+
+# -- views ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", SAVED)
+def test_each_view_of_each_session_is_drawn_whole(tab: Open, tmp_path: Path, name: str, view: str) -> None:
+    save(SESSIONS[name](), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    blocks = one.blocks(view, run)
+    assert blocks
+    assert not [block for block in blocks if block.get("kind") == "problem"]
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_each_figure_is_given_or_absent(tab: Open, tmp_path: Path, name: str) -> None:
+    save(SESSIONS[name](), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    for figure in FIGURES:
+        told = one.json("figure", run=run, name=figure, theme="dark")
+        assert told["state"] == "ready", told
+        assert told["figure"] is None or set(told["figure"]) >= {"data", "layout"}
+
+
+def everything() -> Session:
+    """A session with ranks, arithmetic, a probed loader and a trial."""
+    loaded = SESSIONS["loader_probed"]()
+    return msgspec.structs.replace(
+        loaded,
+        ranks=ranks_of(4),
+        model_profile=profile(),
+        trials=(climbed(),),
+        memory=SESSIONS["memory_looked_at"]().memory,
+        run=msgspec.structs.replace(loaded.run, world_size=4),
+    )
+
+
+def test_every_figure_has_its_place_in_a_view(tab: Open, tmp_path: Path) -> None:
+    save(everything(), tmp_path / "session")
+    trace_file(tmp_path / "plain" / "host.1.pt.trace.json")
+    one = tab()
+    placed = {
+        block["name"]
+        for run in one.runs()
+        for view in VIEWS
+        for block in one.blocks(view, run)
+        if block["type"] == "figure"
+    }
+    assert placed == set(FIGURES)
+
+
+def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
+    session = starved()
+    save(session, tmp_path)
+    one = tab()
+    [run] = one.runs()
+    blocks = one.blocks("overview", run)
+    assert session.steady is not None
+    phases = table(blocks, "phases")
+    shares = {name.replace("_", " "): phase.share for name, phase in session.steady.phases.items()}
+    assert dict(zip(phases["phase"], phases["share"], strict=True)) == shares
+    found = [block for block in blocks if block["type"] == "finding"]
+    assert [block["code"] for block in found] == [finding.code for finding in session.findings]
+    first = session.findings[0]
+    assert [fact["value"] for fact in found[0]["evidence"]] == [fact.value for fact in first.evidence]
+    assert found[0]["fixes"][0]["code"] == first.prescriptions[0].code
+
+
+def test_other_views_tell_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
+    session = everything()
+    save(session, tmp_path)
+    one = tab()
+    [run] = one.runs()
+    assert session.ranks is not None
+    assert session.model_profile is not None
+    ranks = table(one.blocks("ranks", run), "ranks")
+    assert ranks["own"] == [summary.own_s for summary in session.ranks.summaries]
+    devices = table(one.blocks("memory", run), "devices")
+    assert devices["peak allocated"] == [device.peak_allocated_bytes for device in session.memory.devices]
+    modules = table(one.blocks("modules", run), "modules")
+    assert modules["forward"] == [module.forward_s for module in session.model_profile.modules]
+    counted = table(one.blocks("operators", run), "counted-operators")
+    assert counted["FLOPs"] == [operator.flops for operator in session.model_profile.operators]
+    ladder = table(one.blocks("trials", run), "ladder")
+    assert ladder["rung"][0] == "baseline"
+    assert len(ladder["rung"]) > 1
+    functions = table(one.blocks("data", run), "functions")
+    assert session.loader_probe is not None
+    assert functions["function"] == [function.name for function in session.loader_probe.functions]
+
+
+def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> None:
+    def window(first_step: int, n_operators: int) -> Window:
+        trace = analyze(trace_file(tmp_path / f"{first_step}.json", n_operators))
+        return Window(first_step=first_step, n_steps=2, status="recorded", reason="", cost_s=0.1, trace=trace)
+
+    save(msgspec.structs.replace(starved(), windows=(window(10, 2), window(50, 3))), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    latest = one.ready("view", view="operators", run=run)
+    assert latest["traces"] == ["steps 10 to 11", "steps 50 to 51"]
+    assert latest["trace"] == 1
+    assert len(table(latest["blocks"], "operators")["operator"]) == 3
+    assert len(table(one.blocks("operators", run, trace=0), "operators")["operator"]) == 2
+    figures = [one.json("figure", run=run, name="operators", trace=i)["figure"] for i in (0, 1)]
+    assert [len(figure["data"][0]["y"]) for figure in figures] == [2, 3]
+    assert one.json("view", 404, view="operators", run=run, trace=2)
+
+
+def test_view_goes_on_after_a_part_that_cannot_be_drawn(
+    tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(session: Session) -> list[str]:
+        raise ZeroDivisionError("planted")
+
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    monkeypatch.setattr("lightning_perf.reports.summary.run_facts", fails)
+    blocks = one.blocks("overview", run)
+    assert blocks[0]["type"] == "verdict"
+    assert blocks[-1]["kind"] == "problem"
+    assert "planted" in blocks[-1]["text"]
+
+
+# -- diff ------------------------------------------------------------
+
+
+def test_diff_compares_two_sessions(tab: Open, tmp_path: Path) -> None:
+    base = starved()
+    assert base.steady is not None
+    step_s = base.steady.step_s
+    slower = Distribution(**{name: 2 * getattr(step_s, name) for name in ("p50", "p95", "p99", "mean", "std")})
+    new = msgspec.structs.replace(
+        base,
+        run=msgspec.structs.replace(base.run, id="another"),
+        steady=msgspec.structs.replace(base.steady, step_s=slower, span_s=2 * base.steady.span_s),
+        findings=(),
+    )
+    save(base, tmp_path / "base")
+    save(new, tmp_path / "new")
+    one = tab()
+    runs = {"base": "base/perf_session.json", "new": "new/perf_session.json"}
+    blocks = one.ready("diff", **runs)["blocks"]
+    assert blocks[0]["type"] == "heading"
+    assert {"times", "finding-changes"} <= {block.get("key") for block in blocks}
+    for name in PAIR_FIGURES:
+        assert one.json("figure", name=name, **runs)["figure"] is not None
+
+
+def test_diff_of_two_traces_puts_operators_beside_each_other(tab: Open, tmp_path: Path) -> None:
+    trace_file(tmp_path / "a" / "h.1.pt.trace.json", 2)
+    trace_file(tmp_path / "b" / "h.1.pt.trace.json", 3)
+    blocks = tab().ready("diff", base="a/traces", new="b/traces")["blocks"]
+    told = table(blocks, "host-changes")
+    assert dict(zip(told["operator"], zip(told["base"], told["new"], strict=True), strict=True)) == {
+        "aten::op0": (0.05, 0.05), "aten::op1": (0.05, 0.05), "aten::op2": (None, 0.05)
+    }  # fmt: skip
+
+
+def test_diff_of_a_run_with_itself_says_so(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    blocks = one.ready("diff", base=run, new=run)["blocks"]
+    assert blocks[0]["kind"] == "problem"
+
+
+# -- traces of runs that nobody watched ------------------------------------------------------------
+
+
+def test_a_trace_is_read_in_the_background(tab: Open, tmp_path: Path) -> None:
+    trace_file(tmp_path / "host.1.pt.trace.json.gz")
+    one = tab()
+    [run] = one.runs()
+    assert one.json("view", view="overview", run=run)["state"] in ("reading", "ready")
+    told = table(one.blocks("operators", run), "operators")
+    assert sorted(told["operator"]) == ["aten::op0", "aten::op1", "aten::op2"]
+    assert told["host, own"] == [0.1, 0.1, 0.1]
+
+
+def test_a_trace_that_cannot_be_read_is_told_and_the_others_are_shown(tab: Open, tmp_path: Path) -> None:
+    trace_file(tmp_path / "a" / "host.1.pt.trace.json")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "host.1.pt.trace.json.gz").write_bytes(b"no gzip at all")
+    one = tab()
+    one.until(lambda: one.json("view", view="overview", run="b/traces")["state"] != "reading")
+    told = one.json("view", view="overview", run="b/traces")
+    assert told["state"] == "failed"
+    assert "host.1.pt.trace.json.gz" in told["error"]
+    assert one.blocks("overview", "a/traces")
+
+
+def test_a_changed_trace_is_read_again(tab: Open, tmp_path: Path) -> None:
+    path = trace_file(tmp_path / "host.1.pt.trace.json", 1)
+    one = tab()
+    [run] = one.runs()
+    assert len(table(one.blocks("operators", run), "operators")["operator"]) == 1
+    trace_file(path, 4)
+    os.utime(path, (9, 9))
+    assert len(table(one.blocks("operators", run), "operators")["operator"]) == 4
+
+
+def test_traces_of_one_folder_stand_beside_each_other(tab: Open, tmp_path: Path) -> None:
+    for i in (1, 2):
+        trace_file(tmp_path / f"host.{i}.pt.trace.json", i)
+    one = tab()
+    [run] = one.runs()
+    assert one.ready("view", view="overview", run=run)["traces"] == ["host.1.pt.trace.json", "host.2.pt.trace.json"]
+    assert table(one.blocks("ranks", run), "traces")["trace"] == ["host.1.pt.trace.json", "host.2.pt.trace.json"]
+
+
+@needs_shared_traces
+@pytest.mark.parametrize(
+    "name", ["bert-small-h100", "copy-pageable-a100", "elementwise-mi300", "cpu-only-rank34", "gpu-only-mi210"]
+)
+def test_views_of_a_real_trace_tell_what_the_reader_tells(tab: Open, tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.1.pt.trace.json.gz"
+    shutil.copyfile(FOLDER / f"{name}.json.gz", path)
+    record = analyze(path)
+    one = tab()
+    [run] = one.runs()
+    windows = record.steps or ((record.whole,) if record.whole else ())
+    categories = table(one.blocks("overview", run), "categories")
+    for category, mean_s in zip(categories[""], categories["mean"], strict=True):
+        spent = [window.categories[category.replace(" ", "_")] for window in windows]
+        assert mean_s == pytest.approx(sum(spent) / len(spent))
+    operators = one.blocks("operators", run)
+    if record.operators:
+        assert table(operators, "operators")["host, own"] == [each.host_self_s for each in record.operators]
+    if record.kernels is not None and record.kernels.top:
+        assert table(one.blocks("kernels", run), "kernels")["time"] == [each.total_s for each in record.kernels.top]
+    if record.copies is not None:
+        told = table(one.blocks("memory", run), "copies")
+        assert told["time"][0] == record.copies.h2d_s
+        assert told["n"][0] == record.copies.h2d_n
+
+
+# -- what is wrong with a request or a file ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "status", "parameters"),
+    [
+        ("view", 400, {}),
+        ("view", 400, {"view": "overview"}),
+        ("view", 404, {"view": "nothing", "run": "x"}),
+        ("view", 404, {"view": "overview", "run": "no such run"}),
+        ("view", 404, {"view": "overview", "run": "../../../../etc/passwd"}),
+        ("view", 404, {"view": "overview", "run": "x" * 100_000}),
+        ("view", 404, {"view": "<script>alert(1)</script>", "run": "x"}),
+        ("view", 400, {"view": "overview", "run": "RUN", "trace": "one"}),
+        ("view", 400, {"view": "overview", "run": "RUN", "trace": "-1"}),
+        ("view", 400, {"view": "overview", "run": "RUN", "trace": "9" * 5_000}),
+        ("view", 404, {"view": "overview", "run": "RUN", "trace": "7"}),
+        ("diff", 400, {"base": "RUN"}),
+        ("diff", 404, {"base": "RUN", "new": "none"}),
+        ("figure", 400, {"run": "RUN"}),
+        ("figure", 404, {"run": "RUN", "name": "__import__"}),
+        ("figure", 400, {"run": "RUN", "name": "breakdown", "theme": "pink"}),
+        ("trace", 400, {}),
+        ("trace", 404, {"run": "RUN"}),
+        ("nothing", 404, {}),
+        ("", 404, {}),
+        ("static/", 404, {}),
+        ("static/plugin.py", 404, {}),
+        ("static/../plugin.py", 404, {}),
+        ("static/%2e%2e/plugin.py", 404, {}),
+        ("static/..%2f..%2fplugin.py", 404, {}),
+        ("static/....//plugin.py", 404, {}),
+        ("static//etc/passwd", 404, {}),
+        ("perfetto/../plugin.py", 404, {}),
+        ("perfetto/..%5c..%5cplugin.py", 404, {}),
+        ("perfetto/%00", 404, {}),
+        ("perfetto//etc/passwd", 404, {}),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused(
+    tab: Open, tmp_path: Path, route: str, status: int, parameters: dict[str, str]
+) -> None:
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    asked = {name: run if value == "RUN" else value for name, value in parameters.items()}
+    assert len(one.json(route, status, **asked)["error"]) < 400
+
+
+def test_only_get_is_answered(tab: Open) -> None:
+    one = tab()
+    for method in ("post", "put", "delete", "patch"):
+        assert getattr(one.client, method)("/data/plugin/perfdoctor/runs").status_code == 405
+    assert one.client.head("/data/plugin/perfdoctor/runs").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"schema_version": 99, "run": {"id": "x"}}',
+        b'{"schema_version": 1, "run": {"id": 3}}',
+        b"[" * 100_000,
+        b'{"run": {"id": "x"}, "more": ' + b"[" * 100_000,
+    ],
+)
+def test_a_corrupt_session_does_not_take_the_others_down(tab: Open, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "perf_session.json").write_bytes(content)
+    save(starved(), tmp_path / "good")
+    one = tab()
+    assert set(one.runs()) == {"bad/perf_session.json", "good/perf_session.json"}
+    told = one.json("view", view="overview", run="bad/perf_session.json")
+    assert told["state"] == "failed"
+    assert told["error"]
+    assert one.blocks("overview", "good/perf_session.json")
+
+
+def test_a_number_that_is_none_is_no_number_in_the_answer(tab: Open, tmp_path: Path) -> None:
+    bad = starved()
+    assert bad.steady is not None
+    text = bad.to_json().decode().replace('"samples_per_s": 1043.2', '"samples_per_s": 1e999')
+    (tmp_path / "perf_session.json").write_text(text)
+    one = tab()
+    [run] = one.runs()
+    for view in VIEWS:
+        one.json("view", view=view, run=run)
+    for figure in FIGURES:
+        one.json("figure", run=run, name=figure)
+
+
+def test_hostile_names_come_as_short_lines_of_text(tab: Open, tmp_path: Path) -> None:
+    session = hostile()
+    finite = msgspec.structs.replace(
+        session.findings[0], gain=None, evidence=(session.findings[0].evidence[0], session.findings[0].evidence[2])
+    )
+    folder = tmp_path / "<script>alert(1)</script>"
+    save_anyway(msgspec.structs.replace(session, findings=(finite,)), folder)
+    one = tab()
+    [run] = one.runs()
+    for view in VIEWS:
+        response = one.get("view", view=view, run=run)
+        assert response.status_code == 200
+        assert len(response.get_data()) < 200_000
+
+        def check(value: Any) -> None:
+            if isinstance(value, str):
+                assert not [c for c in value if (c < " " and c not in "\n\t") or c in "\u202e\x7f\x1b"], value[:80]
+                assert len(value) < 20_000
+            elif isinstance(value, dict):
+                for each in value.values():
+                    check(each)
+            elif isinstance(value, list):
+                for each in value:
+                    check(each)
+
+        check(response.json)
+    for figure in FIGURES:
+        told = one.json("figure", run=run, name=figure)
+        assert "<script>" not in json.dumps(told)
+
+
+def test_names_of_operators_of_any_length_come_cut(tab: Open, tmp_path: Path) -> None:
+    trace = analyze(trace_file(tmp_path / "x.json"))
+    long = msgspec.structs.replace(trace.operators[0], name="<script>" + "n" * 100_000 + "\x1b[31m")
+    window = Window(first_step=0, n_steps=2, status="recorded", reason="", cost_s=0.0,
+                    trace=msgspec.structs.replace(trace, operators=(long, *trace.operators)))  # fmt: skip
+    save(msgspec.structs.replace(starved(), windows=(window,)), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    names = table(one.blocks("operators", run), "operators")["operator"]
+    assert names[0].startswith("<script>nnn")
+    assert len(names[0]) <= 1_000
+
+
+# -- files of the page ------------------------------------------------------------
+
+
+def test_the_page_is_served_with_its_types(tab: Open) -> None:
+    from lightning_perf.tensorboard_plugin.app import STATIC
+
+    one = tab()
+    assert one.get("index.js").content_type.startswith("text/javascript")
+    for name, kind in STATIC.items():
+        response = one.get(f"static/{name}")
+        assert response.status_code == 200
+        assert response.content_type.startswith(kind)
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+    present = {path.name for path in Path(catalogue.__file__).parent.joinpath("static").iterdir()}
+    assert present == set(STATIC)
+
+
+def test_plotly_comes_from_the_installed_wheel_and_is_kept_by_the_browser(tab: Open) -> None:
+    response = tab().get("static/plotly.min.js")
+    assert response.content_type.startswith("text/javascript")
+    assert "max-age" in response.headers["Cache-Control"]
+    assert b"plotly.js" in response.get_data()[:300]
+
+
+def test_the_page_makes_no_markup_of_text_and_names_no_other_machine() -> None:
+    for path in Path(catalogue.__file__).parent.joinpath("static").iterdir():
+        text = path.read_text(encoding="utf-8")
+        for forbidden in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "http://",
+            "https://",
+        ):
+            assert forbidden not in text, (path.name, forbidden)
+
+
+def test_perfetto_is_served_where_it_is_installed_without_its_service_worker(
+    tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "web_dist"
+    inside.mkdir()
+    (inside / "index.html").write_text("<p>perfetto</p>")
+    (inside / "service_worker.js").write_text("")
+    (tmp_path / "secret.txt").write_text("secret")
+    (inside / "link.txt").symlink_to(tmp_path / "secret.txt")
+    monkeypatch.setattr(perfetto, "folder", lambda: inside)
+    one = tab()
+    response = one.get("perfetto/index.html")
+    assert response.get_data() == b"<p>perfetto</p>"
+    assert "connect-src 'self'" in response.headers["Content-Security-Policy"]
+    for name in ("service_worker.js", "../secret.txt", "%2e%2e/secret.txt", "link.txt", "", "."):
+        assert one.get(f"perfetto/{name}").status_code == 404, name
+
+
+def test_perfetto_is_given_the_trace_as_it_lies_there(tab: Open, tmp_path: Path) -> None:
+    path = trace_file(tmp_path / "host.1.pt.trace.json.gz")
+    one = tab()
+    [run] = one.runs()
+    one.blocks("trace", run)
+    assert one.get("trace", run=run).get_data() == path.read_bytes()
+
+
+# -- sessions in event files ------------------------------------------------------------
+
+
+class Provider:
+    """TensorBoard's data provider, with one summary of one run."""
+
+    def __init__(self, content: bytes, tag: str = "perfdoctor/the-id", run: str = "exp/version_0") -> None:
+        self.content, self.tag, self.run = content, tag, run
+
+    def list_tensors(self, ctx: Any, *, experiment_id: str, plugin_name: str) -> Any:
+        assert plugin_name == "perfdoctor"
+        return {self.run: {self.tag: SimpleNamespace(max_wall_time=12.5, max_step=3)}}
+
+    def read_tensors(self, ctx: Any, *, run_tag_filter: Any, **rest: Any) -> Any:
+        assert (run_tag_filter.runs, run_tag_filter.tags) == ({self.run}, {self.tag})
+        return {self.run: {self.tag: [SimpleNamespace(numpy=np.array(self.content, dtype=object))]}}
+
+
+def test_a_session_of_an_event_file_is_shown(tab: Open) -> None:
+    one = tab(provider=Provider(starved().to_json()))
+    assert one.runs() == ["exp/version_0/summary/perfdoctor/the-id"]
+    assert one.blocks("overview", one.runs()[0])[0]["type"] == "verdict"
+
+
+def test_a_session_on_disk_stands_for_its_summary(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path / "exp")
+    one = tab(provider=Provider(starved().to_json(), f"perfdoctor/{starved().run.id}"))
+    assert one.runs() == ["exp/perf_session.json"]
+
+
+def test_a_summary_that_is_no_session_is_told(tab: Open) -> None:
+    one = tab(provider=Provider(b"{"))
+    told = one.json("view", view="overview", run=one.runs()[0])
+    assert told["state"] == "failed"
+
+
+def test_a_provider_that_fails_leaves_what_is_on_disk(tab: Open, tmp_path: Path) -> None:
+    class Failing:
+        def list_tensors(self, *arguments: Any, **named: Any) -> Any:
+            raise RuntimeError("planted")
+
+    save(starved(), tmp_path)
+    assert len(tab(provider=Failing()).runs()) == 1
