@@ -15,6 +15,13 @@ def write_stdout(text: str) -> None:
     sys.stdout.write(fit_encoding(text if text.endswith("\n") else text + "\n", sys.stdout.encoding))
 
 
+def write_page(page: str) -> None:
+    """Prints a page of HTML as UTF-8 whatever the terminal's encoding: its scripts run only unchanged."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(page.encode())
+    sys.stdout.buffer.flush()
+
+
 def write_file(target: Path, text: str, is_forced: bool) -> None:
     """Writes a file of UTF-8 text; a crash leaves an existing one whole.
 

@@ -10,9 +10,9 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Session, load_run
 
-from .output import write_file, write_stdout
+from .output import write_file, write_page, write_stdout
 
-FORMATS = ("console", "markdown", "json")
+FORMATS = ("console", "markdown", "html", "json")
 
 
 def report(
@@ -47,6 +47,8 @@ def report(
     text = _drawn(loaded, format_, show_all)
     if out is not None:
         write_file(out, text, force)
+    elif format_ == "html":
+        write_page(text)
     else:
         write_stdout(text)
 
@@ -56,6 +58,10 @@ def _drawn(session: Session, format_: str, show_all: bool) -> str:
         from lightning_perf.reports.markdown import to_markdown
 
         return to_markdown(session, show_all)
+    if format_ == "html":
+        from lightning_perf.reports.html import to_html
+
+        return to_html(session)
     if format_ == "json":
         from lightning_perf.reports.json import to_json
 

@@ -47,7 +47,7 @@ def to_console(records: Sequence[TraceRecord]) -> str:
     parts = ["\n".join(_console_section(section)) for section in _together(records)]
     for record in _told_in_full(records):
         lines = [_title(record)]
-        for section in _sections(record):
+        for section in sections(record):
             lines.extend(("", *_console_section(section)))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
@@ -58,7 +58,7 @@ def to_markdown(records: Sequence[TraceRecord]) -> str:
     parts = [part for section in _together(records) for part in _markdown_section(section)]
     for record in _told_in_full(records):
         parts.append(f"## {_escaped(_title(record))}")
-        for section in _sections(record):
+        for section in sections(record):
             parts.extend(_markdown_section(section))
     return "\n\n".join(parts) + "\n"
 
@@ -128,7 +128,8 @@ def _title(record: TraceRecord) -> str:
     )
 
 
-def _sections(record: TraceRecord) -> Iterator[Section]:
+def sections(record: TraceRecord) -> Iterator[Section]:
+    """What a trace says, section by section."""
     windows = record.steps or ((record.whole,) if record.whole else ())
     if record.verdict:
         yield Section("Verdict", (), [(record.verdict.text,)])

@@ -13,6 +13,7 @@ from reports.sessions import SESSIONS, starved
 from lightning_perf.cli.app import main
 from lightning_perf.records import files
 from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.html import to_html
 from lightning_perf.reports.markdown import to_markdown
 from lightning_perf.rules.engine import all_rules
 
@@ -74,9 +75,9 @@ def test_report_draws_other_formats(
 def test_report_names_the_formats_when_the_one_asked_for_does_not_exist(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "report", saved, "--format", "html") == 2
+    assert call(monkeypatch, "report", saved, "--format", "pdf") == 2
     assert capsys.readouterr().err == (
-        "lightning-perf: --format html is not known; expected one of console, markdown, json\n"
+        "lightning-perf: --format pdf is not known; expected one of console, markdown, html, json\n"
     )
 
 
@@ -156,7 +157,9 @@ def test_report_runs_the_rules_again_only_when_asked(
     assert "XY9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [(), ("--format", "markdown"), ("--format", "json"), ("--diagnose",)])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--format", "markdown"), ("--format", "html"), ("--format", "json"), ("--diagnose",)]
+)
 def test_report_works_when_torch_and_lightning_cannot_be_imported(saved: Path, arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKER, "report", str(saved), *arguments],
@@ -166,6 +169,15 @@ def test_report_works_when_torch_and_lightning_cannot_be_imported(saved: Path, a
     assert done.returncode == 0, done.stderr
     assert "PerfDoctor" in done.stdout or '"schema_version"' in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_report_prints_a_page_unchanged_when_the_terminal_knows_ascii_only(saved: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_perf", "report", str(saved), "--format", "html"],
+        capture_output=True, timeout=120, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == to_html(starved())
 
 
 @pytest.mark.parametrize("format_", ["console", "markdown"])

@@ -95,14 +95,24 @@ def roofline(session: Session, theme: Theme = "light") -> go.Figure | None:
     for name, colour, symbol, some in works:
         if some:
             data.append(_cloud(name, colour, symbol, some))
+    missing = "the ceilings of this device were not measured"
+    notes = [{"x": 1, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "right", "yanchor": "top", "text": missing}]
+    axis = {"type": "log", "dtick": 1, "exponentformat": "SI"}
     return figure(
         data,
         theme,
         height=440,
         has_legend=True,
-        xaxis={"title": {"text": "arithmetic intensity (FLOP/byte)"}, "type": "log", "dtick": 1},
-        yaxis={"title": {"text": "arithmetic rate (FLOP/s)"}, "type": "log", "dtick": 1, "exponentformat": "SI"},
+        annotations=[] if len(data) > sum(bool(some) for _, _, _, some in works) else notes,
+        xaxis={"title": {"text": "arithmetic intensity (FLOP/byte)"}, "range": _decades(data, "x"), **axis},
+        yaxis={"title": {"text": "arithmetic rate (FLOP/s)"}, "range": _decades(data, "y"), **axis},
     )
+
+
+def _decades(data: list[dict[str, Any]], axis: str) -> list[float]:
+    """Whole powers of ten around all values, as exponents."""
+    logs = [math.log10(value) for trace in data for value in trace[axis]]
+    return [math.floor(min(logs) - 0.1), math.ceil(max(logs) + 0.1)]
 
 
 def _told(module: ModuleProfile) -> list[str]:

@@ -62,21 +62,19 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
     unit, factor = seconds_scale(epoch.wall_s for epoch in session.epochs)
     names = [f"epoch {g[0].index}" if len(g) == 1 else f"epochs {g[0].index}–{g[-1].index}, mean" for g in groups]
     width = 0.8 if size == 1 else size
+    means_of = {phase: [_mean(group, phase) for group in groups] for phase in PHASES}
     data = []
-    for phase in PHASES:
-        means = [_mean(group, phase) for group in groups]
-        if not any(means):
-            continue
+    for phase, name, means in _folded(means_of):
         data.append(
             {
                 "type": "bar",
-                "name": phase_name(phase),
+                "name": name,
                 "x": [(group[0].index + group[-1].index) / 2 for group in groups],
                 "y": [mean * factor for mean in means],
                 "width": width,
                 "marker": _phase_marker(phase),
-                "customdata": [[name, seconds(mean)] for name, mean in zip(names, means, strict=True)],
-                "hovertemplate": "%{customdata[0]}<br>" + phase_name(phase) + ": %{customdata[1]}<extra></extra>",
+                "customdata": [[where, seconds(mean)] for where, mean in zip(names, means, strict=True)],
+                "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
             }
         )
     ticks = {"dtick": 1} if len(session.epochs) <= 20 else {}
@@ -129,23 +127,21 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     xs.append(blocks[-1].first_step + blocks[-1].n_steps)
     word = summary.step_word(session)
     data: list[dict[str, Any]] = []
-    for phase in STEP_PHASES:
-        means = [block.phases.get(phase, 0.0) for block in blocks]
-        if not any(means):
-            continue
+    means_of = {phase: [block.phases.get(phase, 0.0) for block in blocks] for phase in STEP_PHASES}
+    for phase, name, means in _folded(means_of):
         means.append(means[-1])
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "stackgroup": "phases",
-                "name": phase_name(phase),
+                "name": name,
                 "x": xs,
                 "y": [mean * factor for mean in means],
                 "line": {"shape": "hv", "width": 0.5, "color": PHASE_COLOURS[phase]},
                 "fillcolor": PHASE_COLOURS[phase],
                 "customdata": [[seconds(mean)] for mean in means],
-                "hovertemplate": f"{word} %{{x}}: {phase_name(phase)} %{{customdata[0]}}<extra></extra>",
+                "hovertemplate": f"{word} %{{x}}: {name} %{{customdata[0]}}<extra></extra>",
             }
         )
     slowest = [block.max_step_s * factor for block in blocks]
@@ -199,6 +195,24 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
         xaxis={"title": {"text": word}, "showgrid": False},
         yaxis={"title": {"text": f"mean {word} ({unit})"}, "rangemode": "tozero"},
     )
+
+
+def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
+    """Phase, name and values of what can be seen; phases that are small everywhere are added up with ``other``."""
+    totals = [sum(values) for values in zip(*series.values(), strict=True)]
+    kept, rest, n_folded = [], [0.0] * len(totals), 0
+    for phase, values in series.items():
+        is_seen = any(
+            value >= summary.FOLDED_BELOW_SHARE * total > 0 for value, total in zip(values, totals, strict=True)
+        )
+        if is_seen and phase != "other":
+            kept.append((phase, phase_name(phase), values))
+        elif any(values):
+            rest = [one + value for one, value in zip(rest, values, strict=True)]
+            n_folded += 1
+    if n_folded:
+        kept.append(("other", "other" if n_folded == 1 and any(series.get("other", ())) else "other and smaller", rest))
+    return kept
 
 
 def _mean(group: tuple[Epoch, ...], phase: str) -> float:
