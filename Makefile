@@ -35,6 +35,8 @@ pytest: $(STAMP)
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_treatments.py
+	$(BIN)/python docs/generate_schema.py
+	$(BIN)/python docs/generate_cli.py
 
 # For a machine with an accelerator; elsewhere everything is skipped.
 gpu-check: $(STAMP)

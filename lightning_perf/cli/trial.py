@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,10 @@ from typing import Annotated
 import typer
 
 from lightning_perf.errors import ConfigError
+from lightning_perf.records import Trial
 
 INTERRUPTED = 130  # as shells have it for Ctrl-C
+TENSORBOARD_FOLDER = "tensorboard"
 _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
 
 
@@ -65,6 +68,7 @@ def trial(
     except KeyboardInterrupt:
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    _write_hparams(folder, outcome.trial)
     if as_json:
         import msgspec
 
@@ -76,6 +80,23 @@ def trial(
     if outcome.trial.status == "interrupted":
         print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+
+
+def _write_hparams(folder: Path, trial: Trial) -> None:
+    """The arms as rows of TensorBoard's HPARAMS tab; a folder that cannot be written to costs the tab alone."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    from lightning_perf.reports.tensorboard import write_trial
+
+    target = folder / TENSORBOARD_FOLDER
+    shutil.rmtree(target, ignore_errors=True)  # of the same trial before it was interrupted
+    if not any(arm.step_s is not None for arm in trial.arms):
+        return
+    try:
+        with SummaryWriter(str(target)) as writer:
+            write_trial(writer, trial)
+    except OSError as error:
+        print(f"lightning-perf: nothing was written for TensorBoard: {error}", file=sys.stderr)
 
 
 def _checked_bytes(text: str) -> int:

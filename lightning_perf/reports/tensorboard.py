@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from lightning_perf.records import Memory, Session, Spread, StageTimes, Telemetry
+from lightning_perf.records import Arm, Memory, Session, Spread, StageTimes, Telemetry, Trial
 
 from .markdown import to_markdown
 
@@ -106,6 +106,51 @@ class SessionWriter:
         self._n_bytes += len(content)
         self._next = 2 * self._n_reports
         return True
+
+
+class HparamsWriter(Protocol):
+    """What a TensorBoard ``SummaryWriter`` offers for its HPARAMS tab."""
+
+    def add_hparams(
+        self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], *, run_name: str | None = ...
+    ) -> Any: ...
+
+
+def write_trial(writer: HparamsWriter, trial: Trial) -> int:
+    """Writes each arm that was measured as a row of TensorBoard's HPARAMS tab: treatments before, figures behind.
+
+    Treatments are columns: their value, ``on`` for those without one, ``off`` where the arm goes without. Figures are
+    ``perf/step_ms``, ``perf/speedup`` (over the baseline, which has 1) and ``perf/peak_gib``.
+
+    Returns:
+        How many arms were written.
+    """
+    known = sorted({_named(text)[0] for arm in trial.arms for text in arm.treatments})
+    measured = [arm for arm in trial.arms if arm.step_s is not None]
+    for arm in measured:
+        given = dict(map(_named, arm.treatments))
+        writer.add_hparams(
+            {name: given.get(name, "off") for name in known}, _arm_figures(arm), run_name=_run_name(arm.id)
+        )
+    return len(measured)
+
+
+def _named(treatment: str) -> tuple[str, str]:
+    name, _, value = treatment.partition("=")
+    return name, value or "on"
+
+
+def _run_name(arm: str) -> str:
+    """A name that is one folder on every system."""
+    return "".join(sign if sign.isalnum() or sign in "+-_=." else "_" for sign in arm)[:150]
+
+
+def _arm_figures(arm: Arm) -> dict[str, float]:
+    figures = {"perf/step_ms": arm.step_s.value * 1e3 if arm.step_s is not None else math.nan}
+    figures["perf/speedup"] = arm.speedup.value if arm.speedup is not None else 1.0 if not arm.treatments else math.nan
+    if arm.peak_bytes is not None:
+        figures["perf/peak_gib"] = arm.peak_bytes / _GIB
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _stage_scalars(root: str, stage: StageTimes) -> dict[str, float | None]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from stats.test_comparison import simulated
 
 from cli.test_report import BLOCKER, call
@@ -119,3 +121,21 @@ def test_compare_needs_neither_torch_nor_lightning(base: Path, slower: Path) -> 
     command = [sys.executable, "-c", BLOCKER, "compare", str(base), str(slower)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_gate_of_the_how_to_page_works_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "ci-gate.md").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    steps = {step.get("name"): step.get("run", "") for step in workflow["jobs"]["compare"]["steps"]}
+    monkeypatch.chdir(tmp_path)
+    for i in range(3):
+        simulated(10 + i, between=0.003).save(tmp_path / "sessions" / "base" / str(i))
+        simulated(20 + i, between=0.003, slower=1.2).save(tmp_path / "sessions" / "new" / str(i))
+    command = shlex.split(steps["Compare"])
+    assert command.pop(0) == "lightning-perf"
+    assert call(monkeypatch, *command) == 1
+    assert "regression beyond 5 %" in capsys.readouterr().err
+    assert (tmp_path / "comparison.md").read_text(encoding="utf-8").startswith("**PerfDoctor: Slower")
+    assert "lightning-perf run --out" in steps["Train both in turn"]

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from lightning_perf.records import Distribution, Overhead, from_json
+from lightning_perf.records import Distribution, Interval, Overhead, from_json
 from lightning_perf.reports import tensorboard
 from lightning_perf.reports.markdown import to_markdown
-from lightning_perf.reports.tensorboard import SessionWriter, scalars, write_scalars, write_text
+from lightning_perf.reports.tensorboard import SessionWriter, scalars, write_scalars, write_text, write_trial
 from reports.sessions import SESSIONS, ddp, starved, validate_stage
+from reports.trials import broken, climbed
 
 
 class FakeWriter:
@@ -113,3 +116,59 @@ def test_session_writer_writes_ever_more_rarely_once_it_has_written_much(monkeyp
 
 def test_session_writer_leaves_a_writer_that_hides_its_file() -> None:
     assert not SessionWriter().write(FakeWriter(), starved(), 1)
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_tags_are_names_that_hosted_loggers_take(name: str) -> None:
+    # MLflow's rule is the strictest: letters, digits, underscores, dashes, dots, blanks, colons and slashes.
+    assert all(re.fullmatch(r"[\w\-. :/]{1,250}", tag) for tag in scalars(SESSIONS[name]()))
+
+
+class FakeHparams:
+    def __init__(self) -> None:
+        self.rows: dict[str | None, tuple[dict[str, Any], dict[str, Any]]] = {}
+
+    def add_hparams(
+        self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], *, run_name: str | None = None
+    ) -> None:
+        self.rows[run_name] = (hparam_dict, metric_dict)
+
+
+def test_trial_is_a_row_for_each_arm_with_every_treatment_as_a_column() -> None:
+    step = Interval(value=0.02, low=0.019, high=0.021)
+    arms = tuple(msgspec.structs.replace(arm, step_s=arm.step_s or step) for arm in climbed().arms if arm.speedup or
+                 not arm.treatments)  # fmt: skip
+    writer = FakeHparams()
+    assert write_trial(writer, msgspec.structs.replace(climbed(), arms=arms)) == len(writer.rows) == len(arms)
+    hparams, metrics = writer.rows["baseline"]
+    assert set(hparams.values()) == {"off"}
+    assert metrics["perf/speedup"] == 1.0
+    assert metrics["perf/step_ms"] == pytest.approx(31.2)
+    hparams, metrics = writer.rows["loader-workers=4"]
+    assert hparams["loader-workers"] == "4"
+    assert set(hparams) == set(writer.rows["baseline"][0])
+    assert metrics["perf/speedup"] > 1.0
+    assert metrics["perf/step_ms"] == pytest.approx(20.0)
+
+
+def test_trial_of_which_nothing_was_measured_writes_nothing() -> None:
+    writer = FakeHparams()
+    trial = msgspec.structs.replace(
+        broken(), arms=tuple(msgspec.structs.replace(arm, step_s=None) for arm in broken().arms)
+    )
+    assert write_trial(writer, trial) == 0
+    assert writer.rows == {}
+
+
+def test_tensorboard_reads_the_trials_rows(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        n = write_trial(writer, climbed())
+    folders = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(folders) == n
+    events = EventAccumulator(str(tmp_path / "baseline"))
+    events.Reload()
+    assert events.Scalars("perf/step_ms")[0].value == pytest.approx(31.2)
+    assert "hparams" in events.summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name

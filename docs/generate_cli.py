@@ -1,0 +1,93 @@
+"""Writes docs/reference/cli.md from what the verbs declare, which is what their --help shows.
+
+python docs/generate_cli.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from pathlib import Path
+from typing import Any
+
+from typer.models import ArgumentInfo, OptionInfo
+
+from lightning_perf.cli.app import VERBS
+
+FILE = Path(__file__).parent / "reference" / "cli.md"
+NOTE = "<!-- Made by docs/generate_cli.py from the verbs themselves; change it there. -->\n"
+
+_WORDS = {Path: "PATH", int: "N", float: "X"}
+
+INTRODUCTION = """\
+# Command line
+
+`lightning-perf VERB --help` shows the same. Exit codes: 0 fine, 1 found what it was asked to fail on, 2 bad input, told
+in one line on standard error. `run` exits as the command does, a trial interrupted by Ctrl-C with 130.
+
+Where a verb takes a command, everything after `--` is what you would type without lightning-perf; the script stays as
+it is. `report`, `compare`, `analyze`, `view`, `explain` and `rules` need neither torch nor lightning.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [NOTE + INTRODUCTION, "| verb | |\n|:--|:--|"]
+    parts[-1] += "".join(f"\n| [{name}](#{name}) | {verb.summary} |" for name, verb in VERBS.items())
+    return "\n\n".join([*parts, *(_verb(name) for name in VERBS)]) + "\n"
+
+
+def _verb(name: str) -> str:
+    module, _, function = VERBS[name].home.partition(":")
+    target = getattr(importlib.import_module(module), function)
+    given, options = [], []
+    for parameter in inspect.signature(target, eval_str=True).parameters.values():
+        kind, info = parameter.annotation.__args__[0], parameter.annotation.__metadata__[0]
+        if isinstance(info, ArgumentInfo):
+            given.append((info.metavar or parameter.name.upper(), info.help))
+        else:
+            options.append((_spelled(parameter.name, kind, info), info.help, _default(parameter.default)))
+    usage = " ".join(["lightning-perf", name, *(["[OPTIONS]"] if options else []), *(metavar for metavar, _ in given)])
+    rows = [f"| `{_cell(metavar)}` | {_cell(told)} | |" for metavar, told in given]
+    rows += [f"| `{spelled}` | {_cell(told)} | {default} |" for spelled, told, default in options]
+    table = "\n".join(["| | | default |", "|:--|:--|:--|", *rows])
+    return "\n\n".join(
+        [
+            f"## {name}",
+            f"```\n{usage}\n```",
+            inspect.cleandoc(target.__doc__).replace("``", "`"),
+            *([table] if rows else []),
+        ]
+    )
+
+
+def _spelled(name: str, kind: Any, info: OptionInfo) -> str:
+    kinds = {one for one in typing.get_args(kind) or (kind,) if one is not type(None)}
+    # In an annotation the first name given is taken for a default.
+    declared = [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
+    names = declared or [f"--{name.replace('_', '-')}"]
+    if kinds == {bool}:
+        return " / ".join([names[0], f"--no-{names[0][2:]}"]) if not declared else ", ".join(names)
+    metavar = info.metavar or next((word for one, word in _WORDS.items() if one in kinds), "TEXT")
+    return f"{', '.join(names)} {metavar}"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return "" if value in (None, "", inspect.Parameter.empty) else f"`{value}`"
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|").replace("<", "&lt;")
+
+
+def main() -> None:
+    """Writes it."""
+    FILE.write_text(page(), encoding="utf-8")
+    print(FILE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The pages of reference that are generated are those that the code gives now."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+from reports.sessions import SESSIONS
+
+from lightning_perf.cli.app import VERBS
+from lightning_perf.records import Session
+
+DOCS = Path(__file__).parents[1] / "docs"
+REFERENCE = DOCS / "reference"
+
+
+def generator(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["session-schema.json", "session-schema.md"])
+def test_schema_is_what_the_generator_gives(name: str) -> None:
+    given = generator("generate_schema").pages()[name]
+    assert (REFERENCE / name).read_text(encoding="utf-8") == given, "run: make docs-rules"
+
+
+def test_command_line_page_is_what_the_generator_gives() -> None:
+    assert (REFERENCE / "cli.md").read_text(encoding="utf-8") == generator("generate_cli").page(), (
+        "run: make docs-rules"
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_on_the_page_is_in_the_help(verb: str) -> None:
+    page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    section = re.split(r"^## ", page, flags=re.MULTILINE)[1 + list(VERBS).index(verb)]
+    told = set(re.findall(r"--[a-z-]+", "\n".join(re.findall(r"^\| `(.*?)` \|", section, re.MULTILINE))))
+    command = [sys.executable, "-m", "lightning_perf", verb, "--help"]
+    environment = {"COLUMNS": "300", "PATH": "", "NO_COLOR": "1"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment).stdout
+    assert told == set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown.partition("Options:")[2])) - {"--help"}
+
+
+def test_schema_describes_every_field_by_a_record_that_it_holds() -> None:
+    document = json.loads((REFERENCE / "session-schema.json").read_text(encoding="utf-8"))
+    definitions = document["$defs"]
+    assert document["$ref"] == "#/$defs/Session"
+    assert set(re.findall(r'"#/\$defs/(\w+)"', json.dumps(document))) <= set(definitions)
+    assert set(definitions["Session"]["properties"]) == set(Session.__struct_fields__)
+    assert {"Comparison", "Trial", "TraceRecord"} <= set(definitions)
+    assert all(one["description"] for one in definitions.values())
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_schema_holds_for_sessions(name: str) -> None:
+    document = json.loads((REFERENCE / "session-schema.json").read_text(encoding="utf-8"))
+    session = json.loads(msgspec.json.encode(SESSIONS[name]()))
+    if name == "hostile":  # holds a NaN, which no file may
+        return
+    assert list(mismatches(session, document, document["$defs"], "session")) == []
+
+
+def mismatches(value, told, definitions, path):
+    """Where a value is not what a schema tells, for the words that these schemas use."""
+    if "$ref" in told:
+        told = definitions[told["$ref"].rpartition("/")[2]]
+    if "anyOf" in told:
+        if all(list(mismatches(value, one, definitions, path)) for one in told["anyOf"]):
+            yield f"{path}: {value!r} is none of its kinds"
+        return
+    if "enum" in told and value not in told["enum"]:
+        yield f"{path}: {value!r}"
+    kinds = {
+        "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
+        "null": type(None), None: object,
+    }  # fmt: skip
+    kind = told.get("type")
+    if not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind in ("integer", "number")):
+        yield f"{path}: {value!r} is no {kind}"
+    elif kind == "array" and isinstance(told.get("items"), dict):
+        for i, one in enumerate(value):
+            yield from mismatches(one, told["items"], definitions, f"{path}[{i}]")
+    elif kind == "object":
+        properties, more = told.get("properties", {}), told.get("additionalProperties")
+        for name in set(told.get("required", ())) - set(value):
+            yield f"{path}.{name} is missing"
+        for name, one in value.items():
+            if name in properties:
+                yield from mismatches(one, properties[name], definitions, f"{path}.{name}")
+            elif isinstance(more, dict):
+                yield from mismatches(one, more, definitions, f"{path}.{name}")
