@@ -358,8 +358,14 @@ class Recorder:
                 return
             self._prober = LoaderProber(is_beside_training=not is_last, local_world_size=local_world_size(self.trainer))
             self.loader_probe = self._prober.start(loader)
+            self._set_telemetry_aside(self.loader_probe is None)  # the probe's workers are not the training's
         if self.loader_probe is None:
             self.loader_probe = self._prober.wait() if is_last else self._prober.poll()
+            self._set_telemetry_aside(self.loader_probe is None)
+
+    def _set_telemetry_aside(self, is_aside: bool) -> None:
+        if self.telemetry is not None:
+            self.telemetry.set_aside(is_aside)
 
     def _is_last_epoch(self) -> bool:
         trainer = self.trainer

@@ -86,6 +86,7 @@ class TelemetryProbe:
         self._thread: threading.Thread | None = None
         self._cpu_s = self._ran_s = 0.0
         self._is_closed = False
+        self._is_aside = self._was_aside = False
 
     # -- the run's events ------------------------------------------------------------
 
@@ -124,6 +125,14 @@ class TelemetryProbe:
         if self._disk_of is None:
             self.missing["telemetry.host.dataset_disk"] = "the dataset names no path"
 
+    def set_aside(self, is_aside: bool) -> None:
+        """Whether what is sampled from now on is not the training's: something of PerfDoctor's takes cores meanwhile.
+
+        The sample in which it ends is not the training's alone either. Energy is counted all the while.
+        """
+        self._is_aside = is_aside
+        self._was_aside = True
+
     def epoch_ended(self, samples: int | None) -> None:
         """A training epoch ended, of this many samples; None where they are not known."""
         with self._lock:
@@ -139,9 +148,10 @@ class TelemetryProbe:
         gpu = self._gpu.read() if self._gpu is not None else {}
         host = self._host.read(at_s) if self._host is not None else {}
         cpu_j = self._packages.read()
+        is_aside, self._was_aside = self._is_aside or self._was_aside, self._is_aside
         # No lock is held while something is asked: a driver may take its time.
         with self._lock:
-            weight_s = passed_s if step > 0 else 0.0
+            weight_s = passed_s if step > 0 and not is_aside else 0.0
             if weight_s > 0:
                 if self._gpu is not None:
                     self._gpu.add(gpu, weight_s)

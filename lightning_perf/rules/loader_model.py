@@ -1,16 +1,18 @@
 """A loader beside the step that it feeds: how long a step takes with so many workers. Numbers only, no session.
 
 ``n`` workers that take ``batch_s`` for a batch deliver one every ``batch_s / n``; the step takes as long as computing
-or as fetching, whichever is longer. Two things make it longer than that. Workers that compute and the training process
-share cores: while more of them want to run than there are cores, each gets its even share of them, which is what a fair
-scheduler gives. And batches are handed out in order, each made by the next worker in turn and begun only once there is
-room ahead, so that batches of uneven cost stop the step although others are ready.
+or as fetching, whichever is longer. Three things make it longer than that. Workers that compute and the training
+process share cores, also with other programs: while more of them want to run than there are cores, each gets its even
+share of them, which is what a fair scheduler gives. Threads that compute one operation together go no faster than the
+one that gets least. And batches are handed out in order, each made by the next worker in turn and begun only once there
+is room ahead, so that batches of uneven cost stop the step although others are ready.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,13 +39,15 @@ PREFETCH_FACTORS = (2, 4, 8)
 # Standard deviation ÷ mean of a batch's cost above which its unevenness is worth simulating: below, two batches ahead
 # even it out. Samples of exponentially distributed cost, 32 of them, have 0.18.
 UNEVEN = 0.25
-# What two measurements of the same loader in one minute differ by on a machine that does other things too.
-MIN_ERROR = 0.05
+# What two fits with the same loader in one minute differ by, though nobody takes their cores: clocks, caches and memory
+# are shared with other programs and other machines of the host. Fastest and slowest of three were 7 to 13 % off their
+# middle (benchmarks/loader/run.py).
+MIN_ERROR = 0.1
 # Where no curve was measured, or a training ran beside.
 ERROR_WITHOUT_CURVE = 0.2
 ERROR_BESIDE_TRAINING = 0.1
-# Threads of one operation wait for the slowest: of what sharing cores costs, so much more may be lost at most.
-BARRIER_LOSS = 0.5
+# What sharing cores costs may be so much more than the model says: the scheduler is fair over milliseconds only.
+SHARING_LOSS = 0.5
 _N_SIMULATED = 256
 
 
@@ -55,6 +59,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         worker_batch_s: Seconds that a worker alone on its core takes for one, handing it over included.
         take_s: Seconds of the main process to take a batch from a worker.
         cpu_fraction: Share of a worker's time on a core, 0…1; the rest it waits.
+        others: Cores that others took from the workers while they were timed; None where they did not want all cores.
         error: Relative half width of the interval of these times.
         costs: Cost of successive batches ÷ their mean; empty where they are even.
     """
@@ -63,6 +68,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     worker_batch_s: float
     take_s: float = 150e-6
     cpu_fraction: float = 1.0
+    others: float | None = None
     error: float = ERROR_WITHOUT_CURVE
     costs: tuple[float, ...] = ()
 
@@ -71,9 +77,11 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a training asks of its loader, and of the cores.
 
     Attributes:
-        compute_s: Seconds of a step with nothing to wait for and the cores to itself.
+        compute_s: Seconds of a step with nothing to wait for and no worker on its cores.
         cores: Cores of this rank.
         threads: Cores that the training process keeps busy while it computes.
+        others: Cores that other programs keep busy, on average.
+        others_most: The same at its most, for the interval; taken to be ``others`` where it is less.
         computes_on_cores: Whether the computing itself slows down with the cores shared (no accelerator).
         error: Relative half width of the interval of ``compute_s``.
     """
@@ -81,6 +89,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     compute_s: float
     cores: float
     threads: float = 1.0
+    others: float = 0.0
+    others_most: float = 0.0
     computes_on_cores: bool = True
     error: float = MIN_ERROR
 
@@ -124,7 +134,9 @@ def forecast(delivery: Delivery, demand: Demand, num_workers: int, prefetch_fact
     step_s = uneven * _step_s(delivery, demand, num_workers, 1.0)
     alone = msgspec.structs.replace(demand, cores=math.inf)
     quick = msgspec.structs.replace(alone, compute_s=(1.0 - demand.error) * demand.compute_s)
-    slow = msgspec.structs.replace(demand, compute_s=(1.0 + demand.error) * demand.compute_s)
+    slow = msgspec.structs.replace(
+        demand, compute_s=(1.0 + demand.error) * demand.compute_s, others=max(demand.others, demand.others_most)
+    )
     low_s = _step_s(delivery, quick, num_workers, 1.0 - delivery.error)
     slow_s = uneven * _step_s(delivery, slow, num_workers, 1.0 + delivery.error)
     shared_s = max(0.0, step_s - uneven * _step_s(delivery, alone, num_workers, 1.0))
@@ -133,7 +145,7 @@ def forecast(delivery: Delivery, demand: Demand, num_workers: int, prefetch_fact
         prefetch_factor=prefetch_factor,
         step_s=step_s,
         low_s=min(low_s, step_s),
-        high_s=max(slow_s, step_s) + BARRIER_LOSS * shared_s,
+        high_s=max(slow_s, step_s) + SHARING_LOSS * shared_s,
         fetch_s=fetch_s,
     )
 
@@ -202,9 +214,14 @@ def fit_delivery(probe: LoaderProbe) -> Delivery | None:
     takes = [point.take_s for point in points if point.take_s]
     take_s = float(np.median(takes)) if takes else math.sqrt(TRANSPORT_LOW_S * TRANSPORT_HIGH_S)
     error = ERROR_BESIDE_TRAINING if probe.is_beside_training else 0.0
+    others = None
     if points:
-        worker_batch_s, misfit = _fit(points, batch_s, cpu_fraction, take_s, probe.usable_cores or 1.0)
+        usable_cores = probe.usable_cores or 1.0
+        worker_batch_s, misfit, cores = _fit(points, batch_s, cpu_fraction, take_s, usable_cores)
         error += max(MIN_ERROR, misfit)
+        wanted = cpu_fraction * max(point.num_workers for point in points)
+        if wanted >= usable_cores and not probe.is_beside_training:
+            others = max(0.0, wanted * (usable_cores / cores - 1.0))  # each had cores ÷ (wanted + others) of one
     else:
         worker_batch_s = batch_s + (probe.transport.p50_s if probe.transport is not None else take_s)
         error += ERROR_WITHOUT_CURVE
@@ -213,6 +230,7 @@ def fit_delivery(probe: LoaderProbe) -> Delivery | None:
         worker_batch_s=worker_batch_s,
         take_s=min(take_s, batch_s + TRANSPORT_HIGH_S) if not takes else take_s,
         cpu_fraction=cpu_fraction,
+        others=others,
         error=min(error, 0.5),
         costs=batch_costs(probe),
     )
@@ -264,18 +282,57 @@ def _step_s(delivery: Delivery, demand: Demand, n: int, factor: float) -> float:
     waits_s = (1 - delivery.cpu_fraction) * delivery.worker_batch_s * factor
     on_core_s = delivery.cpu_fraction * delivery.worker_batch_s * factor
     compute_s = demand.compute_s + delivery.take_s
-    busy = delivery.cpu_fraction * n
-    # The share of a core that each process gets while all want to run.
-    rate = min(1.0, demand.cores / (demand.threads + busy))
-    shared_s = waits_s + on_core_s / rate
+    rates = _rates(demand, delivery.cpu_fraction * n)
+    shared_s = waits_s + on_core_s / rates.workers
     if not demand.computes_on_cores:
         return max(compute_s, shared_s / n)
-    if compute_s * n >= rate * shared_s:
+    if compute_s * n >= rates.compute * shared_s:
         # The workers keep up. They are busy for a part of the step, and slow it down for as long.
-        return compute_s + (1 - rate) * shared_s / n
+        return compute_s + (1 - rates.compute) * shared_s / n
     # They do not. Once the step has computed, the rest of its next batch is made with the cores free.
-    free_s = waits_s + on_core_s * max(1.0, busy / demand.cores)
-    return compute_s / rate + (1 - compute_s * n / (rate * shared_s)) * free_s / n
+    free_s = waits_s + on_core_s * max(1.0, (delivery.cpu_fraction * n + demand.others) / demand.cores)
+    return compute_s / rates.compute + (1 - compute_s * n / (rates.compute * shared_s)) * min(free_s, shared_s) / n
+
+
+class _Rates(NamedTuple):
+    """How fast the computing and the workers are while both run: 1 is as fast as where neither disturbs the other."""
+
+    compute: float
+    workers: float
+
+
+def _rates(demand: Demand, busy: float) -> _Rates:
+    """The rates beside ``busy`` workers on cores.
+
+    One thread gets its even share of the cores. Of several that compute one operation together, each has a core of its
+    own until a worker comes to one of them: then all wait for the thread there, which has half of it. It is slower
+    still, as where the work changes to another core the next thread waits; on two cores, two threads lost 0.64 to 0.9
+    of the time that one or two workers ran beside them, for which the square of the slowest thread's share stands.
+    """
+    wanted = demand.threads + demand.others
+    even = _even_share(wanted + busy, demand.cores)
+    beside = even / _even_share(wanted, demand.cores)  # what others take is in what was measured of the computing
+    many = min(1.0, max(0.0, demand.threads - 1.0)) if demand.computes_on_cores else 0.0
+    if many == 0.0:
+        return _Rates(beside, even)
+    slowest = _slowest_share(demand, demand.others + busy)
+    slowed = min(1.0, slowest / _slowest_share(demand, demand.others)) ** 2
+    return _Rates((1 - many) * beside + many * slowed, (1 - many) * even + many * min(even, slowest))
+
+
+def _even_share(wanted: float, cores: float) -> float:
+    return min(1.0, cores / wanted) if wanted > 0 else 1.0
+
+
+def _slowest_share(demand: Demand, beside: float) -> float:
+    """Share of a core of the thread that gets least, with so much beside the threads, spread over cores one by one."""
+    if math.isinf(demand.cores):
+        return 1.0
+    low = math.floor(beside)
+    at_low, at_high = (
+        1.0 / max(1, math.ceil((demand.threads + each) / demand.cores - 1e-9)) for each in (low, low + 1)
+    )
+    return at_low + (beside - low) * (at_high - at_low)
 
 
 def _unevenness(delivery: Delivery, demand: Demand, n: int, prefetch_factor: int) -> float:
@@ -283,10 +340,10 @@ def _unevenness(delivery: Delivery, demand: Demand, n: int, prefetch_factor: int
     if not delivery.costs:
         return 1.0
     compute_s = demand.compute_s + delivery.take_s
-    rate = min(1.0, demand.cores / (demand.threads + delivery.cpu_fraction * n))
-    batch_s = delivery.worker_batch_s * ((1 - delivery.cpu_fraction) + delivery.cpu_fraction / rate)
+    rates = _rates(demand, delivery.cpu_fraction * n)
+    batch_s = delivery.worker_batch_s * ((1 - delivery.cpu_fraction) + delivery.cpu_fraction / rates.workers)
     if demand.computes_on_cores:
-        compute_s /= rate
+        compute_s /= rates.compute
     even_s = max(compute_s, batch_s / n)
     return max(1.0, _simulated_s([batch_s * cost for cost in delivery.costs], compute_s, n, prefetch_factor) / even_s)
 
@@ -306,17 +363,18 @@ def _simulated_s(costs_s: Sequence[float], compute_s: float, n: int, prefetch_fa
 
 def _fit(
     points: Sequence[WorkerPoint], batch_s: float, cpu_fraction: float, take_s: float, usable_cores: float
-) -> tuple[float, float]:
-    """Seconds of a batch in a worker alone on its core, and the relative misfit of the model."""
+) -> tuple[float, float, float]:
+    """Seconds of a batch in a worker alone on its core, the relative misfit of the model, and the cores it found."""
     # Points at which taking batches was the limit say nothing of making them.
     telling = [point for point in points if point.batch_s > 1.2 * take_s]
     if not telling:
-        return max(batch_s, min(point.num_workers * point.batch_s for point in points)), ERROR_WITHOUT_CURVE
+        fastest_s = min(point.num_workers * point.batch_s for point in points)
+        return max(batch_s, fastest_s), ERROR_WITHOUT_CURVE, usable_cores
     workers = np.array([point.num_workers for point in telling], dtype=np.float64)
     measured = np.log([point.batch_s for point in telling])
     widths = np.array([max(MIN_ERROR, (p.high_s - p.low_s) / (2 * p.batch_s)) for p in telling])
     weights = 1 / widths**2 / np.sum(1 / widths**2)
-    best: tuple[float, float] = (math.inf, batch_s)
+    best = (math.inf, batch_s, usable_cores)
     # From the most cores down, so that fewer are believed only where they explain the curve better.
     for cores in np.linspace(max(1.0, usable_cores), min(0.5, usable_cores), 24):
         stretched = (1 - cpu_fraction) + cpu_fraction * np.maximum(1.0, cpu_fraction * workers / cores)
@@ -324,5 +382,5 @@ def _fit(
         level = float(np.sum(weights * (measured - shape)))
         misfit = math.sqrt(float(np.sum(weights * (measured - shape - level) ** 2)))
         if misfit < best[0] - 0.005:
-            best = (misfit, math.exp(level))
-    return best[1], best[0]
+            best = (misfit, math.exp(level), float(cores))
+    return best[1], best[0], best[2]

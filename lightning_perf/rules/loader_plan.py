@@ -9,6 +9,7 @@ import msgspec
 from lightning_perf.records import (
     Distribution,
     Evidence,
+    HostTelemetry,
     LoaderProbe,
     LoaderSettings,
     PhaseTime,
@@ -38,6 +39,8 @@ from .signals import cores_per_rank, is_cpu_run, loaders_of, phase_s, steady_of
 
 # A batch in the probe and in the training differ by more than this only if one of them was not what it seemed.
 MAX_SCALE = 2.0
+# Less than this of a core is the system's own work, and what samples of it are uncertain by.
+MIN_OTHERS = 0.1
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,14 +161,14 @@ def _shared_step_s(session: Session, batch_s: float, compute_s: float, n_workers
     return max(batch_s / n_workers, (compute_s * n_threads + batch_s) / cores)
 
 
-def demand_of(session: Session, stage: StageTimes, wait_s: float, cpu_fraction: float, n_now: int) -> Demand:
+def demand_of(session: Session, stage: StageTimes, wait_s: float, delivery: Delivery, n_now: int) -> Demand:
     """What the training asks of loader and cores.
 
     Args:
         session: For cores, threads and what was sampled.
         stage: The steps.
         wait_s: Seconds a step lost to waiting.
-        cpu_fraction: Of making samples.
+        delivery: The loader.
         n_now: Workers in use.
     """
     step_s = stage.step_s.mean
@@ -179,10 +182,41 @@ def demand_of(session: Session, stage: StageTimes, wait_s: float, cpu_fraction: 
     host = session.telemetry.host if session.telemetry is not None else None
     threads = most
     if host is not None and host.process_cpu_cores is not None and compute_s > 0:
-        loading_s = 0.0 if n_now else cpu_fraction * wait_s
+        loading_s = 0.0 if n_now else delivery.cpu_fraction * wait_s
         threads = (host.process_cpu_cores.mean * step_s - loading_s) / compute_s
+        # What it would have had, had it not stood in a queue for a core.
+        threads /= 1.0 - min(0.5, host.process_queueing_fraction or 0.0)
     least = min(1.0, most) if is_cpu else 0.1
-    return Demand(compute_s=compute_s, cores=cores, threads=max(least, min(threads, most)), computes_on_cores=is_cpu)
+    others, others_most = _others(session, host, delivery)
+    return Demand(
+        compute_s=compute_s,
+        cores=cores,
+        threads=max(least, min(threads, most)),
+        others=others,
+        others_most=others_most,
+        computes_on_cores=is_cpu,
+    )
+
+
+def _others(session: Session, host: HostTelemetry | None, delivery: Delivery) -> tuple[float, float]:
+    """Cores that other programs took: as far as can be expected, and at most. 0 where nothing tells.
+
+    What they took of cores that nobody else wanted they may give back: where workers were seen to want all cores, only
+    what those did not get is expected to be missing again.
+    """
+    if session.machine.local_world_size > 1:
+        return 0.0, 0.0  # ranks of one node are no others: their part of the cores is taken off already
+    seen = []
+    if delivery.others is not None:
+        seen.append(delivery.others)
+    # Under a quota, others may be busy on cores that are not needed.
+    if host is not None and host.throttle_periods is None:
+        busy, own = host.cpu_busy_fraction, host.process_cpu_cores
+        if busy is not None and own is not None:
+            workers = host.workers_cpu_cores.mean if host.workers_cpu_cores is not None else 0.0
+            seen.append(max(0.0, busy.mean * session.machine.usable_cores - own.mean - workers))
+    seen = [cores if cores >= MIN_OTHERS else 0.0 for cores in seen]
+    return min(seen, default=0.0), max(seen, default=0.0)
 
 
 def delivery_of(session: Session, stage: StageTimes | None, wait_s: float, n_now: int) -> Delivery | None:
@@ -205,7 +239,7 @@ def _probed_plan(
     delivery = delivery_of(session, stage, wait_s, n_now)
     if delivery is None:
         return None
-    demand = demand_of(session, stage, wait_s, delivery.cpu_fraction, n_now)
+    demand = demand_of(session, stage, wait_s, delivery, n_now)
     prefetch_factor = loader.prefetch_factor or DEFAULT_PREFETCH
     n_cap = worker_cap(demand.cores, delivery.cpu_fraction, loader.n_batches, _shm_batches(session, probe),
                        prefetch_factor)  # fmt: skip
@@ -284,7 +318,7 @@ class Feeding(msgspec.Struct, frozen=True, kw_only=True):
         cheaper = msgspec.structs.replace(
             delivery, batch_s=left * delivery.batch_s, worker_batch_s=left * delivery.worker_batch_s
         )
-        demand = demand_of(session, self.stage, self.wait_s, delivery.cpu_fraction, self.plan.n_now)
+        demand = demand_of(session, self.stage, self.wait_s, delivery, self.plan.n_now)
         then = forecast(cheaper, demand, self.plan.n_now, self.loader.prefetch_factor or DEFAULT_PREFETCH)
         return self.stage.n_steps * min(self.wait_s, max(0.0, self.plan.now.step_s - then.step_s))
 
@@ -315,6 +349,7 @@ def foretold_steps(session: Session) -> StageTimes | None:
         compute_s=probe.compute_s,
         cores=cores,
         threads=threads if is_cpu_run(session) else 1.0,
+        others=delivery.others or 0.0,
         computes_on_cores=is_cpu_run(session),
     )
     step_s = forecast(delivery, demand, probe.num_workers or 0).step_s

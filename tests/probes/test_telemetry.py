@@ -63,6 +63,20 @@ def test_energy_is_integrated_within_one_percent_when_there_is_no_counter() -> N
     assert "NotSupported" in run.probe.all_missing()["telemetry.devices.cuda:0.energy"]
 
 
+def test_samples_do_not_count_while_something_of_ours_takes_the_cores() -> None:
+    run = Scripted(device(UtilizationRates=[SimpleNamespace(gpu=g, memory=0) for g in (50, 1, 2, 3, 90)]))
+    run.sample(1.0, 1)
+    run.probe.set_aside(True)
+    run.sample(2.0, 1)
+    run.sample(3.0, 1)
+    run.probe.set_aside(False)
+    run.sample(4.0, 1)  # began before
+    run.sample(5.0, 2)
+    record = run.probe.record()
+    assert record.devices[0].n_samples == 2
+    assert record.devices[0].utilisation_fraction.mean == pytest.approx((0.5 + 0.9) / 2)
+
+
 def test_energy_is_none_when_nothing_is_metered() -> None:
     run = Scripted()
     run.sample(1.0, 1)

@@ -30,7 +30,7 @@ _CHILD_SIGNALS = tuple(
 _PARENTS_STREAMS: list[Any] = []
 """In the child: streams of the parent's. Letting go of one would write out a second time what it still buffers."""
 
-_HEADER = struct.Struct("<Q")
+_HEADER = struct.Struct("<?Q")  # whether it is an error, and its size
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -44,8 +44,14 @@ class Say:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
-    def __call__(self, content: bytes) -> None:
-        content = _HEADER.pack(len(content)) + content
+    def __call__(self, content: bytes, is_error: bool = False) -> None:
+        """Says it.
+
+        Args:
+            content: What is known; or what went wrong, which leaves what was known as it is.
+            is_error: Whether it is the latter.
+        """
+        content = _HEADER.pack(is_error, len(content)) + content
         while content:
             content = content[os.write(self.descriptor, content) :]
 
@@ -95,7 +101,7 @@ class Child:
         """Forks.
 
         Args:
-            work: What the child runs; should it raise, that is its last word only if it said so itself.
+            work: What the child runs; should it raise, that is told as its trouble.
 
         Raises:
             OSError: No process, no memory or no descriptor to be had.
@@ -132,15 +138,16 @@ class Child:
         # Reaped first, read second: all that the child said is in the notes by then.
         how = self._reap(kill=is_late)
         if how is not None or is_late:
-            trouble = f"it took longer than {self._limit_s:g} s" if is_late else how or ""
-            self._ended = Ended(self._last_word(), trouble)
+            said, error = self._last_words()
+            trouble = f"it took longer than {self._limit_s:g} s" if is_late else error or how or ""
+            self._ended = Ended(said, trouble)
             self._close_notes()
         return self._ended
 
     def close(self) -> None:
         """Ends a child that still runs; leaves no process and no descriptor behind. May be called twice."""
         if self._ended is None:
-            self._ended = Ended(self._last_word(), "ended before it was done")
+            self._ended = Ended(self._last_words()[0], "ended before it was done")
         self._close_notes()
         # A killed process is gone within milliseconds unless the kernel itself is stuck in its behalf (a dead
         # network disk): training is not to hang for that.
@@ -178,17 +185,21 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self._pid, signal.SIGKILL)
 
-    def _last_word(self) -> bytes:
+    def _last_words(self) -> tuple[bytes, str]:
+        """What the child knew in the end, and what made it end; empty where there is none."""
         assert self._notes is not None
-        place, word = 0, b""
+        place, word, error = 0, b"", ""
         while len(header := os.pread(self._notes, _HEADER.size, place)) == _HEADER.size:
-            (size,) = _HEADER.unpack(header)
+            is_error, size = _HEADER.unpack(header)
             content = os.pread(self._notes, size, place + _HEADER.size)
             if len(content) < size:  # it was killed while it spoke
                 break
-            word = content
+            if is_error:
+                error = content.decode("utf-8", "replace")
+            else:
+                word = content
             place += _HEADER.size + size
-        return word
+        return word, error
 
     def _close_notes(self) -> None:
         if self._notes is not None:
@@ -223,13 +234,15 @@ def _signal_name(number: int) -> str:
 def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoReturn:
     """Works, and ends without running anything that is the parent's to run."""
     code = 1
+    say = Say(notes)
     try:
-        _leave_parent_alone(limit_s)
-        work(Say(notes))
-        code = 0
-    except BaseException:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; the exit code tells
-        pass
-    finally:
+        try:
+            _leave_parent_alone(limit_s)
+            work(say)
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; it is told
+            say(f"its process raised {one_line(error)}"[:1000].encode("utf-8", "replace"), is_error=True)
+    finally:  # also where the telling fails
         os._exit(code)
 
 
