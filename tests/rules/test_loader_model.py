@@ -33,7 +33,8 @@ DELIVERY = st.builds(
 EVEN = st.builds(Delivery, batch_s=SECONDS, worker_batch_s=SECONDS, cpu_fraction=FRACTION)
 DEMAND = st.builds(
     Demand, compute_s=st.floats(0.0, 10.0), cores=st.floats(1.0, 128.0), threads=st.floats(0.1, 64.0),
-    others=st.floats(0.0, 8.0), others_most=st.floats(0.0, 8.0), computes_on_cores=st.booleans(), error=st.floats(0.0, 0.5),
+    others=st.floats(0.0, 8.0), others_most=st.floats(0.0, 8.0), computes_on_cores=st.booleans(),
+    error=st.floats(0.0, 0.5),
 )  # fmt: skip
 WORKERS = st.integers(0, 64)
 TINY = 1 + 1e-9

@@ -158,7 +158,9 @@ def first_of(session: Session, code: str) -> Finding:
     """The finding of this rule, which has to be the first one on the data."""
     told = [(f.code, f.severity, f.summary) for f in session.findings]
     # PD102 without workers says, rightly, that other programs hold the cores of the machine that tests run on.
-    first = next((f for f in session.findings if f.category == "data" and f.severity != "info" and f.code != "PD102"), None)
+    first = next(
+        (f for f in session.findings if f.category == "data" and f.severity != "info" and f.code != "PD102"), None
+    )
     assert first is not None, (told, session.loader_probe)
     assert first.code == code, (told, session.loader_probe)
     return first
