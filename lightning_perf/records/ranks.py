@@ -26,9 +26,10 @@ class RankSummary(Record, frozen=True, kw_only=True):
             and a usual ``own_p50_s``.
         waiting_s: Mean seconds a step that it waited for the other ranks: from its own last gradient to the end of
             backward, in Lightning's own broadcast at each step and, where the host computes, in reductions of
-            metrics; None where the first cannot be told, and ``own_s`` then leaves out all of backward.
+            metrics; None where the first cannot be told. ``own_s`` then leaves out all of backward, and of strategies
+            that exchange in the middle of forward (FSDP, tensor parallelism) forward and the optimizer as well.
         waiting_n: Steps on which ``waiting_s`` rests.
-        parts_s: ``own_s`` by ``PARTS``.
+        parts_s: ``own_s`` by ``PARTS``; ``compute`` is missing where it cannot be told from waiting.
         wait_share: Share of its steady span spent waiting for data.
         slowest_name: The callback or logger that takes most of its ``host`` time, with the hook; None without any.
         slowest_s: Seconds a step of that one.

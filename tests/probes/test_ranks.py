@@ -347,6 +347,14 @@ def test_on_a_device_the_host_blocked_by_its_own_work_is_not_waiting_for_others(
     assert found.own_p50_s == pytest.approx(0.090)
 
 
+def test_forward_is_not_a_ranks_own_where_the_strategy_waits_for_others_in_it() -> None:
+    times = steady(data_wait=0.005, forward=0.020, backward=0.030, optimizer=0.002, callbacks=0.003)
+    found = rank_summary(0, times, (), (), None, exchanges_in_forward=True)
+    assert found.parts_s == pytest.approx({"data": 0.005, "host": 0.003})
+    assert (found.own_s, found.own_p50_s) == (pytest.approx(0.008), pytest.approx(0.008))
+    assert found.waiting_s is None
+
+
 class FakeProbe:
     is_closed = False
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
@@ -67,6 +68,8 @@ class Model(LightningModule):
             raise ValueError("planted")
         if self.fault == "killed" and self.global_rank == SLOW_RANK and batch_idx == 40:
             os.kill(os.getpid(), 9)
+        if self.fault == "first killed" and self.global_rank == 0 and batch_idx == 40:
+            os.kill(os.getpid(), 9)
         if self.fault == "ctrl-c" and self.global_rank == SLOW_RANK and batch_idx == 40:
             os.killpg(0, signal.SIGINT)  # as a terminal does: to all processes in the foreground
         return loss
@@ -80,8 +83,22 @@ class Model(LightningModule):
         self.optimizers().step()
         self.optimizers().zero_grad()
 
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            from torch.distributed.fsdp import fully_shard
+
+            for layer in (self.layers[0], self.layers[2], self.layers):
+                fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def chosen(strategy: str) -> Any:
+    """FSDP2 runs on a CPU by way of Lightning's ModelParallelStrategy; torch's first FSDP refuses to."""
+    if strategy == "fsdp2":
+        return ModelParallelStrategy(data_parallel_size=int(os.environ["WORLD"]), tensor_parallel_size=1)
+    return strategy
 
 
 def collate_unevenly(samples: list[torch.Tensor]) -> torch.Tensor:
@@ -98,7 +115,7 @@ def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp") -> N
         callbacks=[SlowCallback(), PerfDoctor(schedule=None, out_dir=out)],
         accelerator="cpu",
         devices=int(n_devices),
-        strategy=strategy,
+        strategy=chosen(strategy),
         max_epochs=2,
         logger=False,
         enable_checkpointing=False,

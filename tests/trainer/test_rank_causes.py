@@ -5,31 +5,62 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lightning_perf.records import load_run
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
+LIMIT_S = 150.0
+GRACE_S = 15.0
 DISTRIBUTED = {"PD701", "PD703", "PD704", "PD705", "PD706", "PD707"}
 
 pytestmark = pytest.mark.alone
 
 
 def launched(fault: str, out: Path, *more: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Runs the script to its end."""
-    return subprocess.run(
-        [*(launcher or (sys.executable,)), str(SCRIPT), fault, str(out), *more],
+    """Runs the script to its end; none of its processes may outlive it by more than seconds."""
+    command = [*(launcher or (sys.executable,)), str(SCRIPT), fault, str(out), *more]
+    with subprocess.Popen(
+        command,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=out.parent,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
         start_new_session=True,
-    )
+    ) as started:
+        try:
+            stdout, stderr = started.communicate(timeout=LIMIT_S)
+        finally:
+            alive = _alive_after(started.pid, GRACE_S)
+            for process in alive:
+                process.kill()
+    assert alive == []
+    return subprocess.CompletedProcess(command, started.returncode, stdout, stderr)
+
+
+def _alive_after(session: int, limit_s: float) -> list[psutil.Process]:
+    """Processes of a session that are still there once the time is up."""
+    until = time.monotonic() + limit_s
+    while (alive := _processes_of(session)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return alive
+
+
+def _processes_of(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess, PermissionError):
+            continue
+    return found
 
 
 def session_of(fault: str, out: Path, *more: str, launcher: tuple[str, ...] = ()) -> Any:
@@ -47,19 +78,28 @@ def found(session: Any) -> dict[str, Any]:
     return {finding.code: finding for finding in session.findings if finding.code in DISTRIBUTED}
 
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+def torchrun(n_ranks: int) -> tuple[str, ...]:
+    return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks))
 
 
 @pytest.mark.parametrize(
     ("fault", "cause", "more", "launcher"),
     [
         ("data", "waiting for its data", ("2",), ()),
-        ("compute", "computing", ("2",), TORCHRUN),
+        ("data", "waiting for its data", ("4",), torchrun(4)),
+        ("compute", "computing", ("2",), torchrun(2)),
         ("compute", "computing", ("4",), ()),
         ("second backward", "computing", ("2",), ()),
         ("callback", "SlowCallback.on_train_batch_end", ("2", "ddp_spawn"), ()),
     ],
-    ids=["data, ddp", "compute, torchrun", "compute, four ranks", "two backwards", "callback, ddp_spawn"],
+    ids=[
+        "data, ddp",
+        "data, four ranks",
+        "compute, torchrun",
+        "compute, four ranks",
+        "two backwards",
+        "callback, ddp_spawn",
+    ],
 )
 def test_slow_rank_is_named_with_its_cause(
     tmp_path: Path, fault: str, cause: str, more: tuple[str, ...], launcher: tuple[str, ...]
@@ -72,6 +112,18 @@ def test_slow_rank_is_named_with_its_cause(
     slow, *others = sorted(session.ranks.summaries, key=lambda one: one.waiting_s)
     assert slow.rank == 1
     assert min(one.waiting_s for one in others) > 0.005
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("data", "waiting for its data"), ("callback", "SlowCallback.on_train_batch_end")]
+)
+def test_slow_rank_is_named_where_parameters_are_sharded(tmp_path: Path, fault: str, cause: str) -> None:
+    session = session_of(fault, tmp_path / "out", "2", "fsdp2")
+    finding = found(session)["PD701"]
+    assert finding.summary.startswith("Rank 1 holds the other rank up")
+    assert cause in finding.summary
+    assert all(one.waiting_s is None and "compute" not in one.parts_s for one in session.ranks.summaries)
+    assert "not at the end of backward" in session.missing["ranks.summaries.waiting_s"]
 
 
 def test_nobody_is_named_when_the_ranks_are_alike(tmp_path: Path) -> None:
@@ -118,6 +170,15 @@ def test_survivor_leaves_its_measurements_when_a_rank_is_killed(tmp_path: Path) 
     assert (session.run.rank, session.run.status) == (0, "failed")
     assert session.steady.n_steps > 10
     assert f"{session.run.error}: " in done.stderr  # the one that the exchange of gradients raised
+
+
+def test_survivor_leaves_its_measurements_when_the_first_rank_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert launched("first killed", out).returncode != 0
+    session = load_run(out)
+    assert (session.run.rank, session.run.status) == (1, "failed")
+    assert session.steady.n_steps > 10
+    assert "it left no session" in {one.reason for one in session.ranks.missing}
 
 
 def test_every_rank_ends_and_leaves_its_measurements_when_interrupted(tmp_path: Path) -> None:

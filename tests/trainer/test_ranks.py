@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lightning_perf import PerfDoctor, load
@@ -17,6 +19,21 @@ from lightning_perf.records import RANKS_FOLDER
 
 from .conftest import Make
 from .models import Tiny, loader
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """Where the ranks wait for one another for ever, the time limit ends the test, and this the ranks: pytest itself
+    would wait for them at its own end."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=10)
+    for child in alive:
+        child.kill()
+
 
 SCRIPT = """
 import torch

@@ -210,6 +210,17 @@ class MarkedBroadcast:
             self._watch.fail(error)
 
 
+def exchanges_in_forward(trainer: Any) -> bool:
+    """Whether a strategy may wait for other ranks in the middle of forward: all do but replicating ones.
+
+    Args:
+        trainer: With its strategy set up.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    return trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
+
+
 def backward_watch(trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None) -> Any:
     """The watch for a run; None with a reason where it cannot be told what is waiting.
 

@@ -8,7 +8,7 @@ from lightning_perf import seams
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.records import Ranks, RankSummary
 
-from .backward import BackwardWatch, MarkedBroadcast, backward_watch
+from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
 from .exchange import gather_ranks, open_exchange
 from .summary import rank_summary
 
@@ -33,6 +33,7 @@ class RankProbe:
         self._watch: BackwardWatch | None = None
         self._undo: seams.Undo | None = None
         self._is_closed = False
+        self._exchanges_in_forward = False
         self._trainer = trainer
         self._exchange = open_exchange(trainer)
 
@@ -41,6 +42,7 @@ class RankProbe:
         clock = loop.main.device_clock
         make_event = clock.make_event if clock is not None else None
         self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
+        self._exchanges_in_forward = exchanges_in_forward(self._trainer)
         if self._watch is not None and self._watch.is_on_device:
             self._undo = seams.tap_sigterm_broadcast(self._trainer, MarkedBroadcast(self._watch))
 
@@ -82,7 +84,12 @@ class RankProbe:
         """What this rank has to tell."""
         main = loop.main
         return rank_summary(
-            self._trainer.global_rank, main.stage_times(), loop.named(), main.epochs_so_far(), self._watch
+            self._trainer.global_rank,
+            main.stage_times(),
+            loop.named(),
+            main.epochs_so_far(),
+            self._watch,
+            self._exchanges_in_forward,
         )
 
     def share(self, loop: LoopProbe | None, is_last: bool) -> None:

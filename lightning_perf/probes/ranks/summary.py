@@ -21,8 +21,19 @@ def rank_summary(
     named: Sequence[NamedTime],
     epochs: Sequence[Epoch],
     watch: BackwardWatch | None,
+    exchanges_in_forward: bool = False,
 ) -> RankSummary | None:
-    """What this rank has to tell; None before it measured a steady step."""
+    """What this rank has to tell; None before it measured a steady step.
+
+    Args:
+        rank: Its global rank.
+        steady: Its steady steps.
+        named: What took its time, by name.
+        epochs: Those that it trained.
+        watch: What it waits for in backward; None where that cannot be told.
+        exchanges_in_forward: Whether other ranks are waited for in the middle of forward too (sharded parameters,
+            tensor parallelism): forward and optimizer are then no part of its own work that could be told apart.
+    """
     if steady is None or steady.n_steps == 0:
         return None
 
@@ -40,17 +51,22 @@ def rank_summary(
     data_s, host_s = mean_s("data_wait", "transfer"), loop_s - outside_s
     own_backward_s = watch.own_s() if watch is not None else None
     waiting_s = watch.waiting_s() if watch is not None and watch.is_on_device else None
+    compute_s: float | None
     if waiting_s is not None:
         # Where the host waits for the device says nothing of what the device does then: its work is what is left.
         waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - data_s - host_s))
         compute_s = max(0.0, steady.step_s.mean - data_s - host_s - waiting_s)
         own_p50_s = max(0.0, steady.step_s.p50 - waiting_s)
+    elif exchanges_in_forward:
+        compute_s = None
+        own_p50_s = median_s("data_wait", "transfer", "callbacks", "logging")
     else:
         backward_s = min(own_backward_s or 0.0, mean_s("backward"))
         compute_s = mean_s("forward", "optimizer") + backward_s
         own_p50_s = median_s("data_wait", "transfer", "forward", "optimizer", "callbacks", "logging") + backward_s
         waiting_s = None if own_backward_s is None else mean_s("backward") - backward_s + outside_s
-    parts_s = {"data": data_s, "compute": compute_s, "host": host_s}
+    told = {"data": data_s, "compute": compute_s, "host": host_s}
+    parts_s = {part: seconds for part, seconds in told.items() if seconds is not None}
     hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]
     slowest = max(hosts, key=lambda one: one.share, default=None)
     latest = next((one for one in reversed(epochs) if one.n_steps), None)

@@ -62,8 +62,9 @@ Host: run callbacks and logging on all ranks alike, or seldom.
 
 ## When it is wrong
 Where strategies exchange in the middle of forward and backward (FSDP, tensor parallel), waiting cannot be told from
-computing by the host's clock; backward is then left out. Ranks may take turns in being slow: their means are alike and
-this rule is silent.
+computing by the host's clock: only data and host are then compared. A rank that computes more is found by its traces
+(`profiler={"ranks": "all"}`, then `lightning-perf analyze DIR`). Ranks may take turns in being slow: their means are
+alike and this rule is silent.
 
 ## Sources
 TraceML's straggler threshold; HTA's comparison of ranks.
