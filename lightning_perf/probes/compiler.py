@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lightning_perf.records import CompilerWatch, GraphBreak, Recompile
@@ -18,6 +19,7 @@ from .code_lines import USER, Place, owner_of
 WARMUP_STEPS = 10
 """Steps in which compiling is expected: the first batches, and the first one of another size."""
 
+_OURS = str(Path(__file__).parents[1])
 _MAX_TOLD = 16
 _MAX_KEPT = 4096
 _MAX_REASON = 200
@@ -165,6 +167,8 @@ class CompilerProbe:
             if not getattr(each, "graph_break", True):
                 continue
             place = _innermost(getattr(each, "user_stack", ()))
+            if place.file.startswith(_OURS):
+                continue  # a hook of a probe's
             reason = _first_line(getattr(each, "reason", ""))
             key = (place.file, place.line, reason)
             before = found.get(key)

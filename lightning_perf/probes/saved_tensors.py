@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,7 +55,10 @@ class SavedTensors:
                 self._handles.append(module.register_forward_hook(self._leaving, always_call=True))
             # Hooks on all modules run before those of one module, which give gathered parameters back.
             self._handles.append(register_module_forward_hook(self._gathered))
-            hooks = graph.saved_tensors_hooks(self._pack, _unpack)
+            # Below a compiled function dynamo would compile the hook too, and count the user for what breaks in it.
+            dynamo = sys.modules.get("torch._dynamo")
+            pack = self._pack if dynamo is None else dynamo.disable(self._pack)
+            hooks = graph.saved_tensors_hooks(pack, _unpack)
             hooks.__enter__()
             self._hooks = hooks
             self._refuses = graph.disable_saved_tensors_hooks

@@ -2,7 +2,6 @@
 ---
 expect: PD108
 half: score
-cores: 2
 fix:
   collate_fn=to_tensor: collate_fn=to_tensor_at_once
 """
@@ -11,8 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-torch.set_num_threads(1)
 
 
 class Records(Dataset):
@@ -51,7 +48,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 loader = DataLoader(Records(), batch_size=8, shuffle=True, collate_fn=to_tensor)

@@ -8,6 +8,7 @@ with:
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -29,7 +30,7 @@ class Net(LightningModule):
         return loss
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 data = TensorDataset(torch.rand(3200, 64))
@@ -42,5 +43,6 @@ trainer = Trainer(
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=True,
+    callbacks=[TQDMProgressBar()],
 )
 trainer.fit(Net(), loader)

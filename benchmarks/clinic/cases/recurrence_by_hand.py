@@ -27,7 +27,7 @@ class Net(LightningModule):
         return self.scan(batch[0]).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 loader = DataLoader(TensorDataset(torch.rand(30, 300, 16)), batch_size=None)

@@ -2,7 +2,6 @@
 ---
 expect: PD106
 half: tune
-cores: 2
 fix:
   time.sleep(0.001): pass
 """
@@ -13,8 +12,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-torch.set_num_threads(1)
 
 
 class Remote(Dataset):
@@ -47,7 +44,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 loader = DataLoader(Remote(), batch_size=16, shuffle=True)

@@ -2,7 +2,6 @@
 ---
 expect: PD108
 half: tune
-cores: 2
 fix:
   collate_fn=pad: collate_fn=pad_fast
 """
@@ -11,8 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-torch.set_num_threads(1)
 
 
 class Sequences(Dataset):
@@ -55,7 +52,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 loader = DataLoader(Sequences(), batch_size=16, shuffle=True, collate_fn=pad)

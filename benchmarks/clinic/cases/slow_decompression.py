@@ -2,7 +2,6 @@
 ---
 expect: PD107
 half: score
-cores: 2
 fix:
   plain = self.unpack(): plain = self.plain
 """
@@ -14,8 +13,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-torch.set_num_threads(1)
 
 
 class Packed(Dataset):
@@ -50,7 +47,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 loader = DataLoader(Packed(), batch_size=16, shuffle=True)

@@ -2,7 +2,6 @@
 ---
 expect: PD107
 half: tune
-cores: 2
 fix:
   self.darken(self.images[index]): self.images[index] * 0.9**8
 """
@@ -11,8 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-torch.set_num_threads(1)
 
 
 class Images(Dataset):
@@ -49,7 +46,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 loader = DataLoader(Images(), batch_size=16, shuffle=True)

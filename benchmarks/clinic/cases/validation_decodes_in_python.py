@@ -2,7 +2,6 @@
 ---
 expect: PD111
 half: score
-cores: 2
 fix:
   range(8000): range(8)
 """
@@ -11,8 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
-
-torch.set_num_threads(1)
 
 
 class Computed(Dataset):
@@ -44,7 +41,7 @@ class Net(LightningModule):
         self.log("val_loss", self(batch).square().mean())
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
 data = TensorDataset(torch.rand(3200, 64))

@@ -31,7 +31,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
 

@@ -9,6 +9,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, where
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.trace_signals import (
     CODE_PHASES,
     Reading,
@@ -115,8 +116,11 @@ def _live(session: Session) -> Finding | None:
     if not loops:
         return None
     worst = loops[0]
-    # The rounds are one operation then; their backward pass, which is not in the share, goes with them.
+    # The rounds are one operation then. Their backward pass, which is not in the share, goes with them: if the loop is
+    # differentiated, in proportion to its part of the forward pass.
     saved_s = worst.share * (1 - 1 / worst.repeats) * steps_s(steady)
+    forward_s = phase_s(steady, "forward")
+    saved_s += min(1.0, saved_s / forward_s) * phase_s(steady, "backward") if forward_s > 0 else 0.0
     return timed_finding(
         steady,
         code=CODE,
@@ -141,7 +145,7 @@ def _live(session: Session) -> Finding | None:
         prescriptions=_prescriptions(),
         claims=claims_within(steady, saved_s, CODE_PHASES),
         low_s=0.0,
-        basis="at most the loop's forward pass as timed in the steps looked at, but for one round",
+        basis="at most the loop as timed in the steps looked at, and as large a part of backward, but for one round",
         confidence="medium",
     )
 

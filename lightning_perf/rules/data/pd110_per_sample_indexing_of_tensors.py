@@ -5,7 +5,13 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_plan import feeding_of
-from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, indexes_rows, is_transport_costly, wait_evidence
+from lightning_perf.rules.loader_signals import (
+    MIN_WAIT_SHARE,
+    indexes_rows,
+    is_transport_costly,
+    is_waiting,
+    wait_evidence,
+)
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import duration, percent
 
@@ -51,8 +57,8 @@ def check(session: Session) -> Finding | None:
     probe = feeding.probe
     if not indexes_rows(probe) or feeding.share < MIN_WAIT_SHARE:
         return None
-    if is_transport_costly(feeding):
-        return None  # PD109
+    if is_waiting(probe) or is_transport_costly(feeding):
+        return None  # PD106, PD109
     lookup_s = LOOKUP_S + (probe.batch_bytes or 0) / GATHER_BYTES_PER_S
     saved_s = max(0.0, feeding.wait_s - lookup_s)
     if saved_s <= 0:

@@ -94,7 +94,7 @@ def check(session: Session) -> Finding | None:
         },
         low_s=0.0,
         basis="from nothing to the same part of the time in which batches are moved",
-        confidence="medium",
+        confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
     )  # fmt: skip
 
 
@@ -112,4 +112,4 @@ def _why(probe: LoaderProbe) -> str:
     return "It is float64." if not probe.narrow_bytes else "It is float64, and in part bytes made into floats."
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD109"))
