@@ -230,7 +230,7 @@ def _trial(trial: Trial) -> Iterator[Item]:
     ladder, alone = trial_rows.ladder_rows(trial), trial_rows.alone_rows(trial)
     for name, rows in (("rung", ladder if len(ladder) > 1 else []), ("alone", alone)):
         if rows:
-            yield Table((name, *trial_rows.HEADS[1:]), "lrrrrrll", rows)
+            yield _without_empty(Table((name, *trial_rows.HEADS[1:]), "lrrrrrll", rows))
     batches = trial_rows.batch_fact(trial)
     if batches:
         yield Facts([batches])
@@ -239,6 +239,13 @@ def _trial(trial: Trial) -> Iterator[Item]:
         yield Table(("left out", "why"), "ll", out)
     for label, _, lines in trial_rows.pasted(trial):
         yield Code(label, lines)
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without the columns that are empty all the way down."""
+    kept = [i for i in range(len(table.heads)) if any(row[i] for row in table.rows)]
+    rows = [tuple(row[i] for i in kept) for row in table.rows]
+    return Table([table.heads[i] for i in kept], "".join(table.alignments[i] for i in kept), rows)
 
 
 def _ranks(session: Session, shown: list[Item]) -> tuple[str, list[Item]]:

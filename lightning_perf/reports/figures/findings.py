@@ -71,7 +71,7 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
         return None
     signs = ["+" if rung.is_kept else "−" for _, rung in rungs]
     labels = [label(f"{sign} {rung.added}", 44) for sign, (_, rung) in zip(signs, rungs, strict=True)]
-    if len(session.trials) > 1:
+    if len({id(trial) for trial, _ in rungs}) > 1:
         numbers = {id(trial): i + 1 for i, trial in enumerate(session.trials)}
         labels = [f"trial {numbers[id(trial)]}: {one}" for one, (trial, _) in zip(labels, rungs, strict=True)]
     data: list[dict[str, Any]] = []

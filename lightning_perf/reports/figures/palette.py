@@ -38,8 +38,8 @@ SEVERITY_COLOURS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, 
 SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BROWN, GREY)
 """For what has no colour of its own, in this order."""
 
-# Dark at the low end and bright at the high one, told apart by lightness alone (viridis): legible without colours.
-SCALE = "Viridis"
+LESS_TO_MORE = [[0.0, SKY], [0.5, "#777777"], [1.0, "#FF7A1A"]]
+"""Of differences from what is usual, which is grey: it stands back on white and on black."""
 
 _INK = {"light": "#1f2328", "dark": "#e6e6e6"}
 _GRID = {"light": "#d9d9d9", "dark": "#4a4a4a"}

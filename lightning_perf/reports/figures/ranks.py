@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import PARTS, RankSummary, Session
 from lightning_perf.reports.wording import seconds
 
-from .palette import SCALE, Theme
+from .palette import LESS_TO_MORE, Theme
 from .parts import figure, label, rows_axis, rows_height, seconds_scale
 
 if TYPE_CHECKING:
@@ -18,9 +20,18 @@ MAX_COLUMNS = 64
 """Up to so many ranks stand side by side with all their parts; more are laid out as a grid of one figure each: a
 column narrower than a few pixels would hide the one rank that matters."""
 
+MAX_TEXTS = 12
+"""Up to so many ranks each cell tells its figure."""
+
+MAX_TOLD = 2048
+"""Of more ranks only the own work is told on hovering: the file would grow by 150 bytes a rank."""
+
+LEAST_DIFFERENCE = 0.05
+"""Of the median step: where no rank differs by so much, none stands out."""
+
 
 def ranks(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Own work of each rank by part and its waiting for the others; of very many ranks, a grid of their own work."""
+    """How each rank differs from the median one, by part of its work; of very many ranks, a grid of their own work."""
     together = session.ranks
     if together is None or len(together.summaries) < 2:
         return None
@@ -33,19 +44,25 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
     rows: list[tuple[str, list[float | None]]] = [("own work", [one.own_s for one in summaries])]
     rows += [(f"… {part}", [one.parts_s.get(part) for one in summaries]) for part in PARTS]
     rows.append(("waits for others", [one.waiting_s for one in summaries]))
-    unit, factor = seconds_scale(value for _, values in rows for value in values)
-    cells = {
-        **_heat(unit),
+    differences = [_from_median(values) for _, values in rows]
+    unit, factor, reach = _scale([value for values in differences for value in values], summaries)
+    cells: dict[str, Any] = {
+        **_heat(unit, reach * factor),
         "x": list(range(len(summaries))),
         "y": list(range(len(rows))),
-        "z": [[None if value is None else value * factor for value in values] for _, values in rows],
+        "z": [[None if value is None else value * factor for value in values] for values in differences],
         "customdata": [
             [[f"rank {one.rank} on {label(one.node, 40)}", f"{name.removeprefix('… ')}: {seconds(value)}"]
              for one, value in zip(summaries, values, strict=True)]
             for name, values in rows
         ],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} a step<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
     }  # fmt: skip
+    if len(summaries) <= MAX_TEXTS:
+        cells["text"] = [["" if value is None else seconds(value) for value in values] for _, values in rows]
+        cells["texttemplate"] = "%{text}"
     every = max(1, math.ceil(len(summaries) / 16))
     ticks = list(range(0, len(summaries), every))
     return figure(
@@ -57,6 +74,7 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
             "tickvals": ticks,
             "ticktext": [str(summaries[i].rank) for i in ticks],
             "showgrid": False,
+            "zeroline": False,
         },
         yaxis=rows_axis([name for name, _ in rows]),
     )
@@ -67,15 +85,18 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
     n = max(by_rank) + 1
     columns = 2 ** math.ceil(math.log2(math.sqrt(n)))
     starts = list(range(0, n, columns))
-    unit, factor = seconds_scale(one.own_s for one in summaries)
-    found = [[by_rank.get(start + i) for i in range(columns)] for start in starts]
+    differences = dict(zip(by_rank, _from_median([one.own_s for one in summaries]), strict=True))
+    unit, factor, reach = _scale(list(differences.values()), summaries)
+    is_brief = n > MAX_TOLD
+    told = {rank: _told(one, is_brief) for rank, one in by_rank.items()}
+    at = [[start + i for i in range(columns)] for start in starts]
     cells = {
-        **_heat(unit),
+        **_heat(unit, reach * factor),
         "x": list(range(columns)),
         "y": list(range(len(starts))),
-        "z": [[None if one is None else one.own_s * factor for one in row] for row in found],
+        "z": [[None if (value := differences.get(rank)) is None else value * factor for rank in row] for row in at],
         "customdata": [
-            [_told(one, start + i) for i, one in enumerate(row)] for row, start in zip(found, starts, strict=True)
+            [told.get(rank, "" if rank >= n else f"rank {rank} did not report") for rank in row] for row in at
         ],
         "hoverongaps": False,
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -87,28 +108,46 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         [cells],
         theme,
         height=rows_height(0, 110) + 14 * max(len(starts), 8),
-        xaxis={"title": {"text": f"rank within its row of {columns}"}, "showgrid": False},
+        xaxis={"title": {"text": f"rank within its row of {columns}"}, "showgrid": False, "zeroline": False},
         yaxis={
             "title": {"text": "first rank of the row"},
             "tickvals": list(range(0, len(starts), every)),
             "ticktext": [str(start) for start in starts[::every]],
             "range": [len(starts) - 0.5, -0.5],
             "showgrid": False,
+            "zeroline": False,
         },
     )
 
 
-def _told(one: RankSummary | None, rank: int) -> str:
-    if one is None:
-        return f"rank {rank} did not report"
+def _from_median(values: Sequence[float | None]) -> list[float | None]:
+    known = [value for value in values if value is not None]
+    usual = median(known) if known else 0.0
+    return [None if value is None else value - usual for value in values]
+
+
+def _scale(differences: Sequence[float | None], summaries: tuple[RankSummary, ...]) -> tuple[str, float, float]:
+    """Unit, its factor, and the difference in seconds that has the strongest colour: noise stays grey."""
+    largest = max((abs(value) for value in differences if value is not None), default=0.0)
+    reach = max(largest, LEAST_DIFFERENCE * median(one.step_s for one in summaries)) or 1e-6
+    return *seconds_scale([reach]), reach
+
+
+def _told(one: RankSummary, is_brief: bool) -> str:
+    own = f"rank {one.rank}: own work {seconds(one.own_s)} a step"
+    if is_brief:
+        return own
     parts = ", ".join(f"{part} {seconds(one.parts_s[part])}" for part in PARTS if part in one.parts_s)
     waits = "" if one.waiting_s is None else f"<br>waits for others {seconds(one.waiting_s)}"
-    return f"rank {rank} on {label(one.node, 40)}<br>own work {seconds(one.own_s)} a step: {parts}{waits}"
+    return f"{own}<br>{parts}{waits}<br>on {label(one.node, 40)}"
 
 
-def _heat(unit: str) -> dict[str, Any]:
+def _heat(unit: str, reach: float) -> dict[str, Any]:
     return {
         "type": "heatmap",
-        "colorscale": SCALE,
-        "colorbar": {"title": {"text": f"{unit} a step", "side": "right"}, "thickness": 14},
+        "colorscale": LESS_TO_MORE,
+        "zmin": -reach,
+        "zmid": 0,
+        "zmax": reach,
+        "colorbar": {"title": {"text": f"{unit} a step from the median", "side": "right"}, "thickness": 14},
     }

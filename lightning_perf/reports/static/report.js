@@ -27,9 +27,16 @@
     return layout;
   }
 
+  function dataOf(figure) {
+    if (!narrow.matches || isPrinting) return figure.data;
+    // No room for figures in the cells of a heat map.
+    return figure.data.map((trace) => (trace.type === "heatmap" ? { ...trace, texttemplate: "" } : trace));
+  }
+
   function draw(name, place) {
     // No bar of buttons: it would lie over the figure, and one of them sends the data to a server.
-    Plotly.react(place, figures[name].data, layoutOf(figures[name]), { responsive: true, displayModeBar: false });
+    const figure = figures[name];
+    Plotly.react(place, dataOf(figure), layoutOf(figure), { responsive: true, displayModeBar: false });
   }
 
   function redraw() {
