@@ -184,11 +184,11 @@ class App:
 
     def _trace(self, request: Request) -> Response:
         """The file of a trace, for Perfetto."""
-        shown = self._shown(request, "run", "trace")
-        if isinstance(shown, Reading) or shown.file is None:
+        file = self._library.file(self._entry(request, "run"), self._number(request, "trace"))
+        if file is None:
             raise Refused(404, "the trace is not on this machine")
         try:
-            content = Path(shown.file).read_bytes()
+            content = Path(file).read_bytes()
         except OSError as error:
             raise Refused(404, f"the trace cannot be read: {error.strerror}") from error
         # As it is, packed or not: Perfetto unpacks by itself.
@@ -244,13 +244,19 @@ class App:
 
     def _shown(self, request: Request, run: str, trace: str) -> Shown | Reading:
         entry = self._entry(request, run)
-        index = request.args.get(trace)
-        if index is not None and not (index.isascii() and index.isdigit() and len(index) < 9):
-            raise Refused(400, f"{trace}={index[:40]!r}; expected a number")
+        index = self._number(request, trace)
         try:
-            return self._library.show(entry, int(index) if index is not None else None)
+            return self._library.show(entry, index)
         except IndexError as error:
             raise Refused(404, f"{entry.id[:80]!r} has no trace {index}") from error
+
+    def _number(self, request: Request, name: str) -> int | None:
+        text = request.args.get(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 9):
+            raise Refused(400, f"{name}={text[:40]!r}; expected a number")
+        return int(text)
 
     def _pair(self, request: Request) -> tuple[Shown | Reading, Shown | Reading]:
         return self._shown(request, "base", "base_trace"), self._shown(request, "new", "new_trace")
@@ -332,7 +338,9 @@ def _perfetto(request: Request, name: str) -> Response:
     if found is None:
         raise Refused(404, f"Perfetto has no file {name[:80]!r}")
     content, kind = found
-    headers = [*_SAFE_HEADERS, ("Content-Security-Policy", perfetto.POLICY)]
+    headers = [*_SAFE_HEADERS]
+    if kind == "text/html":
+        headers.append(("Content-Security-Policy", perfetto.policy(content)))
     return Response(content, content_type=kind, headers=headers)
 
 

@@ -34,7 +34,7 @@ def diff(base: Shown, new: Shown) -> Iterator[Block]:
 
 def _compared(comparison: Comparison) -> Iterator[Block]:
     yield blocks.heading(comparison_rows.headline(comparison))
-    yield blocks.facts([("Of", " · ".join(comparison_rows.facts(comparison)))])
+    yield blocks.facts([("Compared", " · ".join(comparison_rows.facts(comparison)))])
     yield {"type": "figure", "name": "steps_diff", "title": "The step, base and new", "is_pair": True}
     rows = comparison_rows.time_rows(comparison)
     yield blocks.table("Time", comparison_rows.TIME_HEADS, rows, key="times")

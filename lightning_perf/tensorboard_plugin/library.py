@@ -180,6 +180,16 @@ class Library:
             file = None
         return Shown(entry.label, session, window.trace, labels, index, file=file)
 
+    def file(self, entry: Entry, chosen: int | None) -> str | None:
+        """Where one of its traces lies; None where it is not on this machine. Of traces alone nothing is read."""
+        try:
+            if entry.kind == "traces":
+                return os.path.join(entry.path, entry.files[_chosen(chosen, len(entry.files))])
+            shown = self.show(entry, chosen)
+        except IndexError:
+            return None
+        return shown.file if isinstance(shown, Shown) else None
+
     def ranks(self, entry: Entry) -> Known | Reading:
         """All traces of a folder together.
 

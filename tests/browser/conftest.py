@@ -30,14 +30,15 @@ class Browser:
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
-        self.requests: list[str] = []
+        self._asked: list[tuple[str, str]] = []
+        self._blocked: set[str] = set()
         self.messages: list[str] = []
 
     def open(self, address: str | Path) -> None:
         """Opens an address, or a file from disk."""
         self.driver.get(address.resolve().as_uri() if isinstance(address, Path) else address)
 
-    def wait(self, condition: Callable[[Any], Any], seconds: float = 20.0) -> Any:
+    def wait(self, condition: Callable[[Any], Any], seconds: float = 60.0) -> Any:
         """Waits until ``condition(driver)`` is true, and returns what it returned.
 
         Raises:
@@ -91,11 +92,22 @@ class Browser:
         """Every address that was asked for since the test began."""
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
+            told = message["params"]
             if message["method"] == "Network.requestWillBeSent":
-                self.requests.append(message["params"]["request"]["url"])
+                self._asked.append((told["requestId"], told["request"]["url"]))
             elif message["method"] == "Network.webSocketCreated":
-                self.requests.append(message["params"]["url"])
-        return self.requests
+                self._asked.append((told["requestId"], told["url"]))
+            elif message["method"] == "Network.loadingFailed" and told.get("blockedReason") == "csp":
+                self._blocked.add(told["requestId"])  # by the page's own policy: it never left the browser
+        return [address for request, address in self._asked if request not in self._blocked]
+
+    def forget(self) -> None:
+        """Begins anew: what was asked for and logged until now is left out."""
+        self.asked()
+        self.logged()
+        self._asked.clear()
+        self._blocked.clear()
+        self.messages.clear()
 
     def logged(self) -> list[str]:
         """Errors and warnings that pages wrote to the console since the test began."""
@@ -154,10 +166,7 @@ def browser(chromium: Any) -> Iterator[Browser]:
     one.network(True)
     one.size(1400, 900)
     one.prefer_dark(False)
-    one.asked()
-    one.logged()
-    one.requests.clear()
-    one.messages.clear()
+    one.forget()
     yield one
     outside = one.asked_outside()
     chromium.get("about:blank")

@@ -23,7 +23,16 @@ def test_browser_names_what_a_page_asks_of_others(browser: Browser, tmp_path: Pa
     browser.open(page)
     browser.find("#said")
     assert browser.asked_outside() == ["https://example.com/one.png"]
-    browser.requests.clear()  # it was asked for on purpose
+    browser.forget()  # it was asked for on purpose
+
+
+def test_browser_leaves_out_what_the_policy_of_the_page_keeps_inside(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    policy = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'\">"
+    page.write_text(f"<!doctype html>{policy}<img src='https://example.com/one.png'><p id=said>hello</p>")
+    browser.open(page)
+    browser.find("#said")
+    assert browser.asked_outside() == []
 
 
 @pytest.mark.parametrize("address", ["https://example.com/", "ws://10.0.0.1/", "http://127.0.0.1.example.com/"])

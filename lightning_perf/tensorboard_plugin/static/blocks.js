@@ -54,9 +54,10 @@ function perfetto(block, parameters) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined));
   const trace = address(`trace?${query}`);
   const page = `${address('perfetto/index.html')}#!/?url=${encodeURIComponent(trace)}`;
+  const inside = `${page}&mode=embedded`; // without its menus, and without its own look for newer files
   return el('section', {class: 'perfetto'},
     el('p', {}, el('span', {text: `${block.file} in Perfetto. `}), el('a', {href: page, target: '_blank', rel: 'noopener', text: 'Open it in a tab of its own'})),
-    el('iframe', {src: page, title: `Perfetto showing ${block.file}`}));
+    el('iframe', {src: inside, title: `Perfetto showing ${block.file}`}));
 }
 
 const DRAWN = {

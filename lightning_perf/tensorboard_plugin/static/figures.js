@@ -30,7 +30,9 @@ async function draw(section, place, parameters) {
     place.classList.remove('waiting');
     place.replaceChildren();
     place.style.minHeight = `${told.figure.layout.height ?? 300}px`;
-    await library.react(place, told.figure.data, told.figure.layout, OPTIONS);
+    const style = getComputedStyle(document.documentElement);
+    const modebar = {bgcolor: 'rgba(0,0,0,0)', color: style.getPropertyValue('--quiet'), activecolor: style.getPropertyValue('--ink')};
+    await library.react(place, told.figure.data, {...told.figure.layout, modebar}, OPTIONS);
     section.dataset.drawn = isDark() ? 'dark' : 'light';
   } catch (error) {
     place.classList.remove('waiting');

