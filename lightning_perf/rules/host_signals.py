@@ -15,14 +15,18 @@ MIN_PER_STEP = 0.5
 
 
 def trace_or_live(
-    session: Session, from_trace: Callable[[Session], Finding | None], live: Callable[[Session], Finding | None]
+    session: Session,
+    from_trace: Callable[[Session], Finding | None],
+    live: Callable[[Session], Finding | None],
+    field: str = "sync_calls",
 ) -> Finding | None:
     """A window's answer; where there is none, that of the steps looked at, and without these the window's reason.
 
     Args:
         session: The session.
         from_trace: Reads the window; raises Skip where there is none or it does not show what is needed.
-        live: Reads ``Session.sync_calls``.
+        live: Reads the session's field of this name.
+        field: ``"sync_calls"`` or ``"model_profile"``.
 
     Raises:
         Skip: Neither can answer.
@@ -30,7 +34,7 @@ def trace_or_live(
     try:
         return from_trace(session)
     except Skip as skip:
-        if session.sync_calls is None:
+        if getattr(session, field) is None:
             raise
         reason = str(skip)
     try:

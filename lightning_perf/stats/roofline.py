@@ -60,7 +60,7 @@ def least(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precis
     speed = ceilings.matmul_flops_per_s.get(precision)
     rate, launch_s = ceilings.copy_bytes_per_s, ceilings.launch_s
     return Least(
-        flops / speed if speed else None,
+        0.0 if not flops else flops / speed if speed else None,
         n_bytes / rate if rate else None,
         n_operators * launch_s if launch_s is not None else None,
     )
@@ -214,6 +214,17 @@ def _least_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> Leas
     )
 
 
+def least_of_step(profile: ModelProfile, ceilings: Ceilings) -> Least:
+    """The three lower bounds of forward and backward of the step that was counted, each as if the others were free."""
+    return least(
+        (profile.forward_flops or 0) + (profile.backward_flops or 0),
+        (profile.forward_bytes or 0) + (profile.backward_bytes or 0),
+        sum(module.n_operators or 0 for module in profile.modules),
+        ceilings,
+        profile.precision,
+    )
+
+
 def module_s(module: ModuleProfile) -> float | None:
     """Seconds of a module in a step, forward and backward; None where not timed."""
     times: Sequence[float | None] = (module.forward_s, module.backward_s)
@@ -232,6 +243,6 @@ _PRECISION_OF = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def _assessed_operator(operator: OperatorProfile, ceilings: Ceilings) -> OperatorProfile:
-    precision = _PRECISION_OF.get(operator.dtype, "fp32")
+    precision = _PRECISION_OF.get(operator.dtype, operator.dtype)
     work = least(operator.flops, operator.n_bytes, operator.calls, ceilings, precision)
     return msgspec.structs.replace(operator, bound=bound_of(work, operator.total_s))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session, TraceRecord
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.host_signals import claims_within, trace_or_live
+from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.trace_signals import (
+    CODE_PHASES,
     MIN_LATE_SHARE,
     compile_prescription,
     device_reading_of,
@@ -16,6 +21,7 @@ from lightning_perf.rules.trace_signals import (
     trace_finding,
 )
 from lightning_perf.rules.wording import duration, percent
+from lightning_perf.stats.roofline import least_of_step
 
 CODE = "PD303"
 NAME = "launch-bound"
@@ -29,6 +35,10 @@ DOCS = """\
 ## What it measures
 In a profiler window, the time in which the device was idle because a kernel was launched too late, without waiting for
 data, for the device or for the driver's memory; and how long the median kernel runs.
+
+Without a window, on a device whose ceilings were measured: how many operators forward and backward start in the step
+that was counted, times what starting one takes at least. It fires where that explains more of their time than the
+device's arithmetic and memory do, and at least 30 % of it.
 
 ## Why it costs
 Every operator costs the host some ten microseconds of Python, dispatch and launch. Where kernels are shorter than
@@ -46,7 +56,8 @@ batch gives each more work; a fused optimizer replaces thousands.
 
 ## When it is wrong
 The profiler slows the host down, with stacks or memory profiling by a multiple: the time without it has smaller gaps.
-The number of kernels alone says nothing: it is the device's idle time that is charged.
+The number of kernels alone says nothing: it is the device's idle time that is charged. Without a window that time is
+not seen, only estimated from below: a CUDA graph starts its kernels for less.
 
 ## Sources
 The profiling lecture and the case study on launches (5 to 10 us each); HTA's idle breakdown (the host was late);
@@ -55,7 +66,58 @@ The profiling lecture and the case study on launches (5 to 10 us each); HTA's id
 
 
 def check(session: Session) -> Finding | None:
-    """Charges late launches with the device's idle time, and asks whether kernels are short."""
+    """Charges late launches with the device's idle time, and asks whether kernels are short; else counts operators."""
+    return trace_or_live(session, _from_trace, _live, "model_profile")
+
+
+def _live(session: Session) -> Finding | None:
+    profile = counted(session)
+    if profile.device == "cpu":
+        raise Skip("a CPU starts no kernels")
+    if bound_of(session) != "launch":
+        return None
+    steady = steady_of(session)
+    starting_s, device_s = _each_step(session)
+    step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
+    if step_s <= 0 or starting_s < MIN_LATE_SHARE * step_s:
+        return None
+    n = sum(module.n_operators or 0 for module in profile.modules)
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"Starting operators takes at least {percent(min(1.0, starting_s / step_s))} of forward and backward. "
+            f"They are {n:,} a step, and the device could compute them in {duration(device_s)}."
+        ),
+        evidence=(
+            Evidence(
+                metric="starting operators, of forward and backward",
+                value=starting_s / step_s,
+                unit="fraction",
+                threshold=MIN_LATE_SHARE,
+                n=1,
+            ),
+            Evidence(metric="operators of forward and backward a step", value=n, unit="count"),
+            Evidence(metric="starting one, measured on this device", value=starting_s / max(1, n), unit="s"),
+            Evidence(metric="a step is bound by", value="launch"),
+        ),
+        prescriptions=_prescriptions(),
+        claims=claims_within(steady, (starting_s - device_s) * steady.n_steps, CODE_PHASES),
+        low_s=0.0,
+        basis="at most what starting these operators takes at least, but for what the device has to compute",
+        confidence="low",
+    )
+
+
+def _each_step(session: Session) -> tuple[float, float]:
+    """Seconds that starting a step's operators takes at least, and that the device needs for them at its ceilings."""
+    lower = least_of_step(counted(session), ceilings_of(session))
+    return lower.launch_s or 0.0, max(lower.compute_s or 0.0, lower.bandwidth_s or 0.0)
+
+
+def _from_trace(session: Session) -> Finding | None:
     reading, device = device_reading_of(session)
     trace = reading.trace
     kernels = trace.kernels
@@ -86,19 +148,23 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="kernels " + ("a step" if trace.steps else "in the trace"), value=kernels.n_per_step),
             share_evidence(reading, "device busy", device.busy_s),
         ),
-        prescriptions=(
-            compile_prescription(" with CUDA graphs"),
-            Prescription(
-                treatment="batch-size",
-                summary="give each kernel more work: a larger batch",
-                safety="semantics",
-                effort="minutes",
-            ),
-        ),
+        prescriptions=_prescriptions(),
         low_s=0.0,
         high_s=min(late_s, idle_limit_s(reading)),
         basis="at most the time in which the device waited for launches; what it has to compute stays",
         confidence="medium" if trace.has_stacks else "high",
+    )
+
+
+def _prescriptions() -> tuple[Prescription, ...]:
+    return (
+        compile_prescription(" with CUDA graphs"),
+        Prescription(
+            treatment="batch-size",
+            summary="give each kernel more work: a larger batch",
+            safety="semantics",
+            effort="minutes",
+        ),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.memory_signals import capacity_fraction, device_of
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.model_signals import bound_of, counted
+from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     idle_limit_s,
@@ -67,12 +68,8 @@ def check(session: Session) -> Finding | None:
     starved_s = idle.get("data_loading", 0.0)
     if starved_s > MAX_STARVED_PART * max(device.idle_s, 1e-12):
         return None
-    profile = session.model_profile
-    if profile is None or profile.forward_flops is None:
-        raise Skip(session.missing.get("model_profile", "the model's arithmetic was not counted"))
-    if profile.bound is None:
-        raise Skip(session.missing.get("model_profile.ceilings", "what limits the step is not known"))
-    if profile.bound not in ("launch", "latency"):
+    bound = bound_of(session)
+    if bound not in ("launch", "latency"):
         return None
     high_s = max(0.0, idle_limit_s(reading) - starved_s)
     if not is_worth_saying(reading, high_s):
@@ -80,7 +77,7 @@ def check(session: Session) -> Finding | None:
     accumulated = session.settings.trainer.accumulate_grad_batches or 1
     headroom = session.memory.headroom
     fits = f", up to {headroom.largest_batch:,}" if headroom is not None and headroom.largest_batch else ""
-    used = profile.utilisation
+    used = counted(session).utilisation
     return trace_finding(
         reading,
         code=CODE,
@@ -98,7 +95,7 @@ def check(session: Session) -> Finding | None:
                 unit="fraction",
                 threshold=MAX_MEMORY_FRACTION,
             ),
-            Evidence(metric="a step is bound by", value=profile.bound),
+            Evidence(metric="a step is bound by", value=bound),
             *(
                 (
                     Evidence(

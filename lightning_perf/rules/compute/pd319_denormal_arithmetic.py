@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, OperatorProfile, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.model_signals import ceilings_of, counted
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
@@ -48,15 +49,12 @@ def check(session: Session) -> Finding | None:
     """Charges products that are both slow and fed with denormal numbers with the time above their ceiling."""
     if not is_cpu_run(session):
         return None
-    profile = session.model_profile
-    if profile is None or profile.forward_flops is None:
-        raise Skip(session.missing.get("model_profile", "the model's arithmetic was not counted"))
-    suspects = [operator for operator in profile.operators if _is_fed_denormals(operator)]
+    suspects = [operator for operator in counted(session).operators if _is_fed_denormals(operator)]
     if not suspects:
         return None
-    ceiling = profile.ceilings.matmul_flops_per_s.get("fp32") if profile.ceilings is not None else None
+    ceiling = ceilings_of(session).matmul_flops_per_s.get("fp32")
     if not ceiling:
-        raise Skip(session.missing.get("model_profile.ceilings", "this CPU's ceilings were not measured"))
+        raise Skip("this CPU's speed in fp32 was not measured")
     steady = steady_of(session)
     slow = [o for o in suspects if (o.total_s or 0.0) >= MIN_SLOWDOWN * o.flops / ceiling]
     lost_s = sum((o.total_s or 0.0) - o.flops / ceiling for o in slow)
