@@ -145,16 +145,31 @@ class CodeLines:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
+        self._files: dict[str, tuple[str, str]] = {}  # whose, and its bare name
         self._running: dict[int, Call] = {}
         self._loops: list[Call] = []
+        self._users: list[int] = []  # of the last operator
+        self._below: dict[int, FrameType] = {}
         self.n_operators = 0
+
+    def begin(self, frame: FrameType | None) -> None:
+        """What runs at this frame and below it has called the step: calls of its own functions are not followed.
+
+        These frames are kept until ``end``, so that no other one can be taken for them.
+        """
+        while frame is not None:
+            self._below[id(frame)] = frame
+            frame = frame.f_back
+
+    def end(self) -> None:
+        """The step is over."""
+        self._below.clear()
 
     def place(self) -> Place:
         """The innermost line above the caller that is not torch's."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            owner = self._owner(frame)
+            owner, _ = self._file(frame)
             if owner in (USER, LIGHTNING, OTHER):
                 return _place(owner, frame)
             frame = frame.f_back
@@ -175,7 +190,9 @@ class CodeLines:
         via: list[tuple[str, str]] = []
         users: list[FrameType] = []
         while frame is not None:
-            of_frame = self._owner(frame)
+            if inner is not None and id(frame) in self._below:
+                break
+            of_frame, name = self._file(frame)
             if of_frame == USER:
                 users.append(frame)
                 if inner is None:
@@ -183,14 +200,15 @@ class CodeLines:
             elif inner is None:
                 if of_frame == COMPILED:
                     return None
-                if of_frame == TORCH:
-                    name = os.path.basename(frame.f_code.co_filename)
-                    if name not in ("eval_frame.py", "_compile.py"):  # the wrapper that keeps dynamo out of here
-                        via.append((name, frame.f_code.co_name))
-                else:
+                if of_frame != TORCH:
                     inner, owner = frame, of_frame
+                elif name not in ("eval_frame.py", "_compile.py"):  # the wrapper that keeps dynamo out of here
+                    via.append((name, frame.f_code.co_name))
             frame = frame.f_back
-        self._let_go({id(user) for user in users})
+        running = [id(user) for user in users]
+        if running != self._users:
+            self._let_go(set(running))
+            self._users = running
         is_direct = owner == USER and (not via or [f for _, f in via] == ["__iter__"])
         touched = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators))
         place = NOWHERE if inner is None else _place(owner, inner)
@@ -205,6 +223,7 @@ class CodeLines:
     def loops(self) -> Iterator[Call]:
         """The calls that held a loop; the step is over."""
         self._let_go(set())
+        self._users = []
         yield from self._loops
 
     def _visit(self, users: list[FrameType], operator: str, is_direct: bool, now: Moment) -> tuple[Visits, ...]:
@@ -239,12 +258,12 @@ class CodeLines:
             if call.has_loop() and len(self._loops) < _MAX_KEPT:
                 self._loops.append(call)
 
-    def _owner(self, frame: FrameType) -> str:
+    def _file(self, frame: FrameType) -> tuple[str, str]:
         file = frame.f_code.co_filename
-        owner = self._owners.get(file)
-        if owner is None:
-            owner = self._owners[file] = owner_of(file)
-        return owner
+        found = self._files.get(file)
+        if found is None:
+            found = self._files[file] = owner_of(file), os.path.basename(file)
+        return found
 
 
 def _place(owner: str, frame: FrameType) -> Place:

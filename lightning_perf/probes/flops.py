@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -34,6 +35,7 @@ and a small GPT on one core), which makes it some seconds at most."""
 
 MAX_OPERATORS_TOLD = 24
 _DENORMAL_SAMPLE = 1024
+_TINY = np.float32(torch.finfo(torch.float32).tiny)
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
@@ -346,10 +348,10 @@ def _denormal_fraction(args: Sequence[Any]) -> float | None:
     for tensor in args:
         if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
-            sample = sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)]
-            if sample.numel():
-                small = (sample.abs() < torch.finfo(torch.float32).tiny) & (sample != 0)
-                shares.append(float(small.float().mean()))
+            with suppress(RuntimeError):  # a tensor whose numbers lie nowhere, or elsewhere
+                numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
+                if numbers.size:
+                    shares.append(np.count_nonzero((numbers < _TINY) & (numbers > 0)) / numbers.size)
     return max(shares, default=None)
 
 

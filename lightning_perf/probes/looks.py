@@ -1,7 +1,7 @@
 """Looks at single steps more closely than at the others: modules, operators, the device's own warnings.
 
 A step that is looked at counts in no statistic. Each round of looks is a few steps; the first comes once the first
-batches are over, later ones ever more rarely.
+batches are over, later ones ever more rarely. A round looks once in each way, and once more where that is cheap.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from .device_syncs import DeviceWarnings, SyncDebug, sync_debug_of
 from .loop import LoopProbe
 from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
-from .syncs import StepLook, can_look_at_compiled, entry_cost_ns, sync_calls
+from .sync_record import sync_calls
+from .syncs import StepLook, can_look_at_compiled, entry_cost_ns
 
 ROUNDS = (20, 220, 2020)
 """Steps before each round: after the first batches, which allocate and tune, and then ten times more rarely."""
 
-_PLAN = ("modules", "operators", "modules", "operators")
+_PLAN = ("modules", "operators")
 _PHASES = {"training_step": "forward", "backward": "backward", "optimizer_step": "optimizer"}
-_MAX_OPERATOR_SHARE = 0.5  # of the time since the start, that a look's own cost may be: else there is no second one
+MAX_SHARE = 0.01
+"""Of the time since the first step, the most that looks may have cost when a second one of a round is taken: in a fit
+of a few dozen steps it would cost more than it tells."""
 
 
 class StepLooks:
@@ -62,7 +65,7 @@ class StepLooks:
         self._debug = debug or sync_debug_of(device)
         self._step = 0
         self._rounds = list(ROUNDS)
-        self._plan: list[str] = []
+        self._plan: list[tuple[str, bool]] = []  # what to look at, and whether it was looked at in this round before
         self._next = self._rounds.pop(0)
         self._entry_ns: float | None = None
         self._phases: list[str] = []
@@ -110,12 +113,7 @@ class StepLooks:
         self._unclosed = [look for look in self._unclosed if not look.close()]
         if self._unclosed:
             return
-        if not self._plan:
-            self._plan = [*_PLAN, *(["device"] if self._debug is not None and self._warned is None else [])]
-        kind = self._plan.pop(0)
-        if not self._plan:
-            self._next = self._rounds.pop(0) if self._rounds else 1 << 62
-        look = self._begun(kind)
+        look = self._begun(kind) if (kind := self._next_kind()) else None
         if look is None:
             return
         self._loop.main.leave_out()
@@ -128,6 +126,23 @@ class StepLooks:
             return
         self._loop.watch_edges(self)
         look.open()
+
+    def _next_kind(self) -> str:
+        """What this step is looked at for; empty where the round is over."""
+        if not self._plan:
+            kinds = (*_PLAN, "device") if self._debug is not None and self._warned is None else _PLAN
+            self._plan = [*((kind, False) for kind in kinds), *((kind, True) for kind in _PLAN)]
+        kind, is_again = self._plan.pop(0)
+        if is_again and self._is_dear():
+            kind = ""
+            self._plan.clear()
+        if not self._plan:
+            self._next = self._rounds.pop(0) if self._rounds else 1 << 62
+        return kind
+
+    def _is_dear(self) -> bool:
+        first_ns = self._loop.first_step_end_ns
+        return first_ns is None or self.outside_ns > MAX_SHARE * (self._now_ns() - first_ns)
 
     def _begun(self, kind: str) -> StepLook | ModuleTimes | DeviceWarnings | None:
         is_any_compiled = has_compiled() or is_compiled(self._module)

@@ -29,6 +29,7 @@ HERE = Path(__file__).name
 @pytest.fixture(autouse=True)
 def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "ROUNDS", (4,))
+    monkeypatch.setattr(looks, "MAX_SHARE", float("inf"))
 
 
 class Planted(LightningModule):
@@ -227,6 +228,16 @@ def test_steps_looked_at_count_in_no_statistic_when_they_take_long(make_trainer)
     assert session.sync_calls.step_s >= 0.3
     assert session.steady is not None
     assert session.steady.step_s.p99 < 0.3
+
+
+@pytest.mark.parametrize(("max_share", "n"), [(0.0, 1), (float("inf"), 2)])
+def test_second_look_of_a_round_is_taken_where_the_first_was_cheap(make_trainer, monkeypatch, max_share, n):
+    monkeypatch.setattr(looks, "ROUNDS", (4, 10))
+    monkeypatch.setattr(looks, "MAX_SHARE", max_share)
+    session = fitted(make_trainer, Planted("item"))
+    assert session.sync_calls is not None
+    assert session.sync_calls.n_steps == 2 * n
+    assert [call.per_step for call in own_calls(session)] == [1]
 
 
 def test_no_step_is_looked_at_when_the_depth_is_none(make_trainer):

@@ -1,0 +1,223 @@
+"""What a step costs that PerfDoctor looks at, and what that comes to in a fit. On a CPU, in one run.
+
+In each fit every step is timed from one ``on_train_batch_start`` to the next, by a callback that comes before
+PerfDoctor, and written down with what looks at it: whoever watches the parts of the step at that moment. A look's cost
+is its step ÷ the median of the fit's plain steps. Fits repeat, each of a new model; figures are medians over them. The
+first fit of the process is told apart: what is imported and built once is in it.
+
+Run: ``python benchmarks/looks/run.py [--fits N] [--steps N] [--threads N] [--write]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes.machine import read_machine
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "looks.md"
+PLAIN, WARMUP = "plain", 4  # steps that nobody looks at before the first of them is timed
+KINDS = {
+    "ArithmeticProbe": "arithmetic counted",
+    "ModuleTimes": "modules timed",
+    "StepLook": "operators seen",
+    "MemoryProbe": "memory read",
+}
+
+
+def _tiny() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(4, 8)
+
+
+def _convolutions() -> tuple[nn.Module, torch.Tensor]:
+    layers: list[nn.Module] = []
+    for i in range(8):
+        layers += [nn.Conv2d(3 if i == 0 else 32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*layers), torch.randn(8, 3, 32, 32)
+
+
+def _transformer() -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True)
+    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), torch.randn(8, 64, 128)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "two linear layers of 8": _tiny,
+    "8 convolutions with batch norm, 8 x 32²": _convolutions,
+    "transformer, 6 layers of 128, 8 x 64 tokens": _transformer,
+}
+
+
+class Model(LightningModule):
+    """Asks in each step who looks at it."""
+
+    def __init__(self, body: nn.Module, doctor: PerfDoctor | None) -> None:
+        super().__init__()
+        self.body = body
+        self.kinds: list[str] = []
+        self._doctor = [doctor]  # not a module of ours, whatever it is
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.kinds.append(_kind(self._doctor[0]))
+        return self.body(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+def _kind(doctor: Any) -> str:
+    recorder = getattr(doctor, "_recorder", None)
+    edges = recorder.loop.timeline.edges if recorder is not None else None
+    name = type(getattr(edges, "_open", None) or edges).__name__
+    return PLAIN if edges is None else KINDS.get(name, name)
+
+
+class Stopwatch(Callback):
+    """Notes when each step begins."""
+
+    def __init__(self) -> None:
+        self.began_s: list[float] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.began_s.append(time.perf_counter())
+
+    def on_train_end(self, *args: Any) -> None:
+        self.began_s.append(time.perf_counter())
+
+
+class Fit(NamedTuple):
+    """One fit: seconds of each step after the first ones, by what looked at it, and of the whole loop."""
+
+    steps: dict[str, list[float]]
+    loop_s: float
+
+    @property
+    def plain_s(self) -> float:
+        return statistics.median(self.steps[PLAIN])
+
+    def extra_s(self, kind: str) -> float:
+        """Seconds that steps of this kind took longer than as many plain ones."""
+        return sum(self.steps.get(kind, ())) - len(self.steps.get(kind, ())) * self.plain_s
+
+
+def fit(name: str, n_steps: int, folder: str) -> Fit:
+    """Trains, and times each step."""
+    torch.manual_seed(0)
+    body, sample = MODELS[name]()
+    doctor, watch = PerfDoctor(reports=(), schedule=None, ceilings=False, out_dir=folder), Stopwatch()
+    model = Model(body, doctor)
+    data = DataLoader(TensorDataset(sample.repeat(n_steps, *[1] * (sample.dim() - 1))), len(sample))
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+                      callbacks=[watch, doctor])  # fmt: skip
+    trainer.fit(model, data)
+    steps: dict[str, list[float]] = {}
+    for i, kind in enumerate(model.kinds):
+        if i >= WARMUP or kind != PLAIN:
+            steps.setdefault(kind, []).append(watch.began_s[i + 1] - watch.began_s[i])
+    return Fit(steps, watch.began_s[-1] - watch.began_s[0])
+
+
+def rows_of(name: str, fits: list[Fit]) -> list[str]:
+    """The table's lines for one model."""
+    plain_s = statistics.median(each.plain_s for each in fits)
+    lines = [f"| {name} | {PLAIN} | | {plain_s * 1e3:.2f} ms | | |"]
+    total_s = 0.0
+    for kind in KINDS.values():
+        found = [each for each in fits if kind in each.steps]
+        if not found:
+            continue
+        n = statistics.median(len(each.steps[kind]) for each in found)
+        ratio = statistics.median(statistics.fmean(each.steps[kind]) / each.plain_s for each in found)
+        extra_s = statistics.median(each.extra_s(kind) for each in found)
+        total_s += extra_s
+        lines.append(f"| | {kind} | {n:g} | {ratio * plain_s * 1e3:.2f} ms | {ratio:.1f} | {extra_s * 1e3:+.1f} ms |")
+    loop_s = statistics.median(each.loop_s for each in fits)
+    lines.append(
+        f"| | all of them, in a fit of {_n_steps(fits):,} steps | | {loop_s:.2f} s | "
+        f"| {total_s * 1e3:+.1f} ms, {total_s / loop_s:.1%} |"
+    )
+    return lines
+
+
+def _n_steps(fits: list[Fit]) -> int:
+    return WARMUP + sum(len(each) for each in fits[0].steps.values())
+
+
+def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argparse.Namespace) -> str:
+    """The page of the documentation."""
+    from lightning_perf.probes.arithmetic import FIRST_STEP
+    from lightning_perf.probes.looks import MAX_SHARE, ROUNDS
+
+    n_fits = len(next(iter(results.values())))
+    lines = [
+        "# What a step costs that is looked at",
+        "",
+        "Written by `benchmarks/looks/run.py --write`; the method is described at the top of that script. A step that",
+        "is looked at counts in no other figure: what it costs is time, once.",
+        "",
+        f"{read_machine().cpu_model or platform.machine()}, {arguments.threads} threads, torch {torch.__version__}; "
+        f"medians over {n_fits} fits of {arguments.steps:,} steps, after the first of the process.",
+        "",
+        f"When: the arithmetic of one step after {FIRST_STEP}, and modules and operators of four after "
+        + ", ".join(f"{n:,}" for n in ROUNDS)
+        + " steps each (two of the four only while looks have cost less than "
+        f"{MAX_SHARE:.0%} of the time), so never more than 12 of these; memory at the edges of single steps, ever "
+        "more rarely.",
+        "",
+        "| model | looked at | steps | a step | ratio | more in a fit |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name, fits in results.items():
+        lines += rows_of(name, fits)
+    lines += [
+        "",
+        "In the first fit of a process all looks together took, with what is imported and built once: "
+        + "; ".join(f"{seconds * 1e3:.0f} ms ({name})" for name, seconds in first.items())
+        + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fits", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} of the documentation")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name in ("lightning.pytorch", "lightning_perf"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(arguments.threads)
+    results: dict[str, list[Fit]] = {}
+    first: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in MODELS:
+            found = [fit(name, arguments.steps, folder) for _ in range(arguments.fits + (not first))]
+            if not first:
+                once = found.pop(0)
+                first[name] = sum(once.extra_s(kind) for kind in KINDS.values())
+            results[name] = found
+    text = page(first, results, arguments)
+    print(text)
+    if arguments.write:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""From steps that were looked at operator by operator to the record: lines that wait, loops over tensors, attention."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
+
+from .code_lines import MIN_REPEATS, USER, Call, Place
+from .syncs import StepLook
+from .written_attention import Attention
+
+_MAX_SITES = 32
+_MAX_LOOPS = 8
+_INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dense", "index_select", "gather"})
+_UNSEEN_BACKWARD = "a device's backward pass runs in a thread of its own, in which no line of yours is on the stack"
+
+
+def sync_calls(looks: list[StepLook], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
+    """What the looks saw; None before the first.
+
+    Args:
+        looks: Of whole steps.
+        device: Its kind.
+        warned: Lines that a device's own warning named, and how often in the one step that was asked; None unasked.
+    """
+    looks = [look for look in looks if not look.failure]
+    if not looks:
+        return None
+    n = len(looks)
+    step_s = sum(look.step_s() for look in looks) / n
+    return SyncCalls(
+        n_steps=n,
+        step_s=step_s,
+        device=device,
+        calls=_calls(looks, device, warned or {}),
+        loops=_loops(looks),
+        attentions=_attentions(looks, device),
+        operators_per_step=sum(look.lines.n_operators for look in looks) / n,
+        unseen={} if device == "cpu" else {"backward": _UNSEEN_BACKWARD},
+    )
+
+
+def _calls(looks: list[StepLook], device: str, warned: dict[Place, int]) -> tuple[SyncCall, ...]:
+    merged: dict[tuple[Place, str, str], list[float]] = {}
+    texts: dict[Place, str] = {}
+    for look in looks:
+        for key, site in look.sites.items():
+            total = merged.setdefault(key, [0.0, 0.0])
+            total[0] += site.n
+            total[1] += site.ns / 1e9
+            texts[key[0]] = site.text
+    n = len(looks)
+    calls = [
+        SyncCall(
+            operator=word,
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            per_step=count / n,
+            cost_s=seconds / n,
+            owner=place.owner,  # type: ignore[arg-type]
+            phase=phase,
+            code=texts[place],
+        )
+        for (place, word, phase), (count, seconds) in merged.items()
+    ]
+    known = {(call.file, call.line) for call in calls}
+    calls += [
+        SyncCall(
+            operator="synchronises",
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            per_step=float(count),
+            owner=place.owner,  # type: ignore[arg-type]
+            code=place.text(),
+            source="device",
+        )
+        for place, count in warned.items()
+        if (place.file, place.line) not in known
+    ]
+    return tuple(sorted(calls, key=lambda call: (call.owner != USER, -call.per_step))[:_MAX_SITES])
+
+
+def _loops(looks: list[StepLook]) -> tuple[TensorLoop, ...]:
+    found: dict[tuple[str, int], list[TensorLoop]] = {}
+    for look in looks:
+        in_step: dict[tuple[str, int], TensorLoop] = {}
+        for call in look.lines.loops():
+            loop = _loop(look, call)
+            if loop is None:
+                continue
+            before = in_step.get((loop.file, loop.line))
+            if before is not None:
+                loop = _added(before, loop)
+            in_step[loop.file, loop.line] = loop
+        for key, loop in in_step.items():
+            found.setdefault(key, []).append(loop)
+    means = [_mean(loops, len(looks)) for loops in found.values()]
+    return tuple(sorted(means, key=lambda loop: -loop.cost_s)[:_MAX_LOOPS])
+
+
+def _loop(look: StepLook, call: Call) -> TensorLoop | None:
+    """The loop of a call that takes a tensor apart; None where what is repeated is something else."""
+    taking = [v for v in call.visits.values() if v.operator in _INDEXING and v.n >= MIN_REPEATS]
+    repeated = [v for v in call.visits.values() if v.n >= MIN_REPEATS]
+    if taking:
+        named = max(taking, key=lambda v: v.n)
+    elif call.n_unbound >= MIN_REPEATS:
+        unbinding = [v for v in call.visits.values() if v.operator == "unbind"]
+        inside = repeated or [v for v in call.visits.values() if v.n_operators >= MIN_REPEATS]
+        if not inside or not unbinding:
+            return None
+        named = unbinding[0]
+        repeated = inside
+    else:
+        return None
+    spent_s = max(look.loop_s(v) for v in repeated)
+    return TensorLoop(
+        file=call.code.co_filename,
+        line=named.line,
+        function=call.code.co_name,
+        operator=named.operator,
+        repeats=max(named.n, call.n_unbound),
+        operators_per_step=call.n_operators,
+        cost_s=spent_s,
+        share=min(1.0, spent_s / look.step_s()),
+        code=Place(USER, call.code.co_filename, named.line, "").text(),
+    )
+
+
+def _added(one: TensorLoop, other: TensorLoop) -> TensorLoop:
+    return msgspec.structs.replace(
+        one,
+        repeats=max(one.repeats, other.repeats),
+        operators_per_step=one.operators_per_step + other.operators_per_step,
+        cost_s=one.cost_s + other.cost_s,
+        share=min(1.0, one.share + other.share),
+    )
+
+
+def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
+    return msgspec.structs.replace(
+        loops[0],
+        repeats=max(loop.repeats for loop in loops),
+        operators_per_step=sum(loop.operators_per_step for loop in loops) / n,
+        cost_s=sum(loop.cost_s for loop in loops) / n,
+        share=sum(loop.share for loop in loops) / n,
+    )
+
+
+def _attentions(looks: list[StepLook], device: str) -> tuple[AttentionCall, ...]:
+    n = len(looks)
+    found: dict[Place, list[tuple[StepLook, Attention]]] = {}
+    for look in looks:
+        for place, attention in look.attention.found.items():
+            found.setdefault(place, []).append((look, attention))
+    is_host = device == "cpu"
+    calls = []
+    for place, pairs in found.items():
+        one = pairs[0][1]
+        calls.append(
+            AttentionCall(
+                file=place.file,
+                line=place.line,
+                function=place.function,
+                per_step=sum(a.n for _, a in pairs) / n,
+                rows=one.rows,
+                columns=one.columns,
+                cost_s=sum(look.attention.seconds(a) for look, a in pairs) / n if is_host else None,
+                share=min(1.0, sum(k.attention.seconds(a) / k.step_s() for k, a in pairs) / n) if is_host else None,
+                via=one.via,
+                code=place.text(),
+            )
+        )
+    return tuple(sorted(calls, key=lambda call: -(call.cost_s or call.per_step))[:_MAX_LOOPS])

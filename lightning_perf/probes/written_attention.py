@@ -1,0 +1,98 @@
+"""Attention that is written out: a product, a softmax and a product over the same scores, followed by their sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .code_lines import Place, Sight
+
+_PRODUCTS = frozenset({"bmm", "baddbmm"})
+_SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
+
+
+class Attention:
+    """One product, softmax and product from one line."""
+
+    __slots__ = ("columns", "n", "ns", "rows", "via")
+
+    def __init__(self, rows: int, columns: int, via: str) -> None:
+        self.rows, self.columns, self.via = rows, columns, via
+        self.n = 0
+        self.ns = 0
+
+
+class AttentionTrail:
+    """Follows the operators of one step.
+
+    Attributes:
+        found: By line.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[Place, Attention] = {}
+        self._backward_ns: dict[tuple[int, int], int] = {}  # by rows and columns
+        self._product_ns = 0  # since the last product of the size of scores
+        self._scores: tuple[int, int, int] | None = None  # numel, rows, columns
+        self._after_softmax: tuple[Sight, int, int, int] | None = None
+
+    def follow(self, sight: Sight, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
+        """Follows products, softmax and products over the same scores; in the backward pass, all over their size.
+
+        Args:
+            sight: What stands above the operator.
+            name: The operator's, without its namespace.
+            args: Its arguments.
+            out: Its result.
+            ns: Nanoseconds that it took.
+            is_backward: Whether the backward pass runs.
+        """
+        if is_backward:
+            if self._backward_ns:
+                self._follow_backward(args, out, ns)
+            return
+        if name in _PRODUCTS:
+            after = self._after_softmax
+            if after is not None and _numel(args[-2 if name == "bmm" else 1]) == after[1]:
+                softmax_sight, _, rows, columns = after
+                self._attended(softmax_sight, rows, columns, self._product_ns + ns)
+                self._after_softmax = None
+            self._product_ns = ns
+            self._scores = (out.numel(), out.shape[-2], out.shape[-1])
+            return
+        if self._scores is None:
+            return
+        if _numel(out) == self._scores[0]:
+            self._product_ns += ns
+        if name in _SOFTMAX and out.numel() == self._scores[0] and out.shape[-1] == self._scores[2]:
+            self._after_softmax = (sight, *self._scores)
+
+    def _attended(self, sight: Sight, rows: int, columns: int, ns: int) -> None:
+        attention = self.found.get(sight.place)
+        if attention is None:
+            via = next((f for file, f in sight.via if file == "functional.py" and "attention" in f), "")
+            attention = self.found[sight.place] = Attention(rows, columns, via)
+        attention.n += 1
+        attention.ns += ns
+        self._backward_ns.setdefault((rows, columns), 0)
+
+    def _follow_backward(self, args: Any, out: Any, ns: int) -> None:
+        shapes = {
+            (int(each.shape[-2]), int(each.shape[-1]))
+            for each in (*args, out)
+            if isinstance(each, torch.Tensor) and each.dim() > 2
+        }
+        for size in shapes & self._backward_ns.keys():
+            self._backward_ns[size] += ns
+            return
+
+    def seconds(self, attention: Attention) -> float:
+        """Seconds in it, forward and backward; backward is shared out among all of the same size."""
+        size = (attention.rows, attention.columns)
+        n = sum(each.n for each in self.found.values() if (each.rows, each.columns) == size)
+        return (attention.ns + self._backward_ns.get(size, 0) * attention.n / max(1, n)) / 1e9
+
+
+def _numel(value: Any) -> int:
+    return value.numel() if isinstance(value, torch.Tensor) else -1

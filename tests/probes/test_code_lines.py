@@ -1,0 +1,239 @@
+"""Whose code runs, and which of its lines stand in a loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+import pytest
+import torch
+
+import lightning_perf
+from lightning_perf.probes.code_lines import (
+    COMPILED,
+    LIGHTNING,
+    MIN_REPEATS,
+    NOWHERE,
+    OTHER,
+    TORCH,
+    USER,
+    Call,
+    CodeLines,
+    Sight,
+    owner_of,
+)
+
+Operator = Callable[[str], Sight | None]
+
+_OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "made_up.py")
+_PACKAGES = sysconfig.get_paths()["purelib"]
+
+
+@pytest.mark.parametrize(
+    ("file", "owner"),
+    [
+        (__file__, USER),
+        ("<ipython-input-3-abc>", USER),
+        ("<stdin>", USER),
+        ("<frozen importlib._bootstrap>", TORCH),
+        ("<eval_with_key>.7", COMPILED),
+        (torch.nn.modules.linear.__file__, TORCH),
+        (os.path.join(os.path.dirname(torch.__file__), "_inductor", "codecache.py"), COMPILED),
+        ("/tmp/torchinductor_me/ab/cab.py", COMPILED),
+        (lightning.__file__, LIGHTNING),
+        (os.path.join(_PACKAGES, "transformers", "trainer.py"), OTHER),
+        (os.__file__, TORCH),
+        (os.path.join(os.path.dirname(lightning_perf.__file__), "hooks.py"), TORCH),
+        (os.path.join(os.path.dirname(lightning_perf.__file__), "demo.py"), USER),
+    ],
+)
+def test_file_belongs_to_whom_it_is_from(file: str, owner: str) -> None:
+    assert owner_of(file) == owner
+
+
+@pytest.fixture
+def lines() -> CodeLines:
+    return CodeLines()
+
+
+@pytest.fixture
+def operator(lines: CodeLines) -> Operator:
+    """Called where an operator would be."""
+
+    def called(name: str) -> Sight | None:
+        return lines.see(sys._getframe(1), name, 0, 0)
+
+    return called
+
+
+def of_torch(source: str) -> dict[str, Any]:
+    """Functions as if torch had them."""
+    names: dict[str, Any] = {}
+    exec(compile(source, _OF_TORCH, "exec"), names)
+    return names
+
+
+def loops_of(lines: CodeLines) -> dict[str, Call]:
+    return {call.code.co_name: call for call in lines.loops()}
+
+
+def most_visits(call: Call) -> int:
+    return max(visits.n for visits in call.visits.values())
+
+
+def test_loop_is_kept_with_its_line_and_rounds_when_an_operator_is_repeated(lines, operator):
+    def forward() -> None:
+        for _ in range(MIN_REPEATS):
+            operator("select")
+
+    forward()
+    (call,) = loops_of(lines).values()
+    (visits,) = call.visits.values()
+    assert (call.code.co_name, visits.operator, visits.n, call.n_operators) == (
+        "forward",
+        "select",
+        MIN_REPEATS,
+        MIN_REPEATS,
+    )
+    assert visits.line == forward.__code__.co_firstlineno + 2
+
+
+def test_no_loop_is_kept_when_there_are_fewer_rounds(lines, operator):
+    def forward() -> None:
+        for _ in range(MIN_REPEATS - 1):
+            operator("select")
+
+    forward()
+    assert loops_of(lines) == {}
+
+
+def test_caller_has_no_loop_when_what_it_calls_once_has_one(lines, operator):
+    def inner() -> None:
+        for _ in range(2 * MIN_REPEATS):
+            operator("mul")
+
+    def forward() -> None:
+        inner()
+
+    forward()
+    assert set(loops_of(lines)) == {"inner"}
+
+
+def test_caller_has_the_loop_when_it_calls_a_function_again_and_again(lines, operator):
+    def inner() -> None:
+        operator("mul")
+        operator("add")
+
+    def forward() -> None:
+        for _ in range(MIN_REPEATS):
+            inner()
+
+    forward()
+    (call,) = loops_of(lines).values()
+    assert (call.code.co_name, most_visits(call), call.n_operators) == ("forward", MIN_REPEATS, 2 * MIN_REPEATS)
+
+
+def test_one_call_of_torchs_is_no_loop_however_many_operators_it_calls(lines, operator):
+    many = of_torch("def many(operator):\n    for _ in range(100): operator('mul')")["many"]
+
+    def forward() -> None:
+        many(operator)
+
+    forward()
+    assert loops_of(lines) == {}
+
+
+def test_taking_a_tensor_apart_is_a_loop_from_as_many_rows_on(lines, operator):
+    def forward(n: int) -> None:
+        sight = operator("unbind")
+        assert sight is not None
+        lines.unbound(sight, n)
+
+    forward(MIN_REPEATS - 1)
+    forward(MIN_REPEATS)
+    (call,) = loops_of(lines).values()
+    assert call.n_unbound == MIN_REPEATS
+
+
+def test_what_calls_the_step_is_not_followed(lines, operator):
+    def training_step() -> None:
+        operator("mul")
+
+    def script() -> None:
+        lines.begin(sys._getframe())
+        for _ in range(MIN_REPEATS):
+            training_step()
+        lines.end()
+
+    script()
+    assert loops_of(lines) == {}
+
+
+def test_line_below_the_step_is_still_named_when_nobody_else_called(lines, operator):
+    def script() -> Sight | None:
+        lines.begin(sys._getframe())
+        return operator("mul")
+
+    sight = script()
+    assert sight is not None
+    assert (sight.place.function, sight.place.owner) == ("script", USER)
+
+
+def test_line_and_torchs_functions_above_an_operator_are_told(lines, operator):
+    outer = of_torch(
+        "def softmax(operator):\n    return inner(operator)\ndef inner(operator):\n    return operator('s')"
+    )
+
+    def forward() -> Sight | None:
+        return outer["softmax"](operator)  # here
+
+    sight = forward()
+    assert sight is not None
+    assert sight.via == (("made_up.py", "inner"), ("made_up.py", "softmax"))
+    assert (sight.place.line, sight.place.function) == (forward.__code__.co_firstlineno + 1, "forward")
+    assert sight.place.text().endswith("# here")
+
+
+def test_operator_within_a_compiled_region_is_not_told(lines, operator):
+    names: dict[str, Any] = {}
+    exec(compile("def kernel(operator):\n    return operator('mul')", "<eval_with_key>.1", "exec"), names)
+    assert names["kernel"](operator) is None
+    assert loops_of(lines) == {}
+
+
+def test_nothing_is_named_when_no_python_ran(lines):
+    sight = lines.see(None, "mul", 0, 0)
+    assert sight is not None
+    assert sight.place == NOWHERE
+    assert NOWHERE.text() == ""
+
+
+class Held:
+    """Can be watched."""
+
+
+def test_frame_is_let_go_when_its_function_is_over_and_another_operator_comes(lines, operator):
+    def forward() -> weakref.ref[Held]:
+        held = Held()
+        operator("mul")
+        return weakref.ref(held)
+
+    reference = forward()
+    operator("add")
+    assert reference() is None
+
+
+def test_frames_below_the_step_are_let_go_at_its_end(lines):
+    def script() -> weakref.ref[Held]:
+        held = Held()
+        lines.begin(sys._getframe())
+        return weakref.ref(held)
+
+    reference = script()
+    lines.end()
+    assert reference() is None
