@@ -159,3 +159,55 @@ def test_precision_that_is_no_faster_may_scatter(monkeypatch: pytest.MonkeyPatch
     speeds = {"fp32": [1e9] * 3, "bf16": [2e9] * 3, "fp16": [0.1e9, 0.3e9, 0.1e9]}
     monkeypatch.setattr(ceilings._Bench, "matmul", lambda self, precision, limit_s: speeds[precision].pop())
     assert ceilings.is_quiet(ceilings.measure(CPU, budget_s=0.1))
+
+
+class FakeBench:
+    """A CUDA device that is there in name alone."""
+
+    def __init__(self, device: torch.device, clock: Any) -> None:
+        assert device.type == "cuda"
+
+    def matmul(self, precision: str, limit_s: float) -> float:
+        return {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "fp16": 790e12}[precision]
+
+    def copy(self, limit_s: float) -> float:
+        return 3e12
+
+    def transfer(self, is_pinned: bool, limit_s: float) -> float:
+        return 50e9 if is_pinned else 10e9
+
+    def launch(self, limit_s: float) -> float:
+        return 4e-6
+
+
+def test_cuda_device_is_asked_for_all_precisions_and_both_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_Bench", FakeBench)
+    monkeypatch.setattr(ceilings, "_identity", lambda device: ("cuda", "Made-up GPU", "2.13", None))
+    found = ceilings.measure(torch.device("cuda"), budget_s=0.1)
+    assert found.matmul_flops_per_s == {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "fp16": 790e12}
+    assert (found.h2d_pinned_bytes_per_s, found.h2d_pageable_bytes_per_s) == (50e9, 10e9)
+    assert (found.copy_bytes_per_s, found.launch_s) == (3e12, 4e-6)
+    assert (found.name, found.n_threads, found.missing) == ("Made-up GPU", None, {})
+
+
+@pytest.mark.parametrize(("is_on", "expected"), [(True, "high"), (False, "highest")])
+def test_tf32_is_switched_for_one_measurement_and_put_back(is_on: bool, expected: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with ceilings._tf32(torch.device("cuda"), is_on):
+            assert torch.get_float32_matmul_precision() == expected
+        assert torch.get_float32_matmul_precision() == "medium"
+        with ceilings._tf32(CPU, is_on):
+            assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_device_is_waited_for_before_and_after_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("waited"))
+    bench = ceilings._Bench(CPU, lambda: events.append("read") or 0.0)  # type: ignore[func-returns-value, arg-type]
+    bench._device = torch.device("cuda")
+    bench._timed(lambda: events.append("run"), 2)
+    assert events == ["waited", "read", "run", "run", "waited", "read"]
