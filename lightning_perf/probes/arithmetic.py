@@ -76,7 +76,7 @@ class ArithmeticProbe:
     def batch_begins(self, batch: Any) -> None:
         """The batch is on the device, its step begins."""
         self._step += 1
-        if self.is_done or self._step <= FIRST_STEP:
+        if self.is_done or self._step <= FIRST_STEP or self._counter is not None:
             return
         if self._loop.timeline.edges is not None or self._loop.is_profiling:
             return  # another look at this step is under way
@@ -134,11 +134,16 @@ class ArithmeticProbe:
 
     def batch_ends(self) -> None:
         """The step is over."""
-        counter, self._counter = self._counter, None
+        counter = self._counter
         if counter is None:
             return
         counter.__exit__()
-        self._loop.watch_edges(None)
+        if self._loop.timeline.edges is self:
+            self._loop.watch_edges(None)
+        if counter.is_entered:  # below a mode of somebody else's: tried again after each step
+            self.is_done = False
+            return
+        self._counter = None
         self.own_ns += counter.own_ns
         profile = counter.profile(_name(self._device), self._n_samples, self._step - 1)
         if counter.failure:
@@ -169,7 +174,8 @@ class ArithmeticProbe:
         counter, self._counter = self._counter, None
         if counter is not None:
             counter.__exit__()
-            self._loop.watch_edges(None)
+            if self._loop.timeline.edges is self:
+                self._loop.watch_edges(None)
 
     def _look_up(self) -> Ceilings | None:
         if not self._has_looked_up:

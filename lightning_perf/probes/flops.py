@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
@@ -114,10 +115,20 @@ class ArithmeticCounter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._is_entered:
-            self._is_entered = False
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._remove_hooks()
+        if not self._is_entered:
+            return
+        if _python_dispatch._get_current_dispatch_mode() is not self._mode:
+            # Somebody entered a mode meanwhile and is to leave it first: until then this one only hands on.
+            self.failure = self.failure or "another dispatch mode was entered within the step, and not left again"
+            return
+        self._is_entered = False
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether it still stands among torch's dispatch modes."""
+        return self._is_entered
 
     def _remove_hooks(self) -> None:
         while self._handles:

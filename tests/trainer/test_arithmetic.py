@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, seed_everything
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import ConfigError, PerfDoctor
@@ -180,6 +181,33 @@ def test_nothing_is_left_behind_when_the_counted_step_raises(make_trainer: Make)
         make_trainer(PerfDoctor(schedule=None, reports=())).fit(model, data)
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_users_dispatch_mode_goes_on_when_it_was_entered_within_the_counted_step(make_trainer: Make) -> None:
+    class Sees(TorchDispatchMode):
+        n = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Sees.n += 1
+            return func(*args, **(kwargs or {}))
+
+    class Enters(Net):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            if batch_idx == arithmetic.FIRST_STEP:
+                self.mode = Sees()
+                self.mode.__enter__()
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == arithmetic.FIRST_STEP + 3:
+                self.mode.__exit__(None, None, None)
+                Sees.n = -Sees.n
+
+    _, session = diagnosed(make_trainer, Enters())
+    assert Sees.n < -100  # three steps' operators, and none after it was left
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert "another dispatch mode" in session.missing["model_profile"]
+    assert session.probes_off == ()
 
 
 def fake_ceilings(device: torch.device) -> Ceilings:
