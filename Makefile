@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck imports pytest docs-rules gpu-check bench-overhead clinic clean
+.PHONY: demo test lint typecheck imports pytest docs docs-rules gpu-check bench-overhead clinic clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
@@ -14,7 +14,7 @@ test: lint typecheck imports pytest
 # Reinstalls only when what is declared has changed.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(STAMP)
 
 lint: $(STAMP)
@@ -31,6 +31,10 @@ imports: $(STAMP)
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone -q
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not alone' -n 2 --dist worksteal -q
+
+# The site, into build/site, which opens from disk. `make test` builds it too.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py

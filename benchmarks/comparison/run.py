@@ -13,7 +13,7 @@ from simulated_sessions import simulated
 
 from lightning_perf.records import TimeChange
 from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, RULED_OUT, compare_sessions
-from lightning_perf.stats.single_runs import MIN_POINTS, USUAL_NOISE
+from lightning_perf.stats.single_runs import MIN_POINTS, MIN_RUNS_TO_TELL, USUAL_NOISE
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "comparison.md"
 SLOWER = 1.1
@@ -27,6 +27,7 @@ NOISES: dict[str, tuple[int, dict[str, Any]]] = {
     "neighbours correlate by 0.9, steps differ by 5 %": (1, {"phi": 0.9, "within": 0.05}),
     "runs differ by 0.3 %": (1, {"between": 0.003}),
     "runs differ by 2 %": (1, {"between": 0.02}),
+    "runs differ by 2 %, two runs a side": (2, {"between": 0.02}),
     "runs differ by 2 %, three runs a side": (3, {"between": 0.02}),
 }
 
@@ -61,9 +62,10 @@ its median, so that one long pause does not stand for the run; the spread of the
 where neighbouring batches still correlate. It needs {MIN_POINTS} points of the timeline.
 
 **Between runs** there is more: the layout of memory, the clock that the machine granted, what else ran. One run cannot
-tell that. So the interval of single runs is widened by what two runs of one training usually differ by
-(±{USUAL_NOISE:.0%}), or by what a trial of this training measured where one of the sessions holds one. Give two or more
-runs a side, and what runs differ by is measured: the interval is then Welch's over the runs, as in a trial.
+tell that. So the interval is widened by what two runs of one training usually differ by (±{USUAL_NOISE:.0%}), by what a
+trial of this training measured where one of the sessions holds one, or by what the runs of a side differ by where that
+is more. From {MIN_RUNS_TO_TELL} runs a side on, what runs differ by is measured: the interval is then Welch's over the
+runs, as in a trial.
 
 Two figures are judged. *A step, typical* is the level of the steady steps. *A step, all included* is the wall time of
 whole epochs by their steps, with validation, checkpoints and what else is between; from a single run it has an interval
@@ -92,9 +94,9 @@ pairs of the same training that are called slower or faster. The last column pla
 {rows}
 
 Read: what makes a comparison of single runs weak are short runs and machines on which runs differ by more than usual.
-With two runs a side so little is known of what runs differ by that the interval is wide; three settle it. Where runs
-differ by 2 %, single runs hold the truth too rarely: nothing in them can tell. On shared machines, such as
-those of public CI, make three runs a side, in turn, in one job ([how](../how-to/ci-gate.md)).
+Where runs differ by 2 %, intervals of single runs hold the truth too rarely: nothing in them can tell. On shared
+machines, such as those of public CI, make three runs a side or more, in turn, in one job
+([how](../how-to/ci-gate.md)).
 """
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 
 from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
 from lightning_perf.probes.tally import FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, SAMPLES, USUAL_STEP, Tally
@@ -21,12 +22,8 @@ VALIDATION_S = 1.0
 def correlated(n: int, phi: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """An AR(1) series of standard deviation 1, shape (n,)."""
     shocks = rng.standard_normal(n) * math.sqrt(1 - phi**2)
-    series = np.empty(n)
-    last = rng.standard_normal()
-    for i, shock in enumerate(shocks):
-        last = phi * last + shock
-        series[i] = last
-    return series
+    series, _ = lfilter([1.0], [1.0, -phi], shocks, zi=[phi * rng.standard_normal()])
+    return np.asarray(series)
 
 
 def simulated(

@@ -31,8 +31,7 @@ from lightning_perf.records import (
     TrialChange,
 )
 
-from .estimates import MIN_RUNS
-from .single_runs import MIN_POINTS, USUAL_NOISE, Level, level, ratio_of
+from .single_runs import MIN_POINTS, MIN_RUNS_TO_TELL, USUAL_NOISE, Level, level, ratio_of
 
 BAND = 0.02
 """Change that counts as none: what a finding must gain at least to be one."""
@@ -69,7 +68,7 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
     is_per_sample = None not in sizes and sizes[0] != sizes[1]
     scales = (1.0 / (sizes[0] or 1), 1.0 / (sizes[1] or 1)) if is_per_sample else (1.0, 1.0)
     noise, noise_basis = _run_noise(before + after)
-    if len(base) >= MIN_RUNS and len(new) >= MIN_RUNS:
+    if min(len(base), len(new)) >= MIN_RUNS_TO_TELL:
         noise_basis = f"not used: {len(base)} and {len(new)} runs tell themselves what runs differ by"
     judge = _Judge(before, after, scales, noise)
     return Comparison(
@@ -128,7 +127,7 @@ class _Judge:
         is_whole = all(len(levels) == len(side) for levels, side in zip(sides, self._sides, strict=True))
         ratio = ratio_of(sides[0], sides[1], self._noise) if is_whole else None
         if ratio is None and not reasons:
-            reasons.append(_TOO_SHORT.get(name, f"an interval needs {MIN_RUNS} runs a side"))
+            reasons.append(_TOO_SHORT.get(name, f"an interval needs {MIN_RUNS_TO_TELL} runs a side"))
         return TimeChange(
             name=name,
             base_s=values[0],
@@ -139,12 +138,11 @@ class _Judge:
         )
 
 
+_ELSE = f"or {MIN_RUNS_TO_TELL} runs a side"
 _TOO_SHORT = {
-    "step": f"too few steady steps: an interval needs {MIN_POINTS} points of the timeline, or {MIN_RUNS} runs a side",
-    "wall": f"too few epochs: an interval needs {MIN_EPOCHS} after the first, or {MIN_RUNS} runs a side",
-    **dict.fromkeys(
-        STEP_PHASES, f"too few steady steps, or steps without it: an interval needs {MIN_RUNS} runs a side"
-    ),
+    "step": f"too few steady steps: an interval needs {MIN_POINTS} points of the timeline, {_ELSE}",
+    "wall": f"too few epochs: an interval needs {MIN_EPOCHS} after the first, {_ELSE}",
+    **dict.fromkeys(STEP_PHASES, f"too few steps, or steps without it: an interval needs more of them, {_ELSE}"),
 }
 
 
@@ -227,7 +225,7 @@ def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:
     measured = [trial.noise_band for session in sessions for trial in session.trials if trial.aa is not None]
     if measured:
         return max(measured), "the A/A pair of a trial of this training"
-    return USUAL_NOISE, "usual on one quiet machine, not measured here: give two runs or more a side to measure it"
+    return USUAL_NOISE, "usual on one quiet machine, not measured here: give three runs a side to measure it"
 
 
 # -- the rest ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Two runs, one a side: an interval from the steps within them, and an allowance for what runs differ by.
+"""Few runs, often one a side: an interval from the steps within them, and an allowance for what runs differ by.
 
 A trial makes several runs an arm and measures what they differ by (``estimates``). Of two sessions that were recorded
 anyway there is often one a side. Steps within it tell how well its own level is known; that another run of the same
@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 
 from lightning_perf.records import Interval
 
-from .estimates import MIN_RUNS, ratio_interval, welch_reach
+from .estimates import ratio_interval, welch_reach
 
 USUAL_NOISE = 0.03
 """What two runs of one training on one quiet machine differ by in 19 of 20 cases: 1 % between runs, as in the
 simulations of docs/explanation/statistics.md (1.96 · √2 · 1 %)."""
+
+MIN_RUNS_TO_TELL = 3
+"""Runs a side from which they tell themselves what runs differ by. Of two the interval would be wider than that of
+single runs with the allowance (docs/explanation/comparison.md)."""
 
 MIN_POINTS = 8
 """Points of a course (means of some steps) that an interval within a run needs."""
@@ -67,8 +71,9 @@ def level(course: Sequence[float]) -> Level:
 def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Interval | None:
     """``new`` ÷ ``base``: above 1 where the new one is slower.
 
-    With two runs or more on both sides it is Welch's interval over the runs, and neither their steps nor ``noise``
-    count. Otherwise it is made of what the steps tell and of ``noise``, squares added.
+    With ``MIN_RUNS_TO_TELL`` runs or more on both sides it is Welch's interval over the runs, and neither their steps
+    nor ``noise`` count. Otherwise it is made of what the steps tell and of ``noise``, squares added; where the runs of
+    a side differ by more than ``noise``, of that.
 
     Args:
         base: Runs of one side.
@@ -76,11 +81,11 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
         noise: What two runs of one training differ by in 19 of 20 cases, relative.
 
     Returns:
-        None where a side has no run, or where there is one and it is too short to tell its spread.
+        None where a side has no run, or where a run is too short to tell its spread and there are too few of them.
     """
     if not base or not new:
         return None
-    if len(base) >= MIN_RUNS and len(new) >= MIN_RUNS:
+    if len(base) >= MIN_RUNS_TO_TELL and len(new) >= MIN_RUNS_TO_TELL:
         # One value a run: the medians that the function takes of them are they themselves.
         return ratio_interval([[math.exp(one.log)] for one in new], [[math.exp(one.log)] for one in base])
     if any(one.variance is None for one in (*base, *new)):
@@ -88,9 +93,16 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
     centre = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
     (variance_base, n_base), (variance_new, n_new) = _pooled(base), _pooled(new)
     within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
-    between = math.log1p(noise) * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
+    noise_log = max(math.log1p(noise), _differ(base), _differ(new))
+    between = noise_log * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
     reach = min(300.0, math.hypot(within, between))
     return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+
+
+def _differ(runs: Sequence[Level]) -> float:
+    """The largest difference of two runs of a side, as a logarithm; 0 of a single run."""
+    logs = [one.log for one in runs]
+    return max(logs) - min(logs)
 
 
 def _pooled(runs: Sequence[Level]) -> tuple[float, int]:
