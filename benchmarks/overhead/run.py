@@ -71,7 +71,7 @@ BASES = {
 """What each arm is compared with."""
 
 Taken = dict[str, list[Turn]]
-"""Arm → what a step took in each round."""
+"""Arm → what a step took in each round, or in the warm-up after each start."""
 
 DOCTORS = ("PerfDoctor(schedule=None, reports=())", "PerfDoctor()")
 """These are compared with the bare loop too."""
@@ -149,30 +149,33 @@ class Runner:
 
 @contextlib.contextmanager
 def running(arms: Sequence[str], venv: Path, core: int | None) -> Iterator[list[Runner]]:
-    """All arms, started and warmed up."""
+    """All arms, started."""
     with tempfile.TemporaryDirectory() as folder:
         runners: list[Runner] = []
         try:
             for arm in arms:
                 print(f"starting {arm}", file=sys.stderr)
                 runners.append(Runner(arm, venv, Path(folder), core))
-            for runner in runners:
-                runner.turn(WARMUP_STEPS)
             yield runners
         finally:
             for runner in runners:
                 runner.end()
 
 
-def measure_afresh(arms: Sequence[str], n_starts: int, n_rounds: int, venv: Path, core: int | None) -> Taken:
-    """One figure an arm and round, the rounds spread evenly over several starts of all arms."""
+def measure_afresh(
+    arms: Sequence[str], n_starts: int, n_rounds: int, venv: Path, core: int | None
+) -> tuple[Taken, Taken]:
+    """One figure an arm and round, the rounds spread evenly over several starts of all arms; one an arm and warm-up."""
     taken: Taken = {arm: [] for arm in arms}
+    warmups: Taken = {arm: [] for arm in arms}
     for start in range(n_starts):
         n_here = n_rounds // n_starts + (start < n_rounds % n_starts)
         with running(arms, venv, core) as runners:
+            for runner in runners:
+                warmups[runner.arm].append(runner.turn(WARMUP_STEPS))
             for arm, turns in measure(runners, n_here).items():
                 taken[arm] += turns
-    return taken
+    return taken, warmups
 
 
 def measure(runners: Sequence[Runner], n_rounds: int) -> Taken:
@@ -242,12 +245,13 @@ def main() -> None:
     if arguments.no_traceml or (any(map(is_traceml, arms)) and not traceml_venv(arguments.venv)):
         arms = [arm for arm in arms if not is_traceml(arm)]
     n_starts = max(1, min(arguments.starts, arguments.rounds))
-    taken = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
+    taken, warmups = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
     found = comparisons(taken)
-    print(as_text(taken, found))
+    once = comparisons({arm: warmups[arm] for arm in arms if arm in (*DOCTORS, "empty callback")})
+    print(as_text(taken, found, once, WARMUP_STEPS))
     if arguments.write:
         simulation, costs = simulated.run(1_000_000), parts.measure()
-        write_page(PAGE, taken, found, simulation, costs, arguments.venv, n_starts)
+        write_page(PAGE, taken, found, once, WARMUP_STEPS, simulation, costs, arguments.venv, n_starts)
         print(f"wrote {PAGE.relative_to(REPOSITORY)}")
 
 

@@ -80,7 +80,9 @@ def compare(arm: str, base: str, of_arm: Sequence[Turn], of_base: Sequence[Turn]
     )
 
 
-def as_text(taken: Mapping[str, Sequence[Turn]], found: Sequence[Comparison]) -> str:
+def as_text(
+    taken: Mapping[str, Sequence[Turn]], found: Sequence[Comparison], once: Sequence[Comparison], n_warmup_steps: int
+) -> str:
     """Everything, for a terminal."""
     lines = [f"{'arm':34}{'a step, µs':>12}{'processor':>12}"]
     for arm, turns in taken.items():
@@ -88,6 +90,10 @@ def as_text(taken: Mapping[str, Sequence[Turn]], found: Sequence[Comparison]) ->
         lines.append(f"{arm:34}{wall:12.1f}{process:12.1f}")
     lines += ["", f"{'arm':34}{'over':30}{'wall, µs a step':>26}{'processor, µs a step':>26}{'ratio':>8}"]
     lines += [f"{c.arm:34}{c.base:30}{c.wall_us!s:>26}{c.process_us!s:>26}{c.ratio:8.3f}" for c in found]
+    lines += [
+        "",
+        *(f"{arm}: {cost} in its first {n_warmup_steps} steps" for arm, cost in _paid_once(once, n_warmup_steps)),
+    ]
     return "\n".join([*lines, "", *(f"{claim}: {figure} {verdict}" for claim, figure, verdict in targets(found))])
 
 
@@ -121,6 +127,13 @@ def targets(found: Sequence[Comparison]) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _paid_once(once: Sequence[Comparison], n_warmup_steps: int) -> list[tuple[str, str]]:
+    """(arm, milliseconds that its first steps took longer than those of its base)."""
+    return [
+        (f"{c.arm} over {c.base}", str(Median(*(us * n_warmup_steps / 1e3 for us in c.wall_us))) + " ms") for c in once
+    ]
+
+
 def _verdict(is_met: bool) -> str:
     return "met" if is_met else "MISSED"
 
@@ -147,6 +160,13 @@ Machine: {machine}. {versions}.
 
 {targets}
 
+## What a run pays once
+
+What the first {n_warmup_steps} steps took longer in all, which no figure above holds: the first profiler window, the
+first close looks at single steps, the first readings of memory, and those steps' own share of the figures above.
+
+{once}
+
 ## A million simulated steps
 
 {simulation}
@@ -169,6 +189,8 @@ def write_page(
     page: Path,
     taken: Mapping[str, Sequence[Turn]],
     found: Sequence[Comparison],
+    once: Sequence[Comparison],
+    n_warmup_steps: int,
     simulation: simulated.Simulation,
     costs: Sequence[parts.Part],
     venv: Path,
@@ -190,6 +212,8 @@ def write_page(
             arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
             comparisons=_table(("arm", "over", "wall, µs a step", "processor, µs a step", "wall ratio"), added),
             targets=_table(("target", "measured", ""), targets(found)),
+            n_warmup_steps=n_warmup_steps,
+            once=_table(("arm", "wall"), _paid_once(once, n_warmup_steps)),
             simulation=simulated.as_text(simulation),
             parts=_table(("part", "µs a step"), [(part.name, f"{part.step_us:.2f}") for part in costs]),
         ),

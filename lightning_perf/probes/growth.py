@@ -18,7 +18,7 @@ FIRST_STRIDE = 5
 MAX_READINGS = 128
 """Readings kept; when there are more, every second one goes and the stride doubles: constant memory, any length."""
 
-COST_NS_A_STEP = 2000
+COST_NS_A_STEP = 1000
 """What reading may cost a step in the long run; dearer readings are made more rarely."""
 
 FREE_READINGS = 40
@@ -44,7 +44,7 @@ WORKERS = "workers"
 """The place whose memory lies in other processes, into which no census looks."""
 
 _MAX_CENSUSES = 2
-_MAX_STRETCH = 8
+_MAX_STRETCH = 64  # times the usual stride, that a dear reading may be put off
 
 
 class Series:

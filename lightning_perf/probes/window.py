@@ -19,11 +19,15 @@ from .loop import LoopProbe
 REQUEST_FILE = "PROFILE_NOW"
 """Touching a file of this name in the run's folder opens a window."""
 
-AUTO_SHARE = 0.01  # of the run: what automatic windows may cost at most
+AUTO_SHARE = 0.01
+"""What automatic windows may cost at most: the first one of the run as long as it is expected to take, further ones of
+the time that has passed, since an epoch without end promises any length."""
+
 _AUTO_FIRST_COST_S = {"cpu": 0.3}  # seen for small models on CPUs; the first CUPTI start takes seconds
 _AUTO_FIRST_COST_ELSEWHERE_S = 3.0
 _AUTO_STEPS_BEFORE = 60  # enough to have left the warm-up behind
 _AUTO_CHECK_EVERY = 64
+_AUTO_MAX_MEDIAN_EVERY = 512  # a median takes as long as reading a hundred clocks: it is asked for ever more rarely
 _AUTO_MAX_WINDOWS = 4
 _AUTO_CHANGE = 1.3  # a median step this many times the one at the last window asks for another
 _AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
@@ -107,6 +111,8 @@ class WindowProbe:
         self._is_requested = False
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
         self._median_at_window_ns: float | None = None
+        self._next_median = 0
+        self._has_changed = False  # whether the median step stood elsewhere at the last look
         self._is_closed = False
         self._n_scheduled = 0
         self._is_scheduled = False  # whether the window under way is one of the schedule
@@ -167,7 +173,7 @@ class WindowProbe:
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
             self._look_at = self._planned_at = _NEVER
             return
-        self._median_at_window_ns = self._loop.main.recent_median_ns()
+        self._median_at_window_ns, self._has_changed = self._loop.main.recent_median_ns(), False
         self._loop.enter_window(annotation_for(self.options.emit))
         try:
             self._recording = _Recording(self.options, self._device, self._step, reason)
@@ -218,15 +224,19 @@ class WindowProbe:
 
     def _auto_reason(self) -> str | None:
         n_recorded = sum(window.status == "recorded" for window in self.windows)
-        if len(self.windows) >= _AUTO_MAX_WINDOWS:
+        if len(self.windows) >= _AUTO_MAX_WINDOWS or self._step < self._next_median:
             return None
+        self._next_median = self._step + min(_AUTO_MAX_MEDIAN_EVERY, max(_AUTO_CHECK_EVERY, self._step // 8))
         median_ns = self._loop.main.recent_median_ns()
         if median_ns is None or not self._can_afford(median_ns):
             return None
         if not n_recorded:
             return "steady state reached"
         before = self._median_at_window_ns
-        if before and max(median_ns / before, before / median_ns) >= _AUTO_CHANGE:
+        has_changed = bool(before) and max(median_ns / before, before / median_ns) >= _AUTO_CHANGE
+        # A change has to last from one look to the next: other programs on the machine make steps slower for a while.
+        is_lasting, self._has_changed = has_changed and self._has_changed, has_changed
+        if before and is_lasting:
             return f"the median step changed from {before / 1e6:.1f} to {median_ns / 1e6:.1f} ms"
         return None
 
@@ -236,7 +246,8 @@ class WindowProbe:
         recorded = [window.cost_s for window in self.windows if window.status == "recorded"]
         first_s = _AUTO_FIRST_COST_S.get(self._device.type, _AUTO_FIRST_COST_ELSEWHERE_S)
         next_s = max(recorded) if recorded else first_s + _AUTO_ACTIVE * median_step_ns / 1e9
-        return spent_s + next_s <= AUTO_SHARE * self._loop.expected_wall_s(median_step_ns)
+        run_s = self._loop.wall_ns() / 1e9 if recorded else self._loop.expected_wall_s(median_step_ns)
+        return spent_s + next_s <= AUTO_SHARE * run_s
 
     def _advance(self, recording: _Recording) -> None:
         try:

@@ -252,6 +252,7 @@ class FakeLoop:
         self.trainer = SimpleNamespace(profiler=None)
         self.median_s = median_s
         self.wall_s = wall_s
+        self.passed_s = wall_s
         self.main = SimpleNamespace(recent_median_ns=lambda: self.median_s * 1e9)
         self.marks: list[Any] = []
         self.depth = 0
@@ -265,6 +266,9 @@ class FakeLoop:
 
     def expected_wall_s(self, median_step_ns: float) -> float:
         return self.wall_s
+
+    def wall_ns(self) -> int:
+        return int(self.passed_s * 1e9)
 
 
 class FakeRecording:
@@ -336,11 +340,37 @@ def test_auto_opens_another_when_the_step_changes(made):
     probe = made(loop)
     run_steps(probe, 500)
     loop.median_s = 0.0129
-    run_steps(probe, 500)
+    run_steps(probe, 1000)
     assert len(probe.windows) == 1
     loop.median_s = 0.0131
-    run_steps(probe, 500)
+    run_steps(probe, 1000)
     assert [window.reason.split(" from")[0] for window in probe.windows][1:] == ["the median step changed"]
+
+
+def test_auto_opens_no_other_when_the_step_changes_for_a_moment_only(made):
+    loop = FakeLoop()
+    probe = made(loop)
+    run_steps(probe, 500)
+    run_steps(probe, 4000)  # from here on medians are looked at every 512 steps
+    for _ in range(5):
+        loop.median_s = 0.02
+        run_steps(probe, 512)
+        loop.median_s = 0.01
+        run_steps(probe, 512)
+    assert len(probe.windows) == 1
+
+
+def test_auto_opens_no_other_when_the_time_so_far_cannot_pay_for_it(made, monkeypatch):
+    monkeypatch.setattr(FakeRecording, "cost_s", 0.5)
+    loop = FakeLoop()  # promises to run for days
+    probe = made(loop)
+    run_steps(probe, 500)
+    loop.median_s, loop.passed_s = 0.02, 90.0
+    run_steps(probe, 1500)
+    assert len(probe.windows) == 1
+    loop.passed_s = 110.0  # a hundredth of it pays for two windows of half a second, and for reading them
+    run_steps(probe, 1500)
+    assert len(probe.windows) == 2
 
 
 def test_auto_stops_when_it_has_opened_enough(made):
@@ -348,7 +378,7 @@ def test_auto_stops_when_it_has_opened_enough(made):
     probe = made(loop)
     for i in range(10):
         loop.median_s = 0.01 * 2**i
-        run_steps(probe, 500)
+        run_steps(probe, 1500)  # medians are looked at every 512 steps at most
     assert len(probe.windows) == 4
 
 
