@@ -233,10 +233,12 @@ class WindowProbe:
         if not n_recorded:
             return "steady state reached"
         before = self._median_at_window_ns
-        has_changed = bool(before) and max(median_ns / before, before / median_ns) >= _AUTO_CHANGE
+        if not before:
+            return None
+        has_changed = max(median_ns / before, before / median_ns) >= _AUTO_CHANGE
         # A change has to last from one look to the next: other programs on the machine make steps slower for a while.
         is_lasting, self._has_changed = has_changed and self._has_changed, has_changed
-        if before and is_lasting:
+        if is_lasting:
             return f"the median step changed from {before / 1e6:.1f} to {median_ns / 1e6:.1f} ms"
         return None
 
