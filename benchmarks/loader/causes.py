@@ -3,7 +3,8 @@
     python benchmarks/loader/causes.py [--runs 3] [--only CAUSE,...] [--time 10] [--face both]
 
 Runs ``planted.py`` for each cause with ``PerfDoctor(probe_data=True)`` in a real ``Trainer.fit`` and through
-``lightning-perf data``, and prints what the verdict says. Needs a machine that does nothing else meanwhile.
+``lightning-perf data``, and prints what the verdict says. Needs a machine that does nothing else meanwhile, since
+programs that hold the cores become the cause themselves.
 """
 
 from __future__ import annotations
@@ -77,23 +78,23 @@ def run(command: list[str], folder: Path) -> None:
 def judge(cause: str, session: Session) -> tuple[bool, str]:
     """Whether the session names the cause, and what it names."""
     expected = CAUSES[cause]
-    codes = [finding.code for finding in session.findings if finding.severity != "info"]
     if expected.code is None:
-        data = [code for code in codes if code.startswith("PD1")]
+        data = [f.code for f in session.findings if f.severity != "info" and f.code.startswith("PD1")]
         return not data, f"findings on data: {', '.join(data) or 'none'}"
     first = session.verdict.code
-    probe = session.loader_probe
-    where, place = None, ""
-    if expected.function is not None and probe is not None:
-        wanted = "collate" if expected.code == "PD108" else "getitem"
-        where = next((each for each in probe.functions if each.where == wanted), None)
-        place = f" {where.name}:{where.line}" if where is not None else " no function"
-    is_there = expected.function is None or (
-        where is not None and where.name.endswith(expected.function) and Path(where.file).name == SCRIPT.name
-    )
-    # Growth costs no time until memory runs out: it is found, but it is not the first thing to do for speed.
-    is_named = expected.code in codes if expected.code == "PD113" else first == expected.code
-    return is_named and is_there, f"{expected.code if is_named else first}{place}"
+    place = ""
+    is_there = True
+    if expected.function is not None:
+        place = _place(session, "collate" if expected.code == "PD108" else "getitem")
+        is_there = place == f"{SCRIPT.name}:{expected.function.__code__.co_firstlineno}"
+    return first == expected.code and is_there, f"{first} {place}".strip()
+
+
+def _place(session: Session, where: str) -> str:
+    """File and line of the costliest function."""
+    functions = session.loader_probe.functions if session.loader_probe is not None else ()
+    function = next((each for each in functions if each.where == where), None)
+    return f"{Path(function.file).name}:{function.line}" if function is not None else "no function"
 
 
 FACES = {"fit": fitted, "data": probed}

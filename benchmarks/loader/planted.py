@@ -3,7 +3,8 @@
     python benchmarks/loader/planted.py CAUSE [--doctor FOLDER]
 
 With ``--doctor`` PerfDoctor probes the loader beside the training; without, the script knows nothing of PerfDoctor and
-is what ``lightning-perf data -- python benchmarks/loader/planted.py CAUSE`` is given.
+is what ``lightning-perf data -- python benchmarks/loader/planted.py CAUSE`` is given. ``tests/trainer/test_causes.py``
+trains with the same faults.
 """
 
 from __future__ import annotations
@@ -14,52 +15,21 @@ import os
 import time
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 N_FEATURES = 64
-N_SAMPLES = 2048
-
-
-class Cause(NamedTuple):
-    """A planted fault.
-
-    Attributes:
-        code: The rule that should name it; None for the healthy training.
-        function: The function that should be named with its file and line; None where none is to blame.
-        num_workers: Of the loader.
-        batch_size: Of the loader.
-        n_layers: Of the model.
-    """
-
-    code: str | None
-    function: str | None
-    num_workers: int = 0
-    batch_size: int = 16
-    n_layers: int = 1
-
-
-CAUSES = {
-    "slow-python-transform": Cause("PD107", "augment"),
-    "slow-native-transform": Cause("PD107", "squeeze"),
-    "slow-collate": Cause("PD108", "pad"),
-    "many-small-tensors": Cause("PD109", None, num_workers=1),
-    "sleeping-storage": Cause("PD106", "read"),
-    "tiny-data-with-workers": Cause("PD103", None, num_workers=2, batch_size=4, n_layers=0),
-    "per-sample-indexing": Cause("PD110", None, batch_size=512),
-    "bursty-samples": Cause("PD105", None, num_workers=2),
-    "memory-growth": Cause("PD113", None, num_workers=1),
-    "healthy": Cause(None, None, n_layers=40),
-}
+N_SAMPLES = 1024
 
 
 class Samples(Dataset[Any]):
-    """Cheap samples, made anew."""
+    """Healthy: a small tensor made anew."""
 
     def __len__(self) -> int:
         return N_SAMPLES
@@ -69,6 +39,8 @@ class Samples(Dataset[Any]):
 
 
 class SlowPython(Samples):
+    """Computes in a Python loop."""
+
     def augment(self, index: int) -> float:
         total = 0.0
         for step in range(20_000):
@@ -80,8 +52,10 @@ class SlowPython(Samples):
 
 
 class SlowNative(Samples):
+    """Computes in C."""
+
     def __init__(self) -> None:
-        self.image = bytes(os.urandom(60_000))
+        self.image = bytes(os.urandom(2000)) * 20
 
     def squeeze(self) -> int:
         return len(zlib.compress(self.image, 6))
@@ -91,16 +65,18 @@ class SlowNative(Samples):
 
 
 class Fields(Samples):
-    """Two hundred small tensors a sample."""
+    """Two hundred small tensors a sample, which cost nothing to make."""
+
+    def __init__(self) -> None:
+        self.fields = {f"field{n}": value for n, value in enumerate(torch.rand(200, 1))}
 
     def __getitem__(self, index: int) -> Any:
-        return {f"field{n}": _FIELDS[n] for n in range(200)}
-
-
-_FIELDS = list(torch.rand(200, 1))
+        return dict(self.fields)
 
 
 class Storage(Samples):
+    """Waits for its storage."""
+
     def read(self) -> None:
         time.sleep(0.002)
 
@@ -109,73 +85,105 @@ class Storage(Samples):
         return super().__getitem__(index)
 
 
-class Rows(Samples):
-    """Rows of a tensor in memory, one at a time."""
-
-    def __init__(self) -> None:
-        self.values = torch.rand(16 * N_SAMPLES, N_FEATURES)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.values[index]
-
-
 class Bursty(Samples):
     """One sample in 32 takes 30 times as long."""
 
+    def read(self, index: int) -> None:
+        time.sleep(0.03 if index % 32 == 7 else 0.001)
+
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.015 if index % 32 == 7 else 0.0005)
+        self.read(index)
         return super().__getitem__(index)
 
 
 class Growing(Samples):
-    """Keeps something of every sample."""
+    """Keeps 128 KiB of every sample."""
 
     def __init__(self) -> None:
         self.cache: list[bytearray] = []
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.0005)
-        self.cache.append(bytearray(os.urandom(64)) * 2048)  # 128 KiB
+        self.cache.append(bytearray(os.urandom(64)) * 2048)
         return super().__getitem__(index)
 
 
 def pad(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Collates element by element."""
-    rows = []
-    for sample in samples:
-        rows.append([sum(math.sin(float(value) + shift) for shift in range(8)) for value in sample])
+    """Collates element by element, several times."""
+    for _ in range(4):
+        rows = []
+        for sample in samples:
+            row = []
+            for value in sample:
+                row.append(math.sin(float(value)))
+            rows.append(row)
     return torch.tensor(rows)
 
 
-DATASETS: dict[str, type[Samples]] = {
-    "slow-python-transform": SlowPython,
-    "slow-native-transform": SlowNative,
-    "many-small-tensors": Fields,
-    "sleeping-storage": Storage,
-    "per-sample-indexing": Rows,
-    "bursty-samples": Bursty,
-    "memory-growth": Growing,
+class Cause(NamedTuple):
+    """A planted fault.
+
+    Attributes:
+        code: The rule that should name it; None for the healthy training.
+        dataset: Makes its data.
+        function: The function that should be named with its file and line; None where none is to blame.
+        arguments: Of the loader.
+        n_layers: Of the model: as deep as the fault needs its steps to be long.
+        n_epochs: As many as the fault needs to show.
+    """
+
+    code: str | None
+    dataset: Callable[[], Any]
+    function: Callable[..., Any] | None = None
+    arguments: dict[str, Any] = {}
+    n_layers: int = 1
+    n_epochs: int = 1
+
+    def loader(self) -> DataLoader[Any]:
+        """Its loader."""
+        arguments = {"batch_size": 16, "shuffle": True, **self.arguments}
+        return DataLoader(self.dataset(), persistent_workers=arguments.get("num_workers", 0) > 0, **arguments)
+
+    def module(self) -> LightningModule:
+        """Its model."""
+        return Model(self.n_layers)
+
+
+CAUSES = {
+    "slow-python-transform": Cause("PD107", SlowPython, SlowPython.augment),
+    "slow-native-transform": Cause("PD107", SlowNative, SlowNative.squeeze),
+    "slow-collate": Cause("PD108", Samples, pad, {"collate_fn": pad}),
+    "many-small-tensors": Cause("PD109", Fields, None, {"num_workers": 1}),
+    "sleeping-storage": Cause("PD106", Storage, Storage.read),
+    "tiny-data-with-workers": Cause(
+        "PD103", lambda: TensorDataset(torch.rand(4 * N_SAMPLES, N_FEATURES)), None, {"num_workers": 2}
+    ),
+    "per-sample-indexing": Cause(
+        "PD110", lambda: TensorDataset(torch.rand(16 * N_SAMPLES, N_FEATURES)), None, {"batch_size": 256}
+    ),
+    "bursty-samples": Cause("PD105", Bursty, None, {"num_workers": 2}),
+    "memory-growth": Cause("PD113", Growing, None, {"num_workers": 1}, n_layers=200, n_epochs=3),
+    "healthy": Cause(None, Samples, n_layers=200),
 }
 
 
 class Model(LightningModule):
-    """A small network; deep enough to keep a core busy for some milliseconds where nothing else should bind."""
+    """A small network."""
 
     def __init__(self, n_layers: int) -> None:
         super().__init__()
-        self.first = nn.Linear(N_FEATURES, 256)
-        self.rest = nn.Sequential(*[nn.Linear(256, 256) for _ in range(n_layers)])
+        self.first = nn.Linear(N_FEATURES, 128)
+        self.rest = nn.Sequential(*[nn.Linear(128, 128) for _ in range(n_layers)])
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """One step."""
         if isinstance(batch, dict):
             batch = torch.cat(list(batch.values()), dim=1)[:, :N_FEATURES]
+        batch = batch[0] if isinstance(batch, list) else batch
         return self.rest(self.first(batch)).square().mean()
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=1e-4)
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=1e-5)
 
 
 def main() -> None:
@@ -183,26 +191,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cause", choices=CAUSES)
     parser.add_argument("--doctor", type=Path)
-    parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     callbacks: list[Any] = []
     if arguments.doctor is not None:
         from lightning_perf import PerfDoctor
 
         callbacks = [PerfDoctor(probe_data=True, out_dir=arguments.doctor, reports=["json"])]
     cause = CAUSES[arguments.cause]
-    loader = DataLoader(
-        DATASETS.get(arguments.cause, Samples)(),
-        batch_size=cause.batch_size,
-        shuffle=True,
-        num_workers=cause.num_workers,
-        persistent_workers=cause.num_workers > 0,
-        collate_fn=pad if arguments.cause == "slow-collate" else None,
-    )
     trainer = Trainer(
-        max_epochs=arguments.epochs,
+        max_epochs=cause.n_epochs,
         accelerator="cpu",
         callbacks=callbacks,
         logger=False,
@@ -210,7 +210,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(cause.n_layers), loader)
+    trainer.fit(cause.module(), cause.loader())
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
         naive: The step with as many workers as cores.
         options: The step by number of workers, from 0 to ``n_cap``.
         points: Numbers of workers that the probe tried.
+        is_cheap: Whether workers would save nothing even on cores of their own; by the model.
     """
 
     n_now: int
@@ -77,17 +78,18 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     naive: Forecast | None = None
     options: tuple[Forecast, ...] = ()
     points: tuple[int, ...] = ()
+    is_cheap: bool = False
 
     @property
     def cost_more(self) -> bool:
         """Whether the workers in use cost more than they save, by the model."""
-        return self.n_now > 0 and self.chosen is not None and self.chosen.num_workers == 0
+        return self.n_now > 0 and self.chosen is not None and self.chosen.num_workers == 0 and self.is_cheap
 
     @property
     def is_too_cheap(self) -> bool:
         """Whether a batch costs less to make than to fetch from a worker."""
         if self.chosen is not None:
-            is_cheap = self.n_cap > 0 or self.batch_s < TRANSPORT_HIGH_S
+            is_cheap = self.is_cheap or self.batch_s < TRANSPORT_HIGH_S
             return is_cheap and self.n_now == 0 and self.chosen.num_workers == 0
         return self.n_now == 0 and self.batch_s < TRANSPORT_HIGH_S
 
@@ -248,6 +250,8 @@ def _probed_plan(
     if delivery.costs and chosen.num_workers:
         chosen = choose([chosen, *(forecast(delivery, demand, chosen.num_workers, f)
                                    for f in PREFETCH_FACTORS if f > prefetch_factor)])  # fmt: skip
+    roomy = msgspec.structs.replace(demand, cores=math.inf)
+    is_cheap = choose(forecasts(delivery, roomy, max(1, n_cap), prefetch_factor)).num_workers == 0
     now = forecast(delivery, demand, n_now, prefetch_factor)
     n_naive = max(1, math.floor(demand.cores))
     step_s = stage.step_s.mean
@@ -268,6 +272,7 @@ def _probed_plan(
         naive=forecast(delivery, demand, n_naive, prefetch_factor),
         options=tuple(options),
         points=tuple(point.num_workers for point in probe.curve),
+        is_cheap=is_cheap,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
 from lightning_perf.rules.loader_signals import costliest, place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
@@ -12,6 +14,9 @@ CODE = "PD113"
 NAME = "worker-memory-growth"
 CATEGORY = "data"
 
+# Trainings worth a diagnosis run longer than an hour: memory that lasts for less ends them.
+MIN_LASTING_S = 3600.0
+
 DOCS = """\
 ## What it measures
 The slope of the mean resident memory of the worker processes over the steps, as for the training process itself;
@@ -19,7 +24,7 @@ where the loader was probed, also what a process kept that made samples and noth
 
 ## Why it costs
 Each worker keeps what it gains, times the number of workers, until the host's memory is used up and the kernel kills
-one.
+one. Where what is free lasts for less than an hour at this rate, that comes before any gain of speed: severity high.
 
 ## Example
 ```python
@@ -65,7 +70,7 @@ def check(session: Session) -> Finding | None:
     growth = next((g for g in session.memory.growth if g.where == "workers"), None)
     loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
     if growth is None or not is_leak(growth):
-        probed = _probed(session.loader_probe, loader)
+        probed = _probed(session, session.loader_probe, loader)
         if probed is not None:
             return probed
     if growth is None:
@@ -76,17 +81,19 @@ def check(session: Session) -> Finding | None:
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
     where = f"{candidates[0]} can be what they fill." if candidates else f"Look at what {dataset} keeps."
+    lasts_s = _lasts_s(session, n_workers * growth.bytes_per_step)
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity="medium",
+        severity=_severity(lasts_s),
         summary=(
             f"Each worker's memory grows by {size_text(growth.bytes_per_step)} a step, that of {n_workers} together by "
-            f"{size_text(n_workers * growth.bytes_per_step)}. {where}"
+            f"{size_text(n_workers * growth.bytes_per_step)}. {_end(lasts_s)}{where}"
         ),
         evidence=(
             *growth_evidence(growth),
+            *_lasting(lasts_s),
             *(Evidence(metric=f"container of {dataset}", value=name) for name in candidates),
         ),
         prescriptions=PRESCRIPTIONS,
@@ -94,7 +101,32 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _probed(probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
+def _lasts_s(session: Session, bytes_per_step: float) -> float | None:
+    """Seconds until the memory that is free is used up; None where steps or memory were not measured."""
+    host = session.telemetry.host if session.telemetry is not None else None
+    if host is None or host.available_bytes is None or session.steady is None:
+        return None
+    steps_per_s = session.steady.n_steps / session.steady.span_s
+    return host.available_bytes.p5 / (bytes_per_step * steps_per_s)
+
+
+def _severity(lasts_s: float | None) -> Literal["high", "medium"]:
+    return "high" if lasts_s is not None and lasts_s < MIN_LASTING_S else "medium"
+
+
+def _end(lasts_s: float | None) -> str:
+    if lasts_s is None or lasts_s >= MIN_LASTING_S:
+        return ""
+    return f"At this rate the memory that is free lasts {lasts_s / 60:.0f} minutes. "
+
+
+def _lasting(lasts_s: float | None) -> tuple[Evidence, ...]:
+    if lasts_s is None:
+        return ()
+    return (Evidence(metric="free memory lasts at this rate", value=lasts_s, unit="s", threshold=MIN_LASTING_S),)
+
+
+def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
     """The same from a loader probe, which made samples in a process of its own and watched what it kept."""
     if probe is None or loader is None or not loader.num_workers or probe.rss_growth_bytes is None:
         return None
@@ -103,20 +135,22 @@ def _probed(probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding
         return None
     dataset = loader.dataset_class or "the dataset"
     function = costliest(probe, "getitem")
-    where = f" Look at what {dataset} keeps" + (f", e.g. in {place(function)}." if function is not None else ".")
+    lasts_s = _lasts_s(session, per_step)
+    where = f"Look at what {dataset} keeps" + (f", e.g. in {place(function)}." if function is not None else ".")
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity="medium",
+        severity=_severity(lasts_s),
         summary=(
             f"Making samples keeps {size_text(probe.rss_growth_bytes)} of each: {size_text(per_step)} a step, spread "
-            f"over {loader.num_workers} workers.{where}"
+            f"over {loader.num_workers} workers. {_end(lasts_s)}{where}"
         ),
         evidence=(
             Evidence(metric="kept of a sample in the loader probe", value=probe.rss_growth_bytes, unit="bytes"),
             Evidence(metric="a thousand steps keep", value=1000 * per_step, unit="bytes",
                      threshold=1000 * LEAK_BYTES_PER_STEP),
+            *_lasting(lasts_s),
         ),
         prescriptions=PRESCRIPTIONS,
         confidence="medium",
