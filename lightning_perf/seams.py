@@ -10,7 +10,7 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from threading import get_ident
@@ -559,8 +559,77 @@ def redirected_logger(logger: Any, folder: str, package: str) -> Any:
                 logger._experiment = None
         if places:
             return logger
-    dummy = getattr(importlib.import_module(f"{package}.loggers.logger"), "DummyLogger", None)
-    return logger if isinstance(logger, dummy) else dummy()  # type: ignore[arg-type, misc]
+    dummy: Any = importlib.import_module(f"{package}.loggers.logger").DummyLogger
+    if isinstance(logger, dummy):
+        return logger
+    silent = dummy()
+    silent._experiment = Silent()
+    return silent
+
+
+class Silent:
+    """Stands in for a service's run: whatever is asked of it, it is there and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return ""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+
+def lead_loggers_away(folder: str, package: str) -> None:
+    """Lets Lightning's loggers keep to a folder from their making on: a script may use one before it has a Trainer.
+
+    Those that write files write them below the folder; the run of a service is never begun. It is not undone: for
+    processes that only measure.
+
+    Args:
+        folder: Where files may go.
+        package: ``lightning.pytorch`` or ``pytorch_lightning``.
+    """
+    loggers = importlib.import_module(f"{package}.loggers")
+    base = importlib.import_module(f"{package}.loggers.logger").Logger
+    classes: set[Any] = {one for one in vars(loggers).values() if isinstance(one, type) and issubclass(one, base)}
+    for cls in classes - {base}:
+        if cls.__name__ in ("TensorBoardLogger", "CSVLogger"):
+            cls.__init__ = _led_away(cls.__init__, folder, package)
+        elif "experiment" in vars(cls):
+            cls.experiment = property(lambda _: Silent())
+
+
+def _led_away(original: Callable[..., None], folder: str, package: str) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(logger: Any, *args: Any, **kwargs: Any) -> None:
+        original(logger, *args, **kwargs)
+        redirected_logger(logger, folder, package)
+
+    return init
 
 
 def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[..., Any]) -> Undo | None:

@@ -38,7 +38,8 @@ class ArmRun(Record, frozen=True, kw_only=True):
         stage: Runs of one stage were interleaved and may be compared: 0 for the baseline and single treatments, then
             one more for each rung tried; -1 for runs that each tried another batch size, once.
         peak_device_bytes: Peak of device memory; None on a CPU.
-        peak_host_bytes: Peak resident memory of the training process; None when it was not read.
+        peak_host_bytes: Peak resident memory of the process of rank 0, with what its loader workers held beside it when
+            the run ended; None when it was not read.
         losses: The loss of every ``loss_every`` th batch, from the first on.
         loss_every: Batches between two of ``losses``.
         wall_s: The process from start to end.

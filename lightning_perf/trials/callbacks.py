@@ -1,25 +1,31 @@
-"""The callbacks of measured trainings for ``lightning.pytorch``."""
+"""Callbacks of measured trainings, for whichever namespace the Trainer is of."""
 
 from __future__ import annotations
 
-from lightning.pytorch import Callback
-
-from .data_hooks import DataProbeHooks, OneBatchHooks
-from .meter import MeterHooks
-from .treater import TreaterHooks
+import functools
+import importlib
+from typing import Any
 
 
-class Meter(MeterHooks, Callback):
-    __doc__ = MeterHooks.__doc__
+@functools.cache
+def callback_class(hooks: type, namespace: str) -> Any:
+    """Hooks as a callback.
+
+    Args:
+        hooks: A class with hooks of Lightning's ``Callback``.
+        namespace: ``lightning.pytorch`` or ``pytorch_lightning``, whose ``Callback`` it is to derive from.
+
+    Returns:
+        The class; its instances can be pickled, as launchers that spawn processes need.
+    """
+    callback = importlib.import_module(namespace).Callback
+
+    def reduce(self: Any) -> Any:
+        return _blank, (hooks, namespace), vars(self)
+
+    return type(hooks.__name__, (hooks, callback), {"__doc__": hooks.__doc__, "__reduce__": reduce})
 
 
-class Treater(TreaterHooks, Callback):
-    __doc__ = TreaterHooks.__doc__
-
-
-class DataProbe(DataProbeHooks, Callback):
-    __doc__ = DataProbeHooks.__doc__
-
-
-class OneBatchOnly(OneBatchHooks, Callback):
-    __doc__ = OneBatchHooks.__doc__
+def _blank(hooks: type, namespace: str) -> Any:
+    cls = callback_class(hooks, namespace)
+    return cls.__new__(cls)

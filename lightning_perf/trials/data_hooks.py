@@ -23,7 +23,7 @@ MANY_BATCHES = 10**6
 
 
 class DataProbeHooks:
-    """Probes the training loader when Lightning has prepared it and nothing iterates it yet; then ends the process.
+    """Probes the training loader when Lightning has prepared it and nothing iterates it yet; then ends the fit.
 
     Args:
         limit_s: Seconds that the probe may take.
@@ -47,6 +47,7 @@ class DataProbeHooks:
         """All settings can be read; nothing is trained."""
         self._undo()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
+        seams.stop_fit(trainer)
 
     def _probe(self, trainer: Any, loader: Any) -> Any:
         self.n_loaders += 1

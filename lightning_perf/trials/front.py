@@ -36,14 +36,14 @@ def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] |
     """
     variables = environment_for(job, job.write(), {**os.environ, **(environment or {})})
     tells_child = _tells_child()
-    from_terminal = os.isatty(0)
     try:
         child = subprocess.Popen(list(command), env=variables, preexec_fn=tells_child)
     except OSError as error:
         raise TrialError(f"{command[0]}: {error.strerror or error}; give the command as you would type it") from error
 
     def forward(number: int, _: Any) -> None:
-        if number != signal.SIGINT or not from_terminal:
+        # Put to the background and back by the shell, a command's place may change: it is asked for when it matters.
+        if number != signal.SIGINT or not _is_in_foreground():
             child.send_signal(number)
 
     names = [name for name in ("SIGINT", *_FORWARDED) if hasattr(signal, name)]
@@ -54,6 +54,20 @@ def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] |
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
     return (code if code >= 0 else 128 - code), read_events(job.folder)
+
+
+def _is_in_foreground() -> bool:
+    """Whether Ctrl-C in the terminal reaches this process's group, the command in it, whatever its input is."""
+    try:
+        terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _tells_child() -> Any:

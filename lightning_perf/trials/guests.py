@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.hooks import DoctorHooks
+from lightning_perf.trials.callbacks import callback_class
+from lightning_perf.trials.treater import TreaterHooks
 
 
 def add_callback(trainer: Any, callback: Any, is_first: bool = False) -> None:
@@ -38,12 +40,6 @@ def add_doctor(trainer: Any, namespace: str, arguments: dict[str, Any]) -> Any:
     return doctor
 
 
-def callback_class(name: str, namespace: str) -> Any:
-    """A callback of ours, derived from the ``Callback`` of a namespace."""
-    module = "callbacks_pytorch_lightning" if namespace == "pytorch_lightning" else "callbacks"
-    return getattr(importlib.import_module(f"lightning_perf.trials.{module}"), name)
-
-
 def make_applier(doses: Sequence[str], refused: Callable[[BaseException], None] | None = None) -> Any | None:
     """What applies treatments; None where there are none.
 
@@ -61,4 +57,4 @@ def make_applier(doses: Sequence[str], refused: Callable[[BaseException], None] 
 
 def add_treater(trainer: Any, namespace: str, applier: Any, fail: Callable[[BaseException], None]) -> None:
     """Adds what applies treatments, in front of all: whatever looks at the settings sees them treated."""
-    add_callback(trainer, callback_class("Treater", namespace)(applier, fail), is_first=True)
+    add_callback(trainer, callback_class(TreaterHooks, namespace)(applier, fail), is_first=True)

@@ -2,7 +2,11 @@
 
 A mode is told of every Trainer that is built and of every ``fit``. In mode ``run`` nothing of ours may break the user's
 training: an error is one line on standard error. In the others the training is there to be measured only, so an error
-of ours ends the process, with its reason in the result file.
+of ours ends the script, with its reason in the result file.
+
+A script that was measured ends as by Ctrl-C: ``Over`` unwinds it, so that its ``with`` and ``finally`` blocks and its
+exit handlers put things in order. One that catches it gets it again from the next thing that it does with a Trainer,
+and is ended by force where it does not come to its end in ``UNWINDING_S``.
 """
 
 from __future__ import annotations
@@ -13,13 +17,15 @@ import importlib
 import os
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from lightning_perf.trials.job import JOB_VARIABLE, Job, Result, note, read_job, warn
+from lightning_perf import seams
+from lightning_perf.trials.job import JOB_VARIABLE, OUTPUTS, Job, Result, note, read_job, warn
 
 MODES = {
     "run": "lightning_perf.trials.run_mode:RunMode",
@@ -31,6 +37,17 @@ MODES = {
 
 FAILED = 70
 """Exit code of a process whose training was measured and failed; ``EX_SOFTWARE`` of sysexits.h."""
+
+
+UNWINDING_S = 10.0
+"""What a script may take to put things in order when it was measured."""
+
+LATER = ("validate", "test", "predict")
+"""What a script does with a Trainer after ``fit`` is no part of a measurement; what it saves is led away."""
+
+
+class Over(SystemExit):
+    """The measurement is over, and so is the script."""
 
 
 class InsideMode(Protocol):
@@ -67,6 +84,10 @@ def enter(module: ModuleType) -> None:
     trainer_class = module.Trainer
     trainer_class.__init__ = guest.around_init(trainer_class.__init__)
     trainer_class.fit = guest.around_fit(trainer_class.fit)
+    if job.mode != "run":
+        seams.lead_loggers_away(str(Path(job.folder) / OUTPUTS), namespace)
+        for name in LATER:
+            setattr(trainer_class, name, unless_over(getattr(trainer_class, name)))
 
 
 class Guest:
@@ -89,6 +110,7 @@ class Guest:
     def around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            leave_again()
             if self._is_off or self._depth or args:  # Lightning refuses positional arguments itself
                 original(trainer, *args, **kwargs)
                 return
@@ -115,6 +137,7 @@ class Guest:
     def around_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            leave_again()
             if self._is_off or self._depth:
                 return original(trainer, *args, **kwargs)
             note(self.job, "fit")
@@ -143,20 +166,58 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
-def fail(job: Job, reason: str, error: BaseException | None = None) -> None:
-    """Writes a failed result, unless one was written already, and ends the process."""
+def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
+    """Writes a failed result, unless one was written already, and ends the script.
+
+    Raises:
+        Over: Always.
+    """
     if error is not None:
         traceback.print_exception(error)
     if not (Path(job.folder) / "result.json").exists():
         Result(status="failed", reason=reason).write(job.folder)
-    end_process(FAILED)
+    leave(FAILED)
+
+
+_code: int | None = None  # of a script that is over
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the script.
+
+    Raises:
+        Over: Always.
+    """
+    global _code
+    if _code is None:
+        _code = code
+        force = threading.Timer(UNWINDING_S, end_process, [code])
+        force.daemon = True
+        force.start()
+    if threading.current_thread() is not threading.main_thread():
+        end_process(code)  # the exception would end this thread alone
+    raise Over(code)
+
+
+def leave_again() -> None:
+    """For a script that has caught ``Over`` and goes on."""
+    if _code is not None:
+        leave(_code)
+
+
+def unless_over(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the Trainer that a script can no longer use once it is over."""
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        leave_again()
+        return original(*args, **kwargs)
+
+    return method
 
 
 def end_process(code: int) -> None:
-    """Ends this process without running the rest of the user's script, its ``finally`` blocks or exit handlers.
-
-    They may save, test, upload or train on: none of that belongs to a measurement.
-    """
+    """Ends this process at once, without running the rest of the user's script or its exit handlers."""
     processes = sys.modules.get("multiprocessing")
     if processes is not None:
         for child in processes.active_children():  # loader workers: left alone, they look for us only every 5 s

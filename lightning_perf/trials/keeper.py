@@ -3,6 +3,8 @@
 Run as a process of its own (``python -I keeper.py SPEC``) between lightning-perf and the command. Its standard input is
 a pipe whose other end lightning-perf holds: when that end closes, also because lightning-perf was killed, everything
 started here is killed. It leads a session of its own, so that Ctrl-C in the terminal reaches lightning-perf alone.
+Memory is watched, not limited by ``setrlimit``: RLIMIT_AS counts addresses, of which CUDA reserves far more than it
+uses, no limit of the kernel holds for several processes together, and one that bites raises wherever it happens to.
 Standard library only, and nothing heavy: it starts once for every run.
 """
 
@@ -22,10 +24,14 @@ from typing import Any
 _POLL_S = 0.1
 _MEMORY_EVERY_S = 0.2
 _EXACT_MEMORY_EVERY_S = 1.0  # at most: it holds the training up
-_STRAGGLERS_S = 15.0  # other ranks and workers end a little after the first process
+_STRAGGLERS_S = 15.0  # what the first process leaves behind may be the training itself
+_MEASURED_S = 3.0  # other ranks and workers end a little after the first process; no figure hangs on them any more
 _TERM_S = 1.0
 _KILL_S = 30.0  # a process stuck in the kernel cannot be killed; nobody waits for it forever
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+_PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
+_FIRST_TO_GO = (
+    "500"  # of 1000: should memory run out all the same, the kernel ends a run rather than what else is there
+)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -35,12 +41,20 @@ def main(spec_path: str) -> None:
         spec = json.load(file)
     if hasattr(signal, "SIGTTOU"):
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    before = None
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what its parents leave behind becomes ours, not init's
+        library = ctypes.CDLL(None)
+        library.prctl(_SUBREAPER, 1, 0, 0, 0)  # what its parents leave behind becomes ours, not init's
+
+        def before() -> None:  # in the child, should this process be killed by itself
+            library.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write(_FIRST_TO_GO)
     ended: dict[str, Any] = {"code": None, "reason": "", "peak_bytes": 0, "wall_s": 0.0}
     started = time.monotonic()
     try:
-        command = subprocess.Popen(spec["command"], stdin=subprocess.DEVNULL)
+        command = subprocess.Popen(spec["command"], stdin=subprocess.DEVNULL, preexec_fn=before)
     except OSError as error:
         ended["reason"] = f"cannot be started: {error.strerror or error}"
         ended["is_missing"] = isinstance(error, FileNotFoundError)
@@ -84,13 +98,13 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
                 )
                 break
     if not ended["reason"]:
-        _wait_for_stragglers()
+        _wait_for_stragglers(_MEASURED_S if os.path.exists(spec["result"]) else _STRAGGLERS_S)
     _kill_all(signal.SIGKILL if ended["reason"] == "interrupted" else signal.SIGTERM)
     ended["code"] = command.wait()
 
 
-def _wait_for_stragglers() -> None:
-    until = time.monotonic() + _STRAGGLERS_S
+def _wait_for_stragglers(seconds: float) -> None:
+    until = time.monotonic() + seconds
     while _descendants() and time.monotonic() < until:
         readable, _, _ = select.select([0], [], [], _POLL_S)
         if readable and not os.read(0, 1):

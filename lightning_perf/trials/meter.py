@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import multiprocessing
 import resource
 import sys
 import time
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import psutil
 import torch
 
 from lightning_perf import seams
@@ -85,7 +88,8 @@ class MeterHooks:
         self._device = trainer.strategy.root_device
         self._is_async = self._device.type not in ("cpu", "meta")
         self._known_steps = trainer.global_step
-        self._is_automatic = bool(pl_module.automatic_optimization)
+        # Without an optimizer no step is ever counted: each batch is one, as with manual optimization.
+        self._is_automatic = bool(pl_module.automatic_optimization) and bool(trainer.optimizers)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         self._started_ns = self._last_ns = self._looked_ns = time.perf_counter_ns()
@@ -299,5 +303,10 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _peak_host_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # kilobytes on Linux
+    """Of this process, and what its loader workers, as they are now, hold beside what they share with it."""
+    own = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peak = own if sys.platform == "darwin" else own * 1024  # kilobytes on Linux
+    for worker in multiprocessing.active_children():
+        with contextlib.suppress(psutil.Error):
+            peak += int(psutil.Process(worker.pid).memory_full_info().uss)
+    return peak

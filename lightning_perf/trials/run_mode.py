@@ -27,7 +27,11 @@ class RunMode:
 
     def built(self, trainer: Any, namespace: str) -> None:
         if self.job.with_doctor:
-            add_doctor(trainer, namespace, self.job.doctor)
+            doctor = add_doctor(trainer, namespace, self.job.doctor)
+            wanted = self.job.doctor.get("out_dir")
+            if wanted is not None and str(doctor.out_dir) != wanted and trainer.is_global_zero:
+                place = f"to {doctor.out_dir}" if doctor.out_dir is not None else "beside the logs"
+                warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
         if self.applier is not None:
             add_treater(trainer, namespace, self.applier, self.cannot_treat)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ REMOTE_OFF = {
     "COMET_START_ONLINE": "0",
 }
 """For scripts that use a service of their own accord, beside Lightning's loggers: nothing of a trial goes there."""
+
+_OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
+"""What the user may have set that does even less."""
 
 _PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
 """One argument of Python's own: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
@@ -107,13 +111,14 @@ def run_kept(
     for name in LEFT_BEHIND:  # of a run before in the same folder: it would be taken for this one's
         (folder / name).unlink(missing_ok=True)
     job_file = job.write()
-    variables = environment_for(job, job_file, {**os.environ, **REMOTE_OFF, **(environment or {})})
+    variables = environment_for(job, job_file, {**os.environ, **_remote_off(), **(environment or {})})
     variables.setdefault("WANDB_DIR", str(folder))
     spec = {
         "command": list(command),
         "time_limit_s": time_limit_s,
         "memory_limit_bytes": memory_limit_bytes,
         "ended": str(folder.resolve() / "ended.json"),
+        "result": str(folder.resolve() / "result.json"),
     }
     write_whole(folder / "spec.json", json.dumps(spec).encode())
     with (folder / "log.txt").open("wb") as log:
@@ -131,6 +136,10 @@ def run_kept(
     return Ended(
         **ended, result=read_result(folder), events=frozenset(read_events(folder)), log=read_tail(folder / "log.txt")
     )
+
+
+def _remote_off() -> dict[str, str]:
+    return {name: to for name, to in REMOTE_OFF.items() if os.environ.get(name) not in _OFF_ALREADY.get(name, ())}
 
 
 def _start_keeper(spec: Path, variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -179,6 +188,8 @@ def last_line(log: str) -> str:
 
 def describe_code(code: int) -> str:
     """An exit code in words."""
+    if code == -signal.SIGKILL:
+        return "it was killed by signal 9, as the kernel does where memory runs out"
     return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
 
 

@@ -1,4 +1,4 @@
-"""Mode ``trial``: some steps of the user's training, treated and measured; then the process ends."""
+"""Mode ``trial``: some steps of the user's training, treated and measured; then the script ends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf.hooks import DoctorHooks
-from lightning_perf.trials.guests import add_callback, add_doctor, add_treater, callback_class, make_applier
-from lightning_perf.trials.inside import describe, end_process, fail, seed_all
+from lightning_perf.trials.callbacks import callback_class
+from lightning_perf.trials.guests import add_callback, add_doctor, add_treater, make_applier
+from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
+from lightning_perf.trials.meter import MeterHooks
 from lightning_perf.trials.outputs import Outputs
 
 
@@ -28,11 +30,11 @@ class TrialMode:
         return self.applier.change_trainer_arguments(changed) if self.applier is not None else changed
 
     def built(self, trainer: Any, namespace: str) -> None:
-        meter = callback_class("Meter", namespace)(self.job, self.finish)
+        meter = callback_class(MeterHooks, namespace)(self.job, self.finish)
         meter.outputs = self.outputs
-        add_callback(trainer, meter, is_first=True)
         if self.applier is not None:
             add_treater(trainer, namespace, self.applier, self.cannot_treat)
+        add_callback(trainer, meter, is_first=True)  # before all that could save
         if self.job.with_doctor:
             doctor = add_doctor(trainer, namespace, self.job.doctor)
             doctor.out_dir = Path(self.job.folder) / DOCTOR_FOLDER
@@ -43,18 +45,25 @@ class TrialMode:
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         if self.has_result:  # of another process that the command started before
-            end_process(0)
+            leave(0)
         if self.outputs is not None:
             self.outputs.redirect(trainer)
         if self.job.seed is not None:
             seed_all(self.job.seed)
         try:
             returned = fit()
+        except Over:
+            raise
         except BaseException as error:  # noqa: BLE001 - a script may catch it and train on
             fail(self.job, describe(error), error)
-        if self.has_result or any(meter.has_trained for meter in self.meters):
-            end_process(0)
+        if self.is_over:
+            leave(0)
         return returned
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has nothing more to measure."""
+        return self.has_result or any(meter.has_trained for meter in self.meters)
 
     @property
     def has_result(self) -> bool:
@@ -67,5 +76,5 @@ class TrialMode:
             result.write(self.job.folder)
 
     def cannot_treat(self, error: BaseException) -> None:
-        """Ends the process: a training without the treatment would be measured as if it had it."""
+        """Ends the script: a training without the treatment would be measured as if it had it."""
         fail(self.job, f"the treatment cannot be applied: {describe(error)}", error)

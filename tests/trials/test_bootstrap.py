@@ -24,6 +24,8 @@ class Trainer:
 
     def fit(self, model):
         print("fits", model)
+
+    test = predict = validate = fit
 """
 TRAINS = """
 import inspect, sys
@@ -46,6 +48,9 @@ def work(tmp_path: Path) -> Path:
         (folder / "__init__.py").write_text("")
     (package / "trainer.py").write_text(STAND_IN)
     (package.parent / "__init__.py").write_text("class Callback: ...")
+    (package.parent / "loggers").mkdir()
+    (package.parent / "loggers" / "__init__.py").touch()
+    (package.parent / "loggers" / "logger.py").write_text("class Logger: ...")
     (tmp_path / "work" / "train.py").write_text(TRAINS)
     return tmp_path / "work"
 

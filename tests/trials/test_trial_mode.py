@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from lightning_perf.trials import trial_mode
+from lightning_perf.trials import inside, trial_mode
+from lightning_perf.trials.callbacks import callback_class
 from lightning_perf.trials.job import Job, Result, read_result
 from lightning_perf.trials.runner import Ended, run_kept
+from lightning_perf.trials.treater import TreaterHooks
 
 from . import scripts
 
@@ -105,16 +110,134 @@ def test_both_processes_are_measured_as_one_when_training_is_distributed(
     assert ended.code == 0
 
 
-def test_first_training_counts_when_a_command_starts_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(code: int) -> None:
-        raise SystemExit(code)
+# Puts things in order when it ends, as scripts do; and one that will not be stopped.
+TIDY = (
+    scripts.MODEL.format(package="lightning.pytorch")
+    + """
+import atexit, sys, tempfile
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-    monkeypatch.setattr(trial_mode, "end_process", leave)
+atexit.register(print, "exit handler ran")
+logger = TensorBoardLogger("tb")
+logger.experiment.add_scalar("before", 1.0, 0)
+with tempfile.TemporaryDirectory() as scratch:
+    print("scratch", scratch)
+    try:
+        trainer = Trainer(max_epochs=99, logger=logger, enable_checkpointing=False, **QUIET)
+        trainer.fit(Model(), DataLoader(data(), batch_size=2))
+        print("trained to the end")
+    {handler}
+    finally:
+        trainer.save_checkpoint("mine.ckpt")
+        print("finally ran")
+print("went on")
+"""
+)
+
+
+def test_script_is_unwound_when_it_was_measured(tmp_path: Path, work: Path) -> None:
+    scripts.put(work, train=TIDY.replace("{handler}", ""))
+    ended = measured(tmp_path, scripts.python("train.py"))
+    assert ended.code == 0
+    assert "finally ran" in ended.log
+    assert "exit handler ran" in ended.log
+    assert "went on" not in ended.log
+    scratch = next(line.split()[1] for line in ended.log.splitlines() if line.startswith("scratch"))
+    assert not Path(scratch).exists()
+    assert set(scripts.tree(work)) == {"train.py"}
+    assert list((tmp_path / "job" / "outputs").rglob("events.out*"))
+
+
+def test_script_that_catches_its_end_is_stopped_where_it_uses_a_trainer_again(tmp_path: Path, work: Path) -> None:
+    stubborn = """except:
+        print("caught")
+        trainer.test(Model(), DataLoader(data(), batch_size=2))
+        print("tested")"""
+    scripts.put(work, train=TIDY.replace("{handler}", stubborn))
+    ended = measured(tmp_path, scripts.python("train.py"))
+    assert "caught" in ended.log
+    assert "tested" not in ended.log
+    assert "finally ran" in ended.log
+    assert set(scripts.tree(work)) == {"train.py"}
+
+
+def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(inside, "end_process", end)
+    monkeypatch.setattr(inside, "UNWINDING_S", 0.01)
+    monkeypatch.setattr(inside, "_code", None)
+    with pytest.raises(inside.Over) as raised:
+        inside.leave(3)
+    assert raised.value.code == 3
+    assert ended.wait(30)
+    assert codes == [3]
+    with pytest.raises(inside.Over):
+        inside.leave_again()
+
+
+def test_training_without_an_optimizer_is_measured_by_batches(tmp_path: Path, work: Path) -> None:
+    scripts.put(work, train=scripts.DDP.replace('devices=2, strategy="ddp", ', "").replace(
+        "return torch.optim.SGD(self.parameters(), lr=0.01)", "return None"))  # fmt: skip
+    result = measured(tmp_path, scripts.python("train.py")).result
+    assert result is not None
+    assert result.n_steps == result.n_batches == STEPS
+
+
+def test_peak_memory_holds_what_workers_take(tmp_path: Path, work: Path) -> None:
+    scripts.put(work, train=GREEDY)
+    alone, beside = (
+        measured(tmp_path, scripts.python("train.py", str(n)), folder=str(tmp_path / str(n))).result for n in (0, 1)
+    )
+    assert alone is not None
+    assert beside is not None
+    assert beside.peak_host_bytes - alone.peak_host_bytes > 2**26
+
+
+GREEDY = (
+    scripts.MODEL.format(package="lightning.pytorch")
+    + """
+import sys
+
+class Greedy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() is not None and not hasattr(self, "hoard"):
+            self.hoard = torch.ones(2**25)
+        return (torch.ones(4),)
+
+if __name__ == "__main__":
+    loader = DataLoader(Greedy(), batch_size=4, num_workers=int(sys.argv[1]))
+    Trainer(max_epochs=9, logger=False, enable_checkpointing=False, **QUIET).fit(Model(), loader)
+"""
+)
+
+
+@pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
+def test_callbacks_can_be_pickled(namespace: str) -> None:
+    pytest.importorskip(namespace)
+    treater = callback_class(TreaterHooks, namespace)(applier=None, fail=print)
+    assert isinstance(treater, importlib.import_module(namespace).Callback)
+    assert callback_class(TreaterHooks, namespace) is type(treater)
+    copy = pickle.loads(pickle.dumps(treater))
+    assert type(copy) is type(treater)
+    assert vars(copy) == vars(treater)
+
+
+def test_first_training_counts_when_a_command_starts_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "_code", 0)  # as if it had been told to end: no timer is set
     mode = trial_mode.TrialMode(Job(mode="trial", folder=str(tmp_path)))
     mode.finish(Result(status="ok", n_steps=30))
     mode.finish(Result(status="ok", n_steps=10))
     result = read_result(tmp_path)
     assert result is not None
     assert result.n_steps == 30
-    with pytest.raises(SystemExit):
+    with pytest.raises(inside.Over):
         mode.fit(None, lambda: pytest.fail("a second training ran"))
