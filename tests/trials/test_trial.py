@@ -213,8 +213,9 @@ def test_treatment_between_epochs_is_not_tried_when_runs_hold_too_few(machine: M
 
 def test_nothing_runs_when_there_is_nothing_to_try(machine: Machine, go: Any) -> None:
     trial = go().trial
-    assert trial.status == "finished"
-    assert trial.runs == () or trial.arms
+    assert [job.with_doctor for job in machine.made] == [True]  # the diagnosis alone
+    assert (trial.status, trial.runs, trial.arms, trial.ladder, trial.best) == ("finished", (), (), (), "baseline")
+    assert (trial.trainer_flags, trial.loader_args, trial.code, trial.yaml) == ({}, {}, "", "")
 
 
 @pytest.mark.parametrize(

@@ -181,45 +181,6 @@ def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
         inside.leave_again()
 
 
-def test_training_without_an_optimizer_is_measured_by_batches(tmp_path: Path, work: Path) -> None:
-    scripts.put(work, train=scripts.DDP.replace('devices=2, strategy="ddp", ', "").replace(
-        "return torch.optim.SGD(self.parameters(), lr=0.01)", "return None"))  # fmt: skip
-    result = measured(tmp_path, scripts.python("train.py")).result
-    assert result is not None
-    assert result.n_steps == result.n_batches == STEPS
-
-
-def test_peak_memory_holds_what_workers_take(tmp_path: Path, work: Path) -> None:
-    scripts.put(work, train=GREEDY)
-    alone, beside = (
-        measured(tmp_path, scripts.python("train.py", str(n)), folder=str(tmp_path / str(n))).result for n in (0, 1)
-    )
-    assert alone is not None
-    assert beside is not None
-    assert beside.peak_host_bytes - alone.peak_host_bytes > 2**26
-
-
-GREEDY = (
-    scripts.MODEL.format(package="lightning.pytorch")
-    + """
-import sys
-
-class Greedy(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4000
-
-    def __getitem__(self, index):
-        if torch.utils.data.get_worker_info() is not None and not hasattr(self, "hoard"):
-            self.hoard = torch.ones(2**25)
-        return (torch.ones(4),)
-
-if __name__ == "__main__":
-    loader = DataLoader(Greedy(), batch_size=4, num_workers=int(sys.argv[1]))
-    Trainer(max_epochs=9, logger=False, enable_checkpointing=False, **QUIET).fit(Model(), loader)
-"""
-)
-
-
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
 def test_callbacks_can_be_pickled(namespace: str) -> None:
     pytest.importorskip(namespace)

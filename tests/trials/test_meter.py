@@ -1,0 +1,80 @@
+"""What is counted and timed inside a training."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf.trials.callbacks import callback_class
+from lightning_perf.trials.job import Job, Result
+from lightning_perf.trials.meter import MeterHooks, _peak_host_bytes
+
+HOARD_BYTES = 2**26
+
+
+class Net(LightningModule):
+    """Trains its layer, or nothing."""
+
+    def __init__(self, has_optimizer: bool = True) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.has_optimizer = has_optimizer
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01) if self.has_optimizer else None
+
+
+def metered(folder: Path, net: Net, steps: int, **arguments: Any) -> Result:
+    """What a training of some steps gives."""
+    results: list[Result] = []
+    meter = callback_class(MeterHooks, "lightning.pytorch")(
+        Job(mode="trial", folder=str(folder), steps=steps), results.append
+    )
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=3, enable_checkpointing=False, callbacks=[meter], **quiet, **arguments
+    )
+    trainer.fit(net, DataLoader(TensorDataset(torch.ones(80, 4)), batch_size=2))
+    (result,) = results
+    return result
+
+
+def test_batches_are_the_steps_when_there_is_no_optimizer(tmp_path: Path) -> None:
+    result = metered(tmp_path, Net(has_optimizer=False), steps=30)
+    assert (result.n_steps, result.n_batches) == (30, 30)
+    assert not result.is_whole
+
+
+def test_steps_are_those_of_the_optimizer_when_gradients_are_accumulated(tmp_path: Path) -> None:
+    result = metered(tmp_path, Net(), steps=30, accumulate_grad_batches=2)
+    assert (result.n_steps, result.n_batches, result.batches_per_step) == (30, 60, 2)
+    assert result.samples_per_step == 4
+
+
+def hoard(is_there: Any, may_end: Any) -> None:
+    kept = b"x" * HOARD_BYTES
+    is_there.set()
+    may_end.wait(60)
+    del kept
+
+
+def test_peak_memory_holds_what_workers_take() -> None:
+    context = multiprocessing.get_context("fork")
+    is_there, may_end = context.Event(), context.Event()
+    worker = context.Process(target=hoard, args=(is_there, may_end), daemon=True)
+    before = _peak_host_bytes()
+    worker.start()
+    assert is_there.wait(60)
+    during = _peak_host_bytes()
+    may_end.set()
+    worker.join()
+    assert during - before > 0.9 * HOARD_BYTES
+    assert _peak_host_bytes() - before < 0.5 * HOARD_BYTES
