@@ -277,13 +277,14 @@ def with_times(
             missing={"forward_flops": "the arithmetic of no step was counted"},
         )
     known = {module.path for module in modules}
+    parts = dict(root.named_modules())  # a part that was timed may be gone since
     seen: set[int] = set()
     for path in times:
         if path not in known:
-            part = root.get_submodule(path)
-            own = [] if path == REST else [p for p in part.parameters() if id(p) not in seen]
+            part = None if path == REST else parts.get(path)
+            own = [] if part is None else [p for p in part.parameters() if id(p) not in seen]
             seen.update(map(id, own))
-            name = "" if path == REST else type(part).__name__
+            name = "" if part is None else type(part).__name__
             modules = (*modules, ModuleProfile(path=path, class_name=name, n_parameters=sum(p.numel() for p in own)))
     timed = [
         msgspec.structs.replace(

@@ -440,14 +440,14 @@ class Recorder:
     def _looked_at(self, missing: dict[str, str], steady: StageTimes | None) -> dict[str, Any]:
         """The fields of the session that single steps, the compiler and the loss scaler fill."""
         looks, compiler, scaler = self.looks, self.compiler, self.scaler
-        calls = looks.sync_calls() if looks is not None else None
-        times = looks.module_times() if looks is not None else None
+        calls = self._tried("looks", looks.sync_calls) if looks is not None else None
+        times = self._tried("looks", looks.module_times) if looks is not None else None
         fields: dict[str, Any] = {
             "sync_calls": calls,
             "compiler": self._told("compiler", compiler),
             "loss_scaler": self._told("loss_scaler", scaler),
         }
-        fields["model_profile"] = self._model_profile(missing, steady, times)
+        fields["model_profile"] = self._tried("arithmetic", self._model_profile, missing, steady, times)
         if looks is not None:
             missing.update(looks.missing)
         too_few = f"no step was looked at: the first one is step {ROUNDS[0] + 1} of a fit"
@@ -567,11 +567,15 @@ class Recorder:
         return replace(settings, trainer=trainer, model=model)
 
     def _told(self, name: str, probe: Any) -> Any:
-        """What a probe has to tell; one that fails costs its own field, not the session."""
+        """What a probe has to tell."""
+        if getattr(probe, "error", None) is not None:
+            self._on_fail(name, probe.error)
+        return self._tried(name, probe.record) if probe is not None else None
+
+    def _tried(self, name: str, tell: Callable[..., Any], *arguments: Any) -> Any:
+        """What is told; a probe that fails here costs its own fields, not the session."""
         try:
-            if getattr(probe, "error", None) is not None:
-                self._on_fail(name, probe.error)
-            return probe.record() if probe is not None else None
+            return tell(*arguments)
         except Exception as error:  # noqa: BLE001 - reported
             self._on_fail(name, error)
             return None

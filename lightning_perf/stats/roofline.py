@@ -195,8 +195,9 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
         return None
     totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     for module in profile.modules:
-        found = _least_of(module, ceilings, profile.precision).largest()
-        if found is None or not ceilings.copy_bytes_per_s or not ceilings.matmul_flops_per_s.get(profile.precision):
+        work = _least_of(module, ceilings, profile.precision)
+        found = work.largest()
+        if found is None or work.compute_s is None or work.bandwidth_s is None:
             return None
         totals[found[0]] += found[1]
     if sum(totals.values()) < EXPLAINED_FRACTION * seconds:

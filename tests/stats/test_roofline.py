@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
-from lightning_perf.stats.roofline import advice, assessed, bound_of, intensity, least, ridge, speed_up
+from lightning_perf.stats.roofline import advice, assessed, bound_of, intensity, least, least_of_step, ridge, speed_up
 
 CEILINGS = Ceilings(
     device="cpu",
@@ -107,3 +107,45 @@ def test_bound_of_the_step_leaves_the_optimizer_out_when_modules_were_timed() ->
     module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
                            forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip
     assert assessed(profile(modules=(module,)), CEILINGS, None, times(0.05)).bound == "compute"
+
+
+def module(**changes: object) -> ModuleProfile:
+    figures: dict[str, object] = {"path": "a", "class_name": "Net", "n_parameters": 1, "forward_flops": 10**9,
+                                  "backward_flops": 2 * 10**9, "forward_bytes": 10**6, "backward_bytes": 10**6,
+                                  "n_operators": 300}  # fmt: skip
+    return ModuleProfile(**{**figures, **changes})  # type: ignore[arg-type]
+
+
+def test_work_without_products_needs_no_ceiling_for_them() -> None:
+    operators = (
+        OperatorProfile(name="aten::add", dtype="float64", calls=1, flops=0, n_bytes=10**8, total_s=0.011),
+        OperatorProfile(name="aten::mm", dtype="float64", calls=1, flops=10**9, n_bytes=10**8, total_s=0.011),
+    )
+    modules = (module(forward_flops=0, backward_flops=0, forward_bytes=10**8, forward_s=0.011),)
+    counted = profile(precision="", forward_flops=0, backward_flops=0, operators=operators, modules=modules)
+    found = assessed(counted, CEILINGS, None, times(0.012))
+    assert [operator.bound for operator in found.operators] == ["bandwidth", None]
+    assert found.bound == found.modules[0].bound == "bandwidth"
+
+
+def test_least_of_a_step_adds_all_modules_up_by_ceiling() -> None:
+    counted = profile(forward_bytes=10**7, backward_bytes=10**7, modules=(module(), module(path="b", n_operators=700)))
+    assert least_of_step(counted, CEILINGS) == pytest.approx((0.03, 0.002, 0.001))
+
+
+def test_bound_stays_unknown_without_the_memorys_rate() -> None:
+    ceilings = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp32": 1e11}, launch_s=1e-6)
+    assert bound_of(least(10**9, 10, 1, ceilings, "fp32"), 0.011) is None
+    assert assessed(profile(modules=(module(),)), ceilings, None, times(0.03)).bound is None
+
+
+def test_utilisation_is_of_the_forward_pass_where_no_step_was_timed() -> None:
+    used = assessed(profile(forward_s=times(0.1)), CEILINGS, None).utilisation
+    assert used is not None
+    assert used.flops_per_s == pytest.approx(1e10)
+
+
+def test_bound_holds_up_to_the_explained_share_itself() -> None:
+    assert bound_of(least(6 * 10**8, 10, 1, CEILINGS, "fp32"), 0.01) == "compute"
+    explained = module(forward_flops=6 * 10**8, backward_flops=0)
+    assert assessed(profile(modules=(explained,)), CEILINGS, None, times(0.01)).bound == "compute"

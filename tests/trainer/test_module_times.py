@@ -216,3 +216,25 @@ def test_training_is_the_same_to_the_bit_when_modules_are_timed(make_trainer, is
     assert modules["slow"].forward_s > 0
     assert modules["slow"].backward_s > 0
     assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))
+
+
+def test_times_of_a_module_that_is_gone_since_are_told(make_trainer):
+    class Prunes(Parts):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == N_STEPS - 1:
+                del self.frozen
+                self.frozen = nn.Identity()
+                del self.same
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            value = self.twice(self.slow({"x": self.frozen(x)}))
+            return (self.same(value["x"]) if hasattr(self, "same") else value["x"]).square()
+
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False, device_stats=False, arithmetic=False)
+    make_trainer(doctor).fit(Prunes(scale=0.0), data())
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    modules = modules_of(doctor.session)
+    assert modules["same"].class_name == ""
+    assert modules["frozen"].class_name == "Identity"
+    assert modules["slow"].forward_s > 0

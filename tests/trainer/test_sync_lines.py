@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import looks
+from lightning_perf.probes import looks, recorder
 from lightning_perf.records import Session, SyncCall
 
 from .conftest import Make, assert_nothing_left
@@ -283,6 +283,21 @@ def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypa
     make_trainer(doctor).fit(Planted(), loader)
     assert doctor.session is not None
     assert [failure.probe for failure in doctor.session.probes_off] == ["looks"]
+    assert doctor.session.steady is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "probe"), [(looks, "sync_calls", "looks"), (recorder, "assessed", "arithmetic")]
+)
+def test_session_keeps_the_rest_when_what_was_seen_cannot_be_told(make_trainer, monkeypatch, module, name, probe):
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(module, name, broken)
+    doctor = PerfDoctor(schedule=None, reports=(), memory=False)
+    make_trainer(doctor).fit(Planted(), DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH))
+    assert doctor.session is not None
+    assert [failure.probe for failure in doctor.session.probes_off] == [probe]
     assert doctor.session.steady is not None
 
 
