@@ -506,7 +506,7 @@ class DoctorHooks:
         """Brings all ranks' figures together; a rank whose own probes failed takes part too."""
         if self._ranks is not None and not self._is_silent:
             try:
-                self._ranks.share(self._loop, is_last)
+                self._ranks.share(self._loop, is_last, self.session.findings if self.session is not None else ())
             except Exception as error:  # noqa: BLE001 - reported
                 self._switch_off("ranks", error)
 

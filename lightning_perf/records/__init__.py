@@ -62,7 +62,7 @@ from .model_profile import (
     OperatorProfile,
     Utilisation,
 )
-from .ranks import PARTS, RANKS_FOLDER, MissingRank, Ranks, RankSummary, together
+from .ranks import MAX_FOUND, PARTS, RANKS_FOLDER, MissingRank, Ranks, RankSummary, ranks_by_finding, together
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
@@ -137,9 +137,9 @@ from .trace import (
 from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
-    "CATEGORIES", "PARTS", "PHASES", "RANKS_FOLDER", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES", "STEP_PHASES",
-    "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict", "AttentionCall", "Block",
-    "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "CollectiveTime", "Communication",
+    "CATEGORIES", "MAX_FOUND", "PARTS", "PHASES", "RANKS_FOLDER", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES",
+    "STEP_PHASES", "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict", "AttentionCall",
+    "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "CollectiveTime", "Communication",
     "ComparedRun", "Comparison", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost",
     "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference",
     "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange",
@@ -153,5 +153,5 @@ __all__ = [
     "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs",
     "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks",
     "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf",
-    "Window", "WorkerPoint", "from_json", "load", "load_run", "together",
+    "Window", "WorkerPoint", "from_json", "load", "load_run", "ranks_by_finding", "together",
 ]  # fmt: skip

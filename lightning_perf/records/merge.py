@@ -10,7 +10,7 @@ import msgspec
 
 from lightning_perf.errors import SessionError
 
-from .ranks import RANKS_FOLDER, MissingRank, RankSummary, together
+from .ranks import MAX_FOUND, RANKS_FOLDER, MissingRank, RankSummary, together
 from .session import SESSION_FILE, Session, load
 
 _CLOCKS_DIFFER_S = 300.0
@@ -49,7 +49,8 @@ def load_run(path: str | os.PathLike[str]) -> Session:
             problems.append(MissingRank(rank=int(rank) if rank.isdigit() else -1, reason=str(error)))
             continue
         if _is_same_run(session, found) and found.ranks is not None:
-            known += found.ranks.summaries
+            names = tuple(f"{finding.code} {finding.name}" for finding in found.findings[:MAX_FOUND])
+            known += [msgspec.structs.replace(one, found=names or one.found) for one in found.ranks.summaries]
     return _with(session, known, problems)
 
 

@@ -11,6 +11,9 @@ PARTS: tuple[str, ...] = ("data", "compute", "host")
 """A rank's own work by what it is spent on. ``data``: waiting for batches and moving them. ``compute``: forward, the
 rank's own part of backward, the optimizer. ``host``: callbacks, logging and the loop itself."""
 
+MAX_FOUND = 12
+"""How many of its findings a rank tells the first one: messages are small, however many ranks there are."""
+
 
 class RankSummary(Record, frozen=True, kw_only=True):
     """One rank's steady steps.
@@ -38,6 +41,8 @@ class RankSummary(Record, frozen=True, kw_only=True):
         n_unused: The most trainable parameters that got no gradient in one backward of the steps looked at; None when
             none was looked at.
         peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
+        found: What its own last diagnosis found, as ``"PD801 thermal-throttling"``, worst first, at most
+            ``MAX_FOUND``; empty before one was made.
     """
 
     rank: int
@@ -56,6 +61,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
     n_samples: int | None = None
     n_unused: int | None = None
     peak_bytes: int | None = None
+    found: tuple[str, ...] = ()
 
 
 class MissingRank(Record, frozen=True, kw_only=True):
@@ -117,3 +123,12 @@ def together(
         missing=missing,
         collected_s=collected_s,
     )
+
+
+def ranks_by_finding(summaries: tuple[RankSummary, ...]) -> dict[str, tuple[int, ...]]:
+    """By what was found, the ranks that found it; those first that found what most others did not."""
+    found: dict[str, list[int]] = {}
+    for one in summaries:
+        for text in one.found:
+            found.setdefault(text, []).append(one.rank)
+    return {text: tuple(ranks) for text, ranks in sorted(found.items(), key=lambda item: (len(item[1]), item[0]))}

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from lightning_perf.records import PARTS, Ranks, RankSummary
+from lightning_perf.records import PARTS, Ranks, RankSummary, ranks_by_finding
 
 from .wording import count, line, seconds, share
 
@@ -14,6 +14,7 @@ _ALL = 8
 """Up to so many ranks each has its row."""
 _WORST = 5
 _STRIP = 64
+_LOCAL_CODES = ("PD1", "PD2", "PD3", "PD8")
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 HEADS = ("rank", "own", "data", "compute", "host", "waits", "batches")
@@ -81,10 +82,25 @@ def rank_facts(ranks: Ranks) -> list[str]:
             f"ranks wait for one another {seconds(min(waiting))} to {seconds(max(waiting))} a step"
             + (f" ({share(median(waiting) / median(steps))} of it)" if steps else "")
         )
+    facts += _found_on_few(ranks)
     facts += [f"rank {one.rank}: {line(one.reason, 80)}" for one in ranks.missing[:3]]
     if len(ranks.missing) > 3:
         facts.append(f"{len(ranks.missing) - 3} more ranks did not report")
     return facts
+
+
+def _found_on_few(ranks: Ranks) -> list[str]:
+    """What fewer than half of the ranks found in their data, their computing or their machine."""
+    few = [
+        (text, where)
+        for text, where in ranks_by_finding(ranks.summaries).items()
+        if 2 * len(where) < len(ranks.summaries) and text.startswith(_LOCAL_CODES)
+    ]
+    return [
+        f"{line(text, 80)} on {'rank' if len(where) == 1 else 'ranks'} {', '.join(map(str, where[:_WORST]))}"
+        + (f" and {len(where) - _WORST} more" if len(where) > _WORST else "")
+        for text, where in few[:_WORST]
+    ]
 
 
 def _row(name: str, one: RankSummary) -> RankRow:

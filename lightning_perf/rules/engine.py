@@ -16,6 +16,7 @@ from lightning_perf.records import (
     SEVERITIES,
     Confidence,
     Effort,
+    Evidence,
     Finding,
     Machine,
     RuleOutcome,
@@ -25,6 +26,7 @@ from lightning_perf.records import (
     Window,
 )
 
+from .rank_signals import where_found
 from .rule import Rule, Skip
 from .selection import check_known, is_selected
 from .trace_signals import is_blind
@@ -37,6 +39,9 @@ _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 # One line, some minutes (about 5 to 10) and hours are the steps in which one introduction to profiling ranks its
 # advice; the weights grow more slowly than the time, so that a large gain still beats a small convenience.
 _EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours": 8.0}
+
+# These speak of all ranks, or of the measurement.
+_OF_ALL_RANKS = ("distributed", "quality")
 
 # A cause that accounts for most of what a symptom claims explains it.
 EXPLAINED_SHARE = 0.5
@@ -93,7 +98,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            findings.append(_weakened(finding, weakening))
+            findings.append(_placed(session, _weakened(finding, weakening)))
     findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(
         session,
@@ -101,6 +106,14 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         outcomes=tuple(outcomes),
         verdict=verdict_of(session, findings, outcomes),
     )
+
+
+def _placed(session: Session, finding: Finding) -> Finding:
+    """A finding of one rank with the ranks that it was found on, where others did not find it."""
+    where = where_found(session, f"{finding.code} {finding.name}")
+    if not where or finding.category in _OF_ALL_RANKS:
+        return finding
+    return msgspec.structs.replace(finding, evidence=(*finding.evidence, Evidence(metric="on ranks", value=where)))
 
 
 def diagnose_trace(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, together
+from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, ranks_by_finding, together
 
 from .rule import Skip
 from .trace_signals import Reading, reading_of
+
+MAX_NAMED = 4
 
 
 def ranks_of(session: Session) -> Ranks:
@@ -79,3 +81,31 @@ def waited_s(session: Session, reading: Reading) -> float:
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
     """The median of a figure over all ranks but one."""
     return median(value(one) for one in ranks.summaries if one.rank != but.rank)
+
+
+def where_found(session: Session, text: str) -> str:
+    """Which ranks found it, as ``"0, 3 and 5 more of 16"``; empty where all did, or nothing is known of others.
+
+    Args:
+        session: Of one of the ranks.
+        text: Code and name.
+    """
+    summaries = session.ranks.summaries if session.ranks is not None else ()
+    found = set(ranks_by_finding(summaries).get(text, ()))
+    if not any(one.found for one in summaries if one.rank != session.run.rank):
+        return ""
+    found.add(session.run.rank)
+    return f"{listed(sorted(found))} of {len(summaries)}" if len(found) < len(summaries) else ""
+
+
+def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
+    """What a rank found and at least half of the others did not."""
+    own = next((one.found for one in ranks.summaries if one.rank == rank), ())
+    by_finding = ranks_by_finding(ranks.summaries)
+    return tuple(text for text in own if 2 * (len(by_finding[text]) - 1) < len(ranks.summaries) - 1)
+
+
+def listed(ranks: list[int]) -> str:
+    """Some ranks by number, and how many more."""
+    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    return ", ".join(map(str, ranks[:MAX_NAMED])) + more

@@ -8,7 +8,17 @@ import msgspec
 import pytest
 
 from lightning_perf.errors import SessionError
-from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Machine, RankSummary, Run, Session, load_run, together
+from lightning_perf.records import (
+    RANKS_FOLDER,
+    SESSION_FILE,
+    Finding,
+    Machine,
+    RankSummary,
+    Run,
+    Session,
+    load_run,
+    together,
+)
 
 WORLD = 3
 
@@ -37,6 +47,13 @@ def test_all_ranks_are_found_when_each_left_its_session(tmp_path: Path) -> None:
     assert merged.ranks.step_max_s == pytest.approx(0.03)
     assert merged.ranks.missing == ()
     assert load_run(tmp_path / SESSION_FILE) == merged
+
+
+def test_what_each_rank_found_comes_along(tmp_path: Path) -> None:
+    finding = Finding(code="PD801", name="thermal-throttling", category="system", severity="high", summary="hot")
+    save(tmp_path, session(0))
+    save(tmp_path, msgspec.structs.replace(session(1), findings=(finding,)))
+    assert [one.found for one in load_run(tmp_path).ranks.summaries] == [(), ("PD801 thermal-throttling",)]
 
 
 def test_rank_that_left_nothing_is_told(tmp_path: Path) -> None:

@@ -78,3 +78,15 @@ def test_reports_hold_the_ranks_at_any_width(n: int) -> None:
         lines = text[text.index(f"Ranks: {n} on") :].split("\n\n")[0].splitlines()
         assert len(lines) <= 14
         assert max(map(len, lines)) <= width
+
+
+def test_what_few_ranks_found_is_told_with_their_numbers() -> None:
+    ranks = ranks_of(8)
+    told = {3: ("PD801 thermal-throttling", "PD606 step-outliers"), 5: ("PD801 thermal-throttling",)}
+    summaries = tuple(
+        msgspec.structs.replace(one, found=(*told.get(one.rank, ()), "PD301 full-precision-matmul"))
+        for one in ranks.summaries
+    )
+    facts = rank_facts(msgspec.structs.replace(ranks, summaries=summaries))
+    assert "PD801 thermal-throttling on ranks 3, 5" in facts
+    assert not any("PD301" in fact or "PD606" in fact for fact in facts)

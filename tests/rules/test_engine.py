@@ -293,3 +293,16 @@ def test_slow_steps_yield_to_what_claims_their_time(share: float, is_told: bool)
     assert ("PD606" in {finding.code for finding in session.findings}) == is_told
     outcome = next(one for one in session.outcomes if one.code == "PD606")
     assert outcome.reason == ("" if is_told else "explained by PD504")
+
+
+def test_finding_names_the_ranks_when_others_did_not_find_it(use_rules):
+    use_rules(_rule("PD801", lambda session: _finding("PD801", name="hot", category="system")))
+    parts = [[1, 10, 1]] * 4
+    session = build_session({"rank_parts_ms": parts, "rank_facts": {2: {"found": ["PD801 hot"]}}})
+    (finding,) = diagnose(session).findings
+    assert finding.evidence[-1] == Evidence(metric="on ranks", value="0, 2 of 4")
+    everywhere = {rank: {"found": ["PD801 hot"]} for rank in range(1, 4)}
+    (finding,) = diagnose(build_session({"rank_parts_ms": parts, "rank_facts": everywhere})).findings
+    assert len(finding.evidence) == 1
+    (finding,) = diagnose(build_session({"rank_parts_ms": parts})).findings  # no rank told what it found
+    assert len(finding.evidence) == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from lightning_perf import seams
 from lightning_perf.probes.loop import LoopProbe
-from lightning_perf.records import Ranks, RankSummary
+from lightning_perf.records import MAX_FOUND, Finding, Ranks, RankSummary
 
 from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
 from .exchange import gather_ranks, open_exchange
@@ -80,10 +83,15 @@ class RankProbe:
             self._undo()
             self._undo = None
 
-    def summary(self, loop: LoopProbe) -> RankSummary | None:
-        """What this rank has to tell."""
+    def summary(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> RankSummary | None:
+        """What this rank has to tell.
+
+        Args:
+            loop: What it measured.
+            found: By its last diagnosis.
+        """
         main = loop.main
-        return rank_summary(
+        told = rank_summary(
             self._trainer.global_rank,
             main.stage_times(),
             loop.named(),
@@ -91,20 +99,23 @@ class RankProbe:
             self._watch,
             self._exchanges_in_forward,
         )
+        names = tuple(f"{finding.code} {finding.name}" for finding in found[:MAX_FOUND])
+        return msgspec.structs.replace(told, found=names) if told is not None else None
 
-    def share(self, loop: LoopProbe | None, is_last: bool) -> None:
+    def share(self, loop: LoopProbe | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
         """Brings all ranks together in ``ranks``. A rank whose own probes failed must take part too.
 
         Args:
             loop: None where measuring has failed.
             is_last: Whether the run ends.
+            found: By this rank's last diagnosis.
         """
         if self._trainer.world_size == 1:
             return
         failure: Exception | None = None
         summary = None
         try:
-            summary = self.summary(loop) if loop is not None else None
+            summary = self.summary(loop, found) if loop is not None else None
         except Exception as error:  # noqa: BLE001 - raised again once the others know that nothing comes
             failure = error
         if self._exchange is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import PARTS, Evidence, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.rank_signals import ranks_of, traced_ranks_of, usual_of
+from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
@@ -23,7 +23,6 @@ MIN_SHARE_IF_UNUSUAL = 0.20
 # How surely the step becomes shorter by what the rank does beyond the others: part of it may hide behind their waiting
 # for the network.
 LOW_FRACTION = 0.5
-_MAX_NAMED = 4
 
 _PHASES = {
     "data": ("data_wait", "transfer"),
@@ -107,7 +106,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
             f"Rank {worst.rank}{where} holds {_others(len(ranks.summaries) - 1)} up: of each step it spends "
             f"{duration(worst.own_s)} of its own, {'the others' if len(ranks.summaries) > 2 else 'the other'} "
             f"{duration(usual_s)}. The excess is mostly {cause}{_name_of(worst, part)}."
-            + (f" Ranks {_listed(others)} are slow too." if others else "")
+            + (f" Ranks {listed(others)} are slow too." if others else "")
         ),
         evidence=(
             Evidence(
@@ -131,6 +130,11 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                     n=one.waiting_n,
                 )
                 for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
+            ),
+            *(
+                Evidence(metric=f"found on rank {worst.rank}, not on most others", value=text)
+                for text in found_alone(ranks, worst.rank)
+                if not text.startswith(CODE)
             ),
         ),
         prescriptions=(_prescription(worst, part, is_traced),),
@@ -169,11 +173,6 @@ def _name_of(worst: RankSummary, part: str) -> str:
 
 def _others(n: int) -> str:
     return "the other rank" if n == 1 else f"the other {n} ranks"
-
-
-def _listed(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
-    return ", ".join(map(str, ranks[:_MAX_NAMED])) + more
 
 
 def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescription:
