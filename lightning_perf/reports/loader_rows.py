@@ -14,6 +14,8 @@ from .wording import count, line, number, seconds, share, size
 
 _MAX_FUNCTIONS = 4
 _MIN_FUNCTION_SHARE = 0.05
+_MAX_LINES = 2
+_MIN_LINE_SHARE = 0.1
 
 
 class CurveRow(NamedTuple):
@@ -115,10 +117,15 @@ CURVE_HEADS = ("workers", "", "batches/s alone", "step expected", "")
 
 
 def function_rows(probe: LoaderProbe) -> list[tuple[str, str]]:
-    """The costliest functions with file and line: their share of making a sample, or of collating."""
+    """The costliest functions with file and line, and the costliest lines of the first, each with its share."""
     shown = [f for f in probe.functions if blamed(f) >= _MIN_FUNCTION_SHARE][:_MAX_FUNCTIONS]
     words = {"getitem": "a sample", "collate": "collate"}
-    return [(line(place(f), 80), f"{share(blamed(f))} of {words[f.where]}") for f in shown]
+    rows = [(line(place(f), 80), f"{share(blamed(f))} of {words[f.where]}") for f in shown]
+    if rows and shown[0] is probe.functions[0] and shown[0].where == "getitem":
+        costly = sorted((each for each in probe.lines if each.share >= _MIN_LINE_SHARE), key=lambda each: -each.share)
+        told = [(line(f"line {each.line}: {each.text}", 80), f"{share(each.share)} of that") for each in costly]
+        rows[1:1] = told[:_MAX_LINES]
+    return rows
 
 
 def sample_facts(probe: LoaderProbe) -> list[str]:
