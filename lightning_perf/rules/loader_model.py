@@ -46,7 +46,7 @@ MIN_ERROR = 0.1
 # Where no curve was measured, or a training ran beside.
 ERROR_WITHOUT_CURVE = 0.2
 ERROR_BESIDE_TRAINING = 0.1
-# What sharing cores costs may be so much more or less than the model says: the scheduler is fair over milliseconds only.
+# What sharing cores costs may be so much more or less than the model says: a scheduler is fair over milliseconds only.
 # Measured beside two threads: 0.85 to 1.2 of it (benchmarks/loader).
 SHARING_ERROR = 0.25
 _N_SIMULATED = 256
