@@ -362,7 +362,7 @@ def _denormal_fraction(args: Sequence[Any]) -> float | None:
             with suppress(RuntimeError):  # a tensor whose numbers lie nowhere, or elsewhere
                 numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
                 if numbers.size:
-                    shares.append(np.count_nonzero((numbers < _TINY) & (numbers > 0)) / numbers.size)
+                    shares.append(int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size)
     return max(shares, default=None)
 
 

@@ -344,3 +344,8 @@ def test_step_of_too_many_operators_goes_on_uncounted(monkeypatch: pytest.Monkey
             x = x + 1
     assert x.tolist() == [6.0, 6.0]
     assert "more than 3 operators" in counter.profile("cpu").missing["forward_flops"]
+
+
+def test_denormal_share_is_a_plain_number_that_json_can_hold() -> None:
+    found = flops._denormal_fraction((torch.tensor([1e-40, 1.0]),))
+    assert type(found) is float
