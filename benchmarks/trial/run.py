@@ -1,7 +1,7 @@
 """Does ``lightning-perf trial`` say what is true? Scripts with known faults and planted fates.
 
-- ``fates``, three rounds in a row: harmless treatments that a script turns into a decoy, a brake, a crash, a hang, a hog
-  and poison.
+- ``fates``, three rounds in a row: harmless treatments that a script turns into a decoy, a brake, a crash, a hang, a
+  hog and poison.
 - ``ladder``: a script with several faults, none of them named to the trial. Workers for its slow dataset and less
   logging must gain alone; the ladder must reach 2× in at least three rungs; and its flags, pasted into the script and
   timed by the script itself outside the tool, must give the same speed-up within 10 %.
