@@ -48,6 +48,7 @@ def test_script_with_a_doctor_of_its_own_gets_one_and_treatments_all_the_same(tm
     assert done.stdout.count("fit finished") == 1
     assert "more than one PerfDoctor" not in done.stderr
     assert not (tmp_path / "ours").exists()
+    assert "--out is not used: the script has a PerfDoctor of its own, which writes to own" in done.stderr
     session = load(tmp_path / "own")
     assert session.settings.trainer.log_every_n_steps == 102
 

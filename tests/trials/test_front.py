@@ -57,3 +57,34 @@ def test_command_ends_with_us(tmp_path: Path, sent: signal.Signals) -> None:
     assert wait_for(lambda: not is_alive(int(pid.read_text())))
     if sent == signal.SIGTERM:
         assert told.strip() == str(128 + 15)
+
+
+IN_TERMINAL = """
+import os, pty, signal, sys, time
+code = "import signal, time; n = []; signal.signal(2, lambda *_: n.append(1)); print('ready', flush=True); " \
+       "time.sleep(1); print('interrupts', len(n), flush=True)"
+pid, terminal = pty.fork()
+if pid == 0:
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    from lightning_perf.trials.front import run_in_front
+    from lightning_perf.trials.job import Job
+    run_in_front([sys.executable, "-c", code], Job(mode="run", folder="job"))
+    os._exit(0)
+seen = b""
+while b"ready" not in seen:
+    seen += os.read(terminal, 100)
+os.write(terminal, b"\\x03")
+try:
+    while chunk := os.read(terminal, 100):
+        seen += chunk
+except OSError:
+    pass
+print(seen.decode())
+"""
+
+
+def test_command_gets_one_interrupt_when_the_terminal_sends_it_and_input_comes_from_elsewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TERMINAL], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "interrupts 1" in done.stdout, done.stdout + done.stderr

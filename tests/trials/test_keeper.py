@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from lightning_perf.trials.job import Job, Result, note
+from lightning_perf.trials.keeper import _STRAGGLERS_S
 from lightning_perf.trials.runner import explain, run_kept
 
 # Starts processes that leave its group and its session, as loaders and launchers may, and never ends.
@@ -121,6 +122,26 @@ def test_error_says_what_was_seen_when_nothing_was_measured(work: Path, code: st
     command = [sys.executable, "-c", code]
     ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
     assert told in explain(command, ended)
+
+
+def test_a_measured_command_is_not_kept_waiting_for_what_it_leaves_behind(work: Path) -> None:
+    leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    measured = leaves + "open('job/result.json', 'w').write('{\"status\": \"ok\"}')"
+    ended = run_kept([sys.executable, "-c", measured], Job(mode="trial", folder="job"), time_limit_s=60)
+    assert ended.failure == ""
+    assert ended.wall_s < _STRAGGLERS_S  # where nothing was measured, it waits for so long
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_command_ends_when_its_keeper_is_killed(work: Path) -> None:
+    code = "import os, time; open('pids', 'w').write(f'{os.getppid()} {os.getpid()}'); time.sleep(600)"
+    script = RUNS.replace('"restless.py"', f'"-c", {code!r}')
+    parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, env={**os.environ})
+    assert wait_for(lambda: len(pids(work)) == 2)
+    keeper, command = pids(work)
+    os.kill(keeper, signal.SIGKILL)
+    assert wait_for(lambda: not is_alive(command))
+    assert parent.wait(timeout=60) != 0
 
 
 def test_what_a_run_before_left_in_the_folder_is_not_taken_for_this_one_s(work: Path) -> None:

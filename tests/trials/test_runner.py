@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
 from lightning_perf.errors import TrialError
-from lightning_perf.trials.runner import check_command, ignores_environment, last_line
+from lightning_perf.trials.job import Job
+from lightning_perf.trials.runner import check_command, describe_code, ignores_environment, last_line, run_kept
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,23 @@ def test_command_is_refused_when_it_is_empty_or_ignores_its_environment() -> Non
 def test_last_line_is_the_error_when_a_log_ends_with_blank_lines() -> None:
     assert last_line("Traceback\nValueError: no\n\n  \n") == "ValueError: no"
     assert last_line("") == "it printed nothing"
+
+
+@pytest.mark.parametrize(("given", "seen"), [("disabled", "disabled"), ("online", "offline"), (None, "offline")])
+def test_services_are_off_line_and_stay_off_where_they_were_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, seen: str
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("WANDB_MODE", given)
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    ended = run_kept([sys.executable, "-c", code], Job(mode="trial", folder=str(tmp_path)), time_limit_s=60)
+    told = json.loads(ended.log)
+    assert told["WANDB_MODE"] == seen
+    assert told["WANDB_DIR"] == str(tmp_path)
+
+
+def test_code_says_what_ended_a_command() -> None:
+    assert describe_code(3) == "it exited with 3"
+    assert describe_code(-15) == "it was killed by signal 15"
+    assert "memory runs out" in describe_code(-9)
