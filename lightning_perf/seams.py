@@ -746,6 +746,28 @@ def tap_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo:
     return _LoaderExchange(trainer, change).undo
 
 
+def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None]) -> Undo | None:
+    """Calls a function when all training loaders are prepared, and none of them is iterated yet.
+
+    Args:
+        trainer: The Trainer, in the hook ``setup`` of fit.
+        ready: Called with them; what it raises ends the fit.
+
+    Returns:
+        The undo; None when this version of Lightning prepares them otherwise.
+    """
+    loop = getattr(trainer, "fit_loop", None)
+    inner = getattr(loop, "_load_combined_loader_states", None)  # between preparing the loaders and iterating them
+    if loop is None or inner is None or not hasattr(loop, "_combined_loader"):
+        return None
+
+    def tapped() -> None:
+        inner()
+        ready(list(getattr(loop._combined_loader, "flattened", ())))
+
+    return change_attribute(loop, "_load_combined_loader_states", tapped)
+
+
 def exchange_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo | None:
     """Exchanges the training loaders of a fit between two epochs, in ``on_train_epoch_start``.
 

@@ -404,7 +404,10 @@ class Recorder:
             return "rank 0 probes"
         loaders = [s for s in self.settings.loaders if s.stage == "train"]
         if len(loaders) > 1:
-            return f"{len(loaders)} training loaders are combined; one alone can be probed"
+            return (
+                f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and tells "
+                "the costliest"
+            )
         return f"no epoch ended that waited for its data for more than {_PROBED_WAIT_SHARE:.0%} of the time"
 
     # -- the session ------------------------------------------------------------------------------------------------

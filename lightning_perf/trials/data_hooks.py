@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf import __version__, seams
-from lightning_perf.probes.loader import LoaderProber, time_passing, time_pinning
+from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, time_passing, time_pinning
 from lightning_perf.probes.machine import read_machine
 from lightning_perf.probes.recorder import local_world_size
 from lightning_perf.probes.settings import read_settings
@@ -23,10 +23,10 @@ MANY_BATCHES = 10**6
 
 
 class DataProbeHooks:
-    """Probes the training loader when Lightning has prepared it and nothing iterates it yet; then ends the fit.
+    """Probes the training loaders when they are prepared and nothing iterates them yet; then ends the process.
 
     Args:
-        limit_s: Seconds that the probe may take.
+        limit_s: Seconds that the probe may take; several loaders have them in equal parts.
         finish: Called on every rank, with the session on rank 0 and None on the others.
     """
 
@@ -35,36 +35,53 @@ class DataProbeHooks:
         self.limit_s = limit_s
         self.finish = finish
         self.probe: LoaderProbe | None = None
-        self.n_loaders = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Before any loader is made."""
         if getattr(stage, "value", stage) == "fit":
             self._started_s = time.monotonic()
-            self._undo = seams.tap_train_loaders(trainer, lambda loader: self._probe(trainer, loader))
+            undo = seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders))
+            # A version of Lightning without that moment: one after the other, of which the first is probed.
+            self._undo = undo or seams.tap_train_loaders(trainer, lambda loader: self._probe_first(trainer, loader))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """All settings can be read; nothing is trained."""
         self._undo()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
-        seams.stop_fit(trainer)
 
-    def _probe(self, trainer: Any, loader: Any) -> Any:
-        self.n_loaders += 1
-        if self.probe is None and trainer.is_global_zero:
-            self.probe = self._measured(trainer, loader)
+    def _probe_first(self, trainer: Any, loader: Any) -> Any:
+        if self.probe is None:
+            self._probe(trainer, [loader])
+        else:
+            told = "the Trainer combines several training loaders; this is the first of them"
+            self.probe = msgspec.structs.replace(self.probe, missing={**self.probe.missing, "others": told})
         return loader
 
-    def _measured(self, trainer: Any, loader: Any) -> LoaderProbe:
-        prober = LoaderProber(self.limit_s, local_world_size=local_world_size(trainer))
+    def _probe(self, trainer: Any, loaders: list[Any]) -> None:
+        """Probes each, and keeps what was measured of the costliest."""
+        if not loaders or not trainer.is_global_zero:
+            return
+        probed = loaders[: max(1, int(self.limit_s / MIN_LIMIT_S))]
+        limit_s = self.limit_s / len(probed)
+        probes = [self._measured(trainer, loader, index, limit_s) for index, loader in enumerate(probed)]
+        costliest = max(probes, key=lambda probe: batch_cost_s(probe) or 0.0)
+        if len(loaders) > 1:
+            others = [_in_words(probe) for probe in probes if probe is not costliest]
+            others += [f"{index}: not probed, for want of time" for index in range(len(probes), len(loaders))]
+            told = f"the Trainer combines {len(loaders)} training loaders; this is the costliest. " + "; ".join(others)
+            costliest = msgspec.structs.replace(costliest, missing={**costliest.missing, "others": told})
+        self.probe = costliest
+
+    def _measured(self, trainer: Any, loader: Any, index: int, limit_s: float) -> LoaderProbe:
+        prober = LoaderProber(limit_s, local_world_size=local_world_size(trainer))
         try:
-            probe = prober.start(loader) or prober.wait()
+            probe = prober.start(loader, index=index) or prober.wait()
         finally:
             prober.close()
         probe = probe or prober.poll()
         assert probe is not None
         if probe.status == "refused":
-            probe = time_passing(loader, probe, PASSING_SHARE * self.limit_s)
+            probe = time_passing(loader, probe, PASSING_SHARE * limit_s)
         return time_pinning(probe, trainer.strategy.root_device)
 
     def _session(self, trainer: Any, pl_module: Any) -> Session:
@@ -73,9 +90,6 @@ class DataProbeHooks:
         missing["steady"] = "nothing was trained"
         if probe is None:
             missing["loader_probe"] = "Lightning prepared no training loader"
-        elif self.n_loaders > 1:
-            told = f"the Trainer combines {self.n_loaders} training loaders; this is the first of them"
-            probe = msgspec.structs.replace(probe, missing={**probe.missing, "others": told})
         return Session(
             run=Run(
                 id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-data-{uuid.uuid4().hex[:8]}",
@@ -91,6 +105,23 @@ class DataProbeHooks:
             loader_probe=probe,
             missing=missing,
         )
+
+
+def batch_cost_s(probe: LoaderProbe) -> float | None:
+    """Seconds from one batch to the next with a loader's own workers; else with the fewest; None where not known."""
+    now = next((point for point in probe.curve if point.num_workers == probe.num_workers), None)
+    if now is not None:
+        return now.batch_s
+    if probe.curve:
+        return probe.curve[0].batch_s
+    if probe.getitem is None or not probe.batch_size:
+        return None
+    return probe.getitem.mean_s * probe.batch_size + (probe.collate.mean_s if probe.collate is not None else 0.0)
+
+
+def _in_words(probe: LoaderProbe) -> str:
+    cost_s = batch_cost_s(probe)
+    return f"{probe.index}: " + (probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms a batch")
 
 
 class OneBatchHooks:

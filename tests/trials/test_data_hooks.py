@@ -1,14 +1,98 @@
-"""The loader of one batch, which the ceiling of a training is measured on."""
+"""The loaders that a script trains with: the costliest is probed; the ceiling is measured on one batch."""
 
 from __future__ import annotations
 
+import sys
+import time
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_perf.trials.data_hooks import MANY_BATCHES, one_batch_of
+from lightning_perf import seams
+from lightning_perf.records import LoaderProbe, Session
+from lightning_perf.trials.data_hooks import MANY_BATCHES, DataProbeHooks, one_batch_of
+
+
+class Quick(Dataset):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(32)
+
+
+class Slow(Quick):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+class Own(DataLoader):
+    """Refused: it may fetch elsewhere."""
+
+
+class Probes(DataProbeHooks, Callback):
+    """Probes the loaders of a fit and ends it."""
+
+
+class Over(Exception):
+    """The probe is done."""
+
+
+def probed(folder: Path, loaders: Any, limit_s: float) -> LoaderProbe:
+    def finish(session: Session | None) -> None:
+        sessions.append(session)
+        raise Over
+
+    sessions: list[Session | None] = []
+    trainer = Trainer(
+        accelerator="cpu", callbacks=[Probes(limit_s, finish)], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    with pytest.raises(Over):
+        trainer.fit(BoringModel(), loaders)
+    (session,) = sessions
+    assert session is not None
+    assert session.loader_probe is not None
+    return session.loader_probe
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
+def test_costliest_of_several_loaders_is_told_and_what_the_others_cost(tmp_path: Path) -> None:
+    quick, slow = DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)
+    loaders = {"quick": quick, "slow": slow, "own": Own(Quick())}
+    probe = probed(tmp_path, loaders, 6.0)
+    assert (probe.stage, probe.index) == ("train", 1)
+    assert probe.getitem is not None
+    assert probe.getitem.p50_s >= 0.002
+    assert "combines 3 training loaders; this is the costliest. 0: " in probe.missing["others"]
+    assert "ms a batch; 2: " in probe.missing["others"]
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
+def test_time_is_kept_when_there_are_more_loaders_than_it_allows(tmp_path: Path) -> None:
+    probe = probed(tmp_path, [DataLoader(Slow(), batch_size=4), DataLoader(Quick(), batch_size=4)], 3.0)
+    assert probe.index == 0
+    assert "1: not probed, for want of time" in probe.missing["others"]
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
+def test_first_loader_is_told_when_lightning_tells_of_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seams, "tap_train_loaders_ready", lambda trainer, ready: None)
+    probe = probed(tmp_path, [DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)], 2.0)
+    assert probe.index == 0
+    assert "this is the first of them" in probe.missing["others"]
 
 
 def test_one_batch_comes_again_and_again_with_containers_of_its_own() -> None:

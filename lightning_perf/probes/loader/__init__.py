@@ -2,6 +2,6 @@
 
 from .in_process import InProcessCost
 from .passing import time_passing, time_pinning
-from .prober import LIMIT_S, LoaderProber
+from .prober import LIMIT_S, MIN_LIMIT_S, LoaderProber
 
-__all__ = ["LIMIT_S", "InProcessCost", "LoaderProber", "time_passing", "time_pinning"]
+__all__ = ["LIMIT_S", "MIN_LIMIT_S", "InProcessCost", "LoaderProber", "time_passing", "time_pinning"]

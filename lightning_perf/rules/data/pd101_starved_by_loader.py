@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
     if share < MIN_SHARE:
         return None
     loaders = loaders_of(session)
-    loader = loaders[0]
+    loader = _loader(session, loaders)
     wait_s = share * steady.span_s / steady.n_steps
     plan = plan_workers(session, loader, steady, wait_s)
     fetch = steady.fetch
@@ -107,7 +107,7 @@ def check(session: Session) -> Finding | None:
     if plan.is_too_cheap:
         return _too_cheap(summary, evidence)
     can_prescribe = plan.n_workers > 0 and loader.num_workers is not None
-    prescriptions: tuple[Prescription, ...] = (_workers(session, loaders, plan),) if can_prescribe else ()
+    prescriptions: tuple[Prescription, ...] = (_workers(session, loader, len(loaders), plan),) if can_prescribe else ()
     if not can_prescribe or plan.n_workers < plan.n_needed:
         prescriptions += (_cheaper(plan),)
     seconds = steady.n_steps * plan.saved_high_s if can_prescribe else share * steady.span_s
@@ -222,8 +222,14 @@ def _low_s(steady: StageTimes, plan: WorkerPlan) -> float:
     return steady.n_steps * plan.saved_low_s
 
 
-def _workers(session: Session, loaders: tuple[LoaderSettings, ...], plan: WorkerPlan) -> Prescription:
-    loader = loaders[0]
+def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSettings:
+    """The one that was probed, which is the costliest; else the first."""
+    probe = session.loader_probe
+    index = probe.index if probe is not None and probe.stage == "train" else None
+    return next((each for each in loaders if each.index == index), loaders[0])
+
+
+def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: WorkerPlan) -> Prescription:
     arguments: dict[str, object] = {"num_workers": plan.n_workers, "persistent_workers": True}
     chosen = plan.chosen
     if chosen is not None and chosen.prefetch_factor != (loader.prefetch_factor or DEFAULT_PREFETCH):
@@ -236,11 +242,11 @@ def _workers(session: Session, loaders: tuple[LoaderSettings, ...], plan: Worker
         if "prefetch_factor" in arguments:
             summary += f" and prefetch_factor={chosen.prefetch_factor}"
         summary += f", the fewest within 2 % of the best: a step of about {duration(chosen.step_s)}"
-    is_certain = loader.is_plain and not loader.is_iterable and len(loaders) == 1
+    is_certain = loader.is_plain and not loader.is_iterable and n_loaders == 1
     if loader.is_iterable:
         summary += ", once the IterableDataset shards itself by torch.utils.data.get_worker_info()"
-    elif len(loaders) > 1:
-        summary += f" on the slowest of the {len(loaders)} loaders"
+    elif n_loaders > 1:
+        summary += f" on the slowest of the {n_loaders} loaders"
     elif not loader.is_plain:
         summary += f", if {loader.class_name} takes it"
     return Prescription(
