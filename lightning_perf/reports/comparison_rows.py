@@ -235,10 +235,12 @@ def _percent(ratio: float) -> str:
 
 def _longer(ratio: float) -> str:
     if not 0.1 <= ratio < 10:
-        return f"{times(ratio)} as long"
+        return f"{times(ratio)} the time"
     text = f"{abs(100 * (ratio - 1)):.1f} %"
-    return "as long as before" if text == "0.0 %" else f"{text} {'longer' if ratio > 1 else 'less long'}"
+    return "as long as before" if text == "0.0 %" else f"{text} {'more' if ratio > 1 else 'less'} time"
 
 
 def _range(interval: Interval) -> str:
+    if interval.low < 0.1 or interval.high >= 10:  # both ends as factors, or neither
+        return f"{times(interval.low)} to {times(interval.high)}"
     return f"{_percent(interval.low)} to {_percent(interval.high)}"

@@ -23,7 +23,7 @@ def test_markdown_is_as_before(name: str) -> None:
 
 def test_headline_tells_the_step_and_the_phase_to_blame_when_it_is_slower() -> None:
     assert rows.headline(slower()) == (
-        "Slower: a step takes 12.0 % longer (95 %: +8.0 % to +16.0 %); mostly data wait (+5.50 ms)"
+        "Slower: a step takes 12.0 % more time (95 %: +8.0 % to +16.0 %); mostly data wait (+5.50 ms)"
     )
 
 
@@ -31,7 +31,7 @@ def test_headline_tells_all_that_is_between_steps_when_only_that_changed() -> No
     step, wall = alike().times
     wall = msgspec.structs.replace(wall, change="slower", ratio=Interval(value=1.5, low=1.4, high=1.6))
     told = rows.headline(msgspec.structs.replace(alike(), times=(step, wall)))
-    assert told.startswith("Slower: a step with all that is between takes 50.0 % longer")
+    assert told.startswith("Slower: a step with all that is between takes 50.0 % more time")
 
 
 def test_headline_says_so_when_there_is_no_interval() -> None:
@@ -59,4 +59,4 @@ def test_markdown_shows_foreign_text_as_it_stands() -> None:
 
 def test_ratio_is_told_as_a_factor_when_a_percentage_would_not_read() -> None:
     huge = TimeChange(name="step", base_s=0.01, new_s=0.3, ratio=Interval(value=30, low=20, high=45), change="slower")
-    assert "30.0× as long" in rows.headline(msgspec.structs.replace(alike(), times=(huge,)))
+    assert "30.0× the time (95 %: 20.0× to 45.0×)" in rows.headline(msgspec.structs.replace(alike(), times=(huge,)))
