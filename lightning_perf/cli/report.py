@@ -29,13 +29,17 @@ def report(
     select: Annotated[list[str] | None, typer.Option(help="With --diagnose: only rules that start so (PD1).")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="With --diagnose: not the rules that start so.")] = None,
 ) -> None:
-    """Draws a saved session: what was found when it was recorded. Needs neither torch nor lightning."""
+    """Draws a saved session: what was found when it was recorded. Needs neither torch nor lightning.
+
+    Sessions that other ranks left beside it are brought together with it. Where it knew of no other rank when it was
+    recorded (the first rank died, or the run was cut short), the rules run again over all of them.
+    """
     if format_ not in FORMATS:
         raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
     if (select or ignore) and not diagnose:
         raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
     loaded = load_run(session)
-    if diagnose:
+    if diagnose or _has_learned_of_ranks(loaded):
         from lightning_perf.rules.engine import diagnose as run_rules
 
         loaded = run_rules(loaded, select=select or None, ignore=ignore or None)
@@ -51,6 +55,13 @@ def report(
         write_page(text)
     else:
         write_stdout(text)
+
+
+def _has_learned_of_ranks(session: Session) -> bool:
+    """Whether ranks can be compared now that could not be when the session was recorded."""
+    outcome = next((one for one in session.outcomes if one.code == "PD701"), None)
+    is_many = session.ranks is not None and len(session.ranks.summaries) > 1
+    return is_many and outcome is not None and outcome.status == "skipped"
 
 
 def _drawn(session: Session, format_: str, show_all: bool) -> str:

@@ -11,11 +11,11 @@ import pytest
 from reports.sessions import SESSIONS, starved
 
 from lightning_perf.cli.app import main
-from lightning_perf.records import files
+from lightning_perf.records import RANKS_FOLDER, RankSummary, files, together
 from lightning_perf.reports.console import run_report, to_text
 from lightning_perf.reports.html import to_html
 from lightning_perf.reports.markdown import to_markdown
-from lightning_perf.rules.engine import all_rules
+from lightning_perf.rules.engine import all_rules, diagnose
 
 BLOCKER = """
 import sys
@@ -188,3 +188,22 @@ def test_report_prints_ascii_when_the_terminal_knows_nothing_else(saved: Path, f
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert b"1.7-2.1x" in done.stdout
+
+
+def test_ranks_are_compared_when_the_first_one_left_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, data_s in ((1, 0.001), (2, 0.040), (3, 0.001)):
+        summary = RankSummary(
+            rank=rank, node="a", n_steps=100, step_s=0.1, own_s=0.05 + data_s, own_p50_s=0.05 + data_s,
+            waiting_s=0.05 - data_s, waiting_n=20, parts_s={"data": data_s, "compute": 0.05, "host": 0.0},
+        )  # fmt: skip
+        alone = starved()
+        run = msgspec.structs.replace(alone.run, rank=rank, world_size=4, id=f"rank{rank}")
+        alone = diagnose(msgspec.structs.replace(alone, run=run, ranks=together((summary,), 4)))
+        assert "PD701" not in {finding.code for finding in alone.findings}
+        alone.save(tmp_path / RANKS_FOLDER / f"perf_session.rank{rank}.json")
+    assert call(monkeypatch, "report", tmp_path) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Rank 2 holds the other 2 ranks up" in shown
+    assert "rank 0: it left no session" in shown
