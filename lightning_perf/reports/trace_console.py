@@ -401,12 +401,19 @@ def _rank_row(name: str, one: TraceRank) -> tuple[str, ...]:
     return (name, wording.seconds(one.own_s), *parts, *waits)
 
 
+def _bandwidth(bytes_per_s: float | None) -> str:
+    """In powers of ten, as links are sold and nccl-tests print it."""
+    if bytes_per_s is None:
+        return ""
+    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.3g} MB/s"
+
+
 def _collectives(title: str, collectives: Sequence[CollectiveTime]) -> Section:
     rows = [
         (
             each.kind.replace("_", "-"), wording.size(each.mean_bytes), "" if each.group_size is None else
             str(each.group_size), f"{each.n:,}", wording.seconds(each.median_s), wording.seconds(each.exposed_s),
-            "" if each.bus_bytes_per_s is None else f"{each.bus_bytes_per_s / 1e9:.3g} GB/s",
+            _bandwidth(each.bus_bytes_per_s),
         )
         for each in collectives[:N_ROWS]
     ]  # fmt: skip

@@ -27,7 +27,7 @@ _MIN_MATCHED_FRACTION: Final = 0.5
 _MAX_SPREAD_FRACTION: Final = 0.25
 
 
-class _Key(NamedTuple):
+class CollectiveKey(NamedTuple):
     """What makes a collective the same one on another rank: the k-th of its kind and size in the step and group."""
 
     step: str
@@ -60,7 +60,7 @@ class RankLog:
     world_size: int | None
     begin_ns: int
     steps: dict[str, tuple[int, int, int, int]]
-    keys: tuple[_Key, ...]
+    keys: tuple[CollectiveKey, ...]
     starts: Times
     ends: Times
     exposed: Times
@@ -86,7 +86,7 @@ def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
         place = (names[step], group, kind, int(collectives.sizes[i]) if kind in _EQUAL_SIZES else -1)
         seen[place] = k = seen.get(place, -1) + 1
         kept.append(i)
-        keys.append(_Key(*place, k))
+        keys.append(CollectiveKey(*place, k))
     begin_ns = trace.origin.base_ns + round(trace.base_us * 1000)
     rows = collectives.rows[kept]
     return RankLog(
@@ -186,7 +186,7 @@ def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]
     A rank takes part in the groups that its trace names. Where ranks differ in how many of a kind a step has, a trace
     cut it, and none of that kind is matched there.
     """
-    found: dict[_Key, list[tuple[int, int]]] = {}
+    found: dict[CollectiveKey, list[tuple[int, int]]] = {}
     members: dict[str, set[int]] = {}
     for i, log in enumerate(logs):
         for row, key in enumerate(log.keys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -160,7 +161,8 @@ def _told(details: Details | None, name: str | None) -> Asked:
     if isinstance(details.collective, str) and kind == "other":
         kind = collective_kind(details.collective)
     group_size = details.group_size if type(details.group_size) is int else -1
-    group = details.group_ranks if isinstance(details.group_ranks, str) else ""
+    # One text for all: a thousand ranks' logs hold it hundreds of times each.
+    group = sys.intern(details.group_ranks) if isinstance(details.group_ranks, str) else ""
     if name is not None and name.startswith("c10d::"):  # what comes out is its first input
         return Asked(kind if kind != "other" else None, -1, group, _shard_count(kind, details))
     return Asked(kind if kind != "other" else None, _bytes(details), group, group_size)

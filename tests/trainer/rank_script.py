@@ -1,6 +1,6 @@
 """A training on several ranks with one planted fault, for the tests to launch as a user would.
 
-python rank_script.py FAULT OUT [DEVICES] [STRATEGY]
+python rank_script.py FAULT OUT [DEVICES] [STRATEGY] [traced]
 """
 
 from __future__ import annotations
@@ -106,13 +106,14 @@ def collate_unevenly(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples * (2 if rank() == SLOW_RANK else 1))
 
 
-def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp") -> None:
+def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp", traced: str = "") -> None:
     torch.set_num_threads(1)
     os.environ["WORLD"] = n_devices
     if "unused" in fault:
         strategy = "ddp_find_unused_parameters_true"
+    windows = {"schedule": (20, 2, 6, 1), "profiler": {"ranks": "all"}} if traced else {"schedule": None}
     trainer = Trainer(
-        callbacks=[SlowCallback(), PerfDoctor(schedule=None, out_dir=out)],
+        callbacks=[SlowCallback(), PerfDoctor(out_dir=out, **windows)],
         accelerator="cpu",
         devices=int(n_devices),
         strategy=chosen(strategy),

@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from lightning_perf.records import load_run
+from lightning_perf.rules.engine import diagnose_trace
+from lightning_perf.traces import analyze_many
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
 LIMIT_S = 150.0
@@ -124,6 +126,19 @@ def test_slow_rank_is_named_where_parameters_are_sharded(tmp_path: Path, fault: 
     assert cause in finding.summary
     assert all(one.waiting_s is None and "compute" not in one.parts_s for one in session.ranks.summaries)
     assert "not at the end of backward" in session.missing["ranks.summaries.waiting_s"]
+
+
+def test_rank_that_computes_more_is_named_by_its_traces_where_parameters_are_sharded(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert found(session_of("compute", out, "2", "fsdp2", "traced")).keys() <= {"PD702"}
+    records, errors = analyze_many([*out.glob("*.pt.trace.json.gz")])
+    assert errors == []
+    ranks = records[0].ranks
+    assert ranks is not None, records[0].missing
+    assert max(ranks.ranks, key=lambda one: one.straggler_share).rank == 1
+    assert any(finding.code == "PD701" for finding in diagnose_trace(records[0]).findings)
+    assert records[0].communication is not None
+    assert {shard.kind for shard in records[0].communication.shards} == {"all_gather", "reduce_scatter"}
 
 
 def test_nobody_is_named_when_the_ranks_are_alike(tmp_path: Path) -> None:
