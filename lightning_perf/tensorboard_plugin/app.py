@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from tensorboard import plugin_util
@@ -39,6 +39,8 @@ PLOTLY = "plotly.min.js"
 PLOTLY_KEPT_S = 24 * 3600
 FIRST_LOOK_S = 1.0
 """How long a first answer waits for the log directory to be looked through; later ones do not wait."""
+
+Theme = Literal["light", "dark"]
 
 _log = logging.getLogger("lightning_perf")
 
@@ -163,10 +165,12 @@ class App:
     def _figure(self, request: Request) -> Response:
         from lightning_perf.reports import figures
 
-        theme = request.args.get("theme", "light")
+        theme: Theme = request.args.get("theme", "light")  # type: ignore[assignment]
         if theme not in ("light", "dark"):
             raise Refused(400, f"theme={theme[:40]!r}; expected light or dark")
         name = _asked(request, "name")
+        if name == "trace_events":
+            return self._events(request, theme)
         is_pair = "base" in request.args
         known = figures.PAIR_FIGURES if is_pair else figures.FIGURES
         if name not in known:
@@ -181,6 +185,19 @@ class App:
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
             return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})
         return _json(request, {"state": "ready", "figure": None if drawn is None else figures.figure_json(drawn)})
+
+    def _events(self, request: Request, theme: Theme) -> Response:
+        """The figure of a trace's events, which stand in its file alone."""
+        from lightning_perf.reports.figures import figure_json
+
+        from .timeline import draw
+
+        shown = self._shown(request, "run", "trace")
+        lanes = self._library.traces.lanes(shown.file) if isinstance(shown, Shown) and shown.file else ()
+        if isinstance(shown, Reading) or isinstance(lanes, Reading):
+            return _json(request, {"state": "reading", "text": "the trace is being read"})
+        drawn = draw(lanes, theme)
+        return _json(request, {"state": "ready", "figure": None if drawn is None else figure_json(drawn)})
 
     def _trace(self, request: Request) -> Response:
         """The file of a trace, for Perfetto."""

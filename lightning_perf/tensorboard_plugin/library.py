@@ -8,12 +8,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_perf.errors import PerfDoctorError
 from lightning_perf.records import Machine, Run, Session, TraceRecord, Verdict, Window, load_run
 
 from .catalogue import Entry
+
+if TYPE_CHECKING:
+    from .timeline import Lane
 
 _SESSIONS_KEPT = 8
 _TRACES_KEPT = 64
@@ -55,8 +58,8 @@ class Traces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Hashable, Known | PerfDoctorError | None] = OrderedDict()
-        self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], Known]]] = queue.LifoQueue()
+        self._known: OrderedDict[Hashable, tuple[Any, ...] | PerfDoctorError | None] = OrderedDict()
+        self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], tuple[Any, ...]]]] = queue.LifoQueue()
         self._reader: threading.Thread | None = None
 
     def get(self, path: str) -> TraceRecord | Reading:
@@ -65,8 +68,17 @@ class Traces:
         Raises:
             PerfDoctorError: It cannot be read.
         """
-        known = self._asked((path,), lambda: (_analysed(path),))
+        known: tuple[TraceRecord] | Reading = self._asked("record", (path,), lambda: (_analysed(path),))
         return known if isinstance(known, Reading) else known[0]
+
+    def lanes(self, path: str) -> tuple[Lane, ...] | Reading:
+        """The longest events of a trace by thread and stream.
+
+        Raises:
+            PerfDoctorError: It cannot be read.
+        """
+        lanes: tuple[Lane, ...] | Reading = self._asked("lanes", (path,), lambda: _lanes(path))
+        return lanes
 
     def together(self, paths: Sequence[str]) -> tuple[TraceRecord, ...] | Reading:
         """The records of several traces by rank, the first of which tells what they say together.
@@ -74,11 +86,12 @@ class Traces:
         Raises:
             PerfDoctorError: None of them can be read.
         """
-        return self._asked(tuple(paths), lambda: _analysed_together(paths))
+        records: Known | Reading = self._asked("together", tuple(paths), lambda: _analysed_together(paths))
+        return records
 
-    def _asked(self, paths: tuple[str, ...], read: Callable[[], Known]) -> Known | Reading:
+    def _asked(self, what: str, paths: tuple[str, ...], read: Callable[[], tuple[Any, ...]]) -> Any:
         stamps = [_stamp(path) for path in paths]
-        key = (paths, tuple(stamps))
+        key = (what, paths, tuple(stamps))
         with self._lock:
             known = self._known.get(key)
             if known is None:
@@ -86,8 +99,8 @@ class Traces:
                     self._known[key] = None
                     self._waiting.put((key, read))
                     self._start()
-                what = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} traces"
-                return Reading(f"Reading {what} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
+                name = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} traces"
+                return Reading(f"Reading {name} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
             self._known.move_to_end(key)
         if isinstance(known, PerfDoctorError):
             raise known
@@ -102,7 +115,7 @@ class Traces:
     def _read(self) -> None:
         while True:
             key, read = self._waiting.get()
-            result: Known | PerfDoctorError
+            result: tuple[Any, ...] | PerfDoctorError
             try:
                 result = read()
             except PerfDoctorError as error:
@@ -130,6 +143,14 @@ def _analysed_together(paths: Sequence[str]) -> Known:
     if not records:
         raise PerfDoctorError("; ".join(map(str, errors)))
     return tuple(records)
+
+
+def _lanes(path: str) -> tuple[Lane, ...]:
+    from lightning_perf.traces import read
+
+    from .timeline import lanes_of
+
+    return lanes_of(read(path))
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -25,6 +25,9 @@ from .library import Shown
 INSTALL_PERFETTO = 'pip install "lightning-perf[trace]"'
 
 
+TIMELINE_TITLE = "The longest events by thread and stream: drag to zoom in, click twice to see all"
+
+
 class View(NamedTuple):
     """One view.
 
@@ -107,7 +110,6 @@ def memory(shown: Shown) -> Iterator[Block]:
         yield blocks.figure("memory_peak", "What memory holds")
         yield from _breakdown(session)
         for name, title in (
-            ("memory_modules", "By module"),
             ("memory_phases", "By phase of the step"),
             ("memory_growth", "Growth"),
             ("memory_before_oom", "Up to where it ran out"),
@@ -241,8 +243,9 @@ def trace(shown: Shown) -> Iterator[Block]:
     if shown.file is None:
         yield blocks.note("The trace's file is not on this machine: this is what its record tells.")
     elif perfetto.folder() is None:
-        yield blocks.note("To look at single events here, install Perfetto's viewer and start TensorBoard again:")
+        yield blocks.note("To look at every event here, install Perfetto's viewer and start TensorBoard again:")
         yield blocks.code([INSTALL_PERFETTO])
+        yield blocks.figure("trace_events", TIMELINE_TITLE)
     else:
         yield {"type": "perfetto", "file": wording.line(shown.trace.source, 200)}
     yield blocks.figure("trace_steps", "Steps by what they spend their time on")
@@ -343,6 +346,7 @@ def _breakdown(session: Session) -> Iterator[Block]:
         for row in memory_rows.memory_rows(breakdown)
     ]
     yield blocks.table(memory_rows.memory_title(breakdown), ["", "size", "share", "how it is known"], rows, key="holds")
+    yield blocks.figure("memory_modules", "By module")
     rows = [
         [each.name or "outside its modules", blocks.size(each.parameters_bytes), blocks.size(each.gradients_bytes),
          blocks.size(each.optimizer_bytes), blocks.size(each.buffers_bytes), blocks.size(each.activations_bytes)]
@@ -350,7 +354,7 @@ def _breakdown(session: Session) -> Iterator[Block]:
     ]  # fmt: skip
     if rows:
         heads = ["module", "parameters", "gradients", "optimizer", "buffers", "activations"]
-        yield blocks.table("By module", heads, rows, key="memory-modules")
+        yield blocks.table("", heads, rows, key="memory-modules")
 
 
 def _rules(session: Session) -> Iterator[Block]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -22,8 +24,9 @@ from lightning_perf.records import Distribution, Session, Window
 from lightning_perf.reports.figures import FIGURES, PAIR_FIGURES
 from lightning_perf.tensorboard_plugin import catalogue, perfetto
 from lightning_perf.tensorboard_plugin.catalogue import Catalogue, roots_of
+from lightning_perf.tensorboard_plugin.timeline import MOST_EVENTS, lanes_of
 from lightning_perf.tensorboard_plugin.views import VIEWS
-from lightning_perf.traces import analyze
+from lightning_perf.traces import analyze, read
 
 from .conftest import Tab, table
 
@@ -206,7 +209,7 @@ def test_every_figure_has_its_place_in_a_view(tab: Open, tmp_path: Path) -> None
         for block in one.blocks(view, run)
         if block["type"] == "figure"
     }
-    assert placed == set(FIGURES)
+    assert placed - {"trace_events"} == set(FIGURES)
 
 
 def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
@@ -579,17 +582,46 @@ def test_perfetto_is_served_where_it_is_installed_without_its_service_worker(
 ) -> None:
     inside = tmp_path / "web_dist"
     inside.mkdir()
-    (inside / "index.html").write_text("<p>perfetto</p>")
+    page = b"<p>perfetto</p><script type='text/javascript'>start()</script>"
+    (inside / "index.html").write_bytes(page)
     (inside / "service_worker.js").write_text("")
     (tmp_path / "secret.txt").write_text("secret")
     (inside / "link.txt").symlink_to(tmp_path / "secret.txt")
     monkeypatch.setattr(perfetto, "folder", lambda: inside)
     one = tab()
     response = one.get("perfetto/index.html")
-    assert response.get_data() == b"<p>perfetto</p>"
-    assert "connect-src 'self'" in response.headers["Content-Security-Policy"]
+    assert response.get_data() == page
+    policy = response.headers["Content-Security-Policy"]
+    own = base64.b64encode(hashlib.sha256(b"start()").digest()).decode()
+    assert policy.startswith(f"default-src 'self'; script-src 'self' 'unsafe-eval' 'sha256-{own}';")
+    assert "//" not in policy
     for name in ("service_worker.js", "../secret.txt", "%2e%2e/secret.txt", "link.txt", "", "."):
         assert one.get(f"perfetto/{name}").status_code == 404, name
+
+
+def test_without_perfetto_the_longest_events_of_a_trace_are_drawn(
+    tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perfetto, "folder", lambda: None)
+    trace_file(tmp_path / "host.1.pt.trace.json.gz")
+    one = tab()
+    [run] = one.runs()
+    blocks = one.blocks("trace", run)
+    assert not [block for block in blocks if block["type"] == "perfetto"]
+    assert "trace_events" in [block["name"] for block in blocks if block["type"] == "figure"]
+    drawn = one.ready("figure", run=run, name="trace_events")["figure"]
+    shown = {bar["name"]: bar for bar in drawn["data"]}
+    assert shown["steps and phases"]["x"] == [0.9, 0.9]
+    assert shown["steps and phases"]["base"] == [0.0, 1.0]
+    assert shown["operators"]["x"] == [0.05] * 6
+    assert set(shown["operators"]["y"]) == {shown["steps and phases"]["y"][0] + 1}  # below the step that they lie in
+
+
+def test_timeline_keeps_the_longest_events_of_each_lane(tmp_path: Path) -> None:
+    [lane] = lanes_of(read(trace_file(tmp_path / "x.json", 600)))
+    assert len(lane.events) == MOST_EVENTS
+    assert lane.n_left_out == 2 * 601 - MOST_EVENTS
+    assert sum(event.name.startswith("ProfilerStep") for event in lane.events) == 2
 
 
 def test_perfetto_is_given_the_trace_as_it_lies_there(tab: Open, tmp_path: Path) -> None:

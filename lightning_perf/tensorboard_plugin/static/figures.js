@@ -20,6 +20,10 @@ const OPTIONS = {responsive: true, displaylogo: false, showSendToCloud: false, s
 async function draw(section, place, parameters) {
   try {
     const told = await ask('figure', {...parameters, theme: isDark() ? 'dark' : 'light'});
+    if (told.state === 'reading') {
+      setTimeout(() => { if (place.isConnected) draw(section, place, parameters); }, 600);
+      return;
+    }
     if (told.state === 'failed') throw new Error(told.error);
     if (!told.figure) {
       section.remove();

@@ -1,0 +1,142 @@
+"""The events of a trace over time, the longest of each thread and stream: to look around in without Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from lightning_perf.reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Theme
+from lightning_perf.reports.figures.parts import figure, label, rows_axis, seconds_scale
+from lightning_perf.reports.wording import count, seconds
+from lightning_perf.traces import Trace
+from lightning_perf.traces.kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MOST_EVENTS = 300
+"""A lane. More bars would be thinner than a pixel, and slow the page down."""
+
+MOST_THREADS, MOST_STREAMS, MOST_DEEP = 4, 6, 8
+_ROW_PX = 22
+
+_KINDS = {
+    ANNOTATION: ("steps and phases", PURPLE),
+    OPERATOR: ("operators", GREEN),
+    RUNTIME: ("calls of the runtime", SKY),
+    KERNEL: ("kernels", BLUE),
+    MEMCPY: ("copies", ORANGE),
+    MEMSET: ("memory set", GREY),
+    DEVICE_ANNOTATION: ("steps and phases on the device", PURPLE),
+}
+_HOST = (ANNOTATION, OPERATOR, RUNTIME)
+_DEVICE = (KERNEL, MEMCPY, MEMSET)
+
+
+class Event(NamedTuple):
+    """One event: seconds since the start of the trace, seconds long, and how many events it lies in."""
+
+    name: str
+    kind: int
+    start_s: float
+    duration_s: float
+    depth: int
+
+
+class Lane(NamedTuple):
+    """One thread or stream.
+
+    Attributes:
+        title: As shown.
+        events: The longest, by their starts.
+        n_left_out: How many shorter ones there are.
+    """
+
+    title: str
+    events: tuple[Event, ...]
+    n_left_out: int
+
+
+def lanes_of(trace: Trace) -> tuple[Lane, ...]:
+    """The threads with most time in operators, then the streams with most work; each with its longest events."""
+    host, device = trace.rows(*_HOST), trace.rows(*_DEVICE)
+    found = [
+        _lane(trace, host[trace.thread_ids[host] == thread], f"thread {trace.threads[thread][1]}")
+        for thread in _busiest(trace, trace.thread_ids[host], host, MOST_THREADS)
+    ]
+    places = trace.devices[device].astype(np.int64) * 2**32 + trace.streams[device]
+    for place in _busiest(trace, places, device, MOST_STREAMS):
+        of_device, stream = divmod(place, 2**32)
+        found.append(_lane(trace, device[places == place], f"device {of_device}, stream {stream}"))
+    return tuple(lane for lane in found if lane.events)
+
+
+def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
+    """The lanes below one another over a common time; None without any."""
+    if not lanes:
+        return None
+    unit, factor = seconds_scale(event.start_s + event.duration_s for lane in lanes for event in lane.events)
+    tops: list[int] = []
+    names: list[str] = []
+    for lane in lanes:
+        tops.append(len(names))
+        names += [lane.title] + [""] * max(event.depth for event in lane.events)
+    bars = []
+    for kind, (title, colour) in _KINDS.items():
+        shown = [
+            (top + event.depth, event)
+            for top, lane in zip(tops, lanes, strict=True)
+            for event in lane.events
+            if event.kind == kind
+        ]
+        if shown:
+            bars.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": title,
+                    "y": [row for row, _ in shown],
+                    "base": [event.start_s * factor for _, event in shown],
+                    "x": [event.duration_s * factor for _, event in shown],
+                    "marker": {"color": colour, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
+                    "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
+                    "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
+                }
+            )
+    n_left_out = sum(lane.n_left_out for lane in lanes)
+    rest = f"; {count(n_left_out, 'shorter event')} left out" if n_left_out else ""
+    return figure(
+        bars,
+        theme,
+        height=len(names) * _ROW_PX + 130,
+        has_legend=True,
+        barmode="overlay",
+        bargap=0.1,
+        dragmode="zoom",
+        hovermode="closest",
+        xaxis={"title": {"text": f"time since the start of the trace ({unit}){rest}"}},
+        yaxis=rows_axis(names),
+    )
+
+
+def _busiest(trace: Trace, places: np.ndarray, rows: np.ndarray, most: int) -> list[int]:
+    different, of = np.unique(places, return_inverse=True)
+    spent = np.bincount(of, weights=trace.durations[rows], minlength=len(different))
+    return [int(different[i]) for i in np.argsort(-spent, kind="stable")[:most]]
+
+
+def _lane(trace: Trace, rows: np.ndarray, title: str) -> Lane:
+    longest = np.sort(rows[np.argsort(-trace.durations[rows], kind="stable")[:MOST_EVENTS]])
+    events = []
+    open_ends: list[int] = []
+    for row in longest.tolist():
+        start, end = int(trace.starts[row]), int(trace.ends[row])
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        depth = min(len(open_ends), MOST_DEEP)
+        open_ends.append(end)
+        name = trace.names[trace.name_ids[row]]
+        events.append(Event(name, int(trace.kinds[row]), start * 1e-9, (end - start) * 1e-9, depth))
+    return Lane(label(title), tuple(events), len(rows) - len(longest))
