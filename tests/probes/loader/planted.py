@@ -121,7 +121,7 @@ class Devouring(Plain):
         self.kept: list[Any] = []
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.kept.append(np.ones(2**24))  # 128 MiB
+        self.kept.append(np.ones(2**21))  # 16 MiB
         return super().__getitem__(index)
 
 
