@@ -125,7 +125,7 @@ def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Trai
         "progress_bar": lambda: _class_name(trainer.progress_bar_callback),
         "progress_bar_refresh_rate": lambda: _refresh_rate_steps(trainer.progress_bar_callback),
         "profiler": lambda: _class_name(seams.user_profiler(trainer)),
-        "callbacks": lambda: tuple(_class_name(each) for each in trainer.callbacks if not _is_doctor(each)),
+        "callbacks": lambda: tuple(_class_name(each) for each in trainer.callbacks if not _is_ours(each)),
         "loggers": lambda: tuple(type(each).__name__ for each in trainer.loggers),
         "prog_bar_metrics": lambda: _step_logging(trainer)[0],
         "sync_dist_on_step": lambda: _step_logging(trainer)[1],
@@ -158,11 +158,9 @@ def _limit(value: Any) -> int | float | None:
     return -1 if math.isinf(value) else float(value)
 
 
-def _is_doctor(callback: Any) -> bool:
-    return any(
-        base.__name__ == "PerfDoctor" and base.__module__.partition(".")[0] == "lightning_perf"
-        for base in type(callback).__mro__
-    )
+def _is_ours(callback: Any) -> bool:
+    """PerfDoctor, a class derived from it, or what applies treatments: none of it is a setting of the training."""
+    return any(base.__module__.partition(".")[0] == "lightning_perf" for base in type(callback).__mro__)
 
 
 def _refresh_rate_steps(progress_bar: Any) -> int | None:

@@ -34,6 +34,7 @@ _VERDICTS: dict[Change, str] = {
     "no_change": "no change",
     "inconclusive": "inconclusive",
 }
+_TOO_WIDE = 20  # times from end to end: such an interval says nothing
 _NEGLIGIBLE = 0.002  # of the step: phases that changed by less, and have no verdict, are left out
 
 
@@ -241,6 +242,8 @@ def _longer(ratio: float) -> str:
 
 
 def _range(interval: Interval) -> str:
+    if interval.high > _TOO_WIDE * interval.low:
+        return "anything"
     if interval.low < 0.1 or interval.high >= 10:  # both ends as factors, or neither
         return f"{times(interval.low)} to {times(interval.high)}"
     return f"{_percent(interval.low)} to {_percent(interval.high)}"

@@ -60,3 +60,8 @@ def test_markdown_shows_foreign_text_as_it_stands() -> None:
 def test_ratio_is_told_as_a_factor_when_a_percentage_would_not_read() -> None:
     huge = TimeChange(name="step", base_s=0.01, new_s=0.3, ratio=Interval(value=30, low=20, high=45), change="slower")
     assert "30.0× the time (95 %: 20.0× to 45.0×)" in rows.headline(msgspec.structs.replace(alike(), times=(huge,)))
+
+
+def test_interval_that_says_nothing_is_told_as_such() -> None:
+    wide = TimeChange(name="step", base_s=0.1, new_s=0.05, ratio=Interval(value=0.5, low=0.001, high=300.0))
+    assert "(95 %: anything)" in rows.headline(msgspec.structs.replace(alike(), times=(wide,)))
