@@ -32,6 +32,7 @@ MEMORY_SHARE = 0.9
 
 _PILOT_S = 25.0  # of training, at most, to diagnose
 _PILOT_LIMIT_S = 1800.0  # with all that comes before the training
+_PILOT_TIMES = 2.0  # the user's limit of a run: the diagnosed one is no longer, but it diagnoses, too
 _PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure rests on
 _SLACK_S = 120.0  # for what only some arms do: compiling, starting workers
 _SLACK_TIMES = 5.0
@@ -151,7 +152,8 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
         seed=options.seed,
     )
     started = time.monotonic()
-    ended = run_kept(options.command, job, options.time_limit_s or _PILOT_LIMIT_S, memory)
+    limit_s = _PILOT_TIMES * options.time_limit_s if options.time_limit_s is not None else _PILOT_LIMIT_S
+    ended = run_kept(options.command, job, limit_s, memory)
     result = _usable(options, ended)
     session = _session(pilot, ended, options)
     _discard_outputs(job)

@@ -211,6 +211,11 @@ def test_treatment_between_epochs_is_not_tried_when_runs_hold_too_few(machine: M
     assert trial.basis == "steps"
 
 
+def test_diagnosis_may_take_twice_what_a_run_may(machine: Machine, go: Any) -> None:
+    go("loader-workers=4", time_limit_s=30.0)
+    assert [limit for limit, _ in machine.limits[:2]] == [60.0, 30.0]
+
+
 def test_nothing_runs_when_there_is_nothing_to_try(machine: Machine, go: Any) -> None:
     trial = go().trial
     assert [job.with_doctor for job in machine.made] == [True]  # the diagnosis alone
