@@ -162,8 +162,10 @@ class CodeLines:
             frame = frame.f_back
 
     def end(self) -> None:
-        """The step is over."""
+        """The step is over: no frame is kept."""
         self._below.clear()
+        self._let_go(set())
+        self._users = []
 
     def place(self) -> Place:
         """The innermost line above the caller that is not torch's."""
@@ -222,8 +224,7 @@ class CodeLines:
 
     def loops(self) -> Iterator[Call]:
         """The calls that held a loop; the step is over."""
-        self._let_go(set())
-        self._users = []
+        self.end()
         yield from self._loops
 
     def _visit(self, users: list[FrameType], operator: str, is_direct: bool, now: Moment) -> tuple[Visits, ...]:

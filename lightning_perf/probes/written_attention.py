@@ -35,7 +35,8 @@ class AttentionTrail:
         self._backward_ns: dict[tuple[int, int], int] = {}  # by rows and columns
         self._product_ns = 0  # since the last product of the size of scores
         self._scores: tuple[int, int, int] | None = None  # numel, rows, columns
-        self._after_softmax: tuple[Sight, int, int, int] | None = None
+        # Where the last softmax over scores was called, and by way of what; no frame, which would hold its variables.
+        self._after_softmax: tuple[Place, str, int, int, int] | None = None
 
     def follow(self, sight: Sight, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
         """Follows products, softmax and products over the same scores; in the backward pass, all over their size.
@@ -54,9 +55,9 @@ class AttentionTrail:
             return
         if name in _PRODUCTS:
             after = self._after_softmax
-            if after is not None and _numel(args[-2 if name == "bmm" else 1]) == after[1]:
-                softmax_sight, _, rows, columns = after
-                self._attended(softmax_sight, rows, columns, self._product_ns + ns)
+            if after is not None and _numel(args[-2 if name == "bmm" else 1]) == after[2]:
+                place, via, _, rows, columns = after
+                self._attended(place, via, rows, columns, self._product_ns + ns)
                 self._after_softmax = None
             self._product_ns = ns
             self._scores = (out.numel(), out.shape[-2], out.shape[-1])
@@ -66,13 +67,13 @@ class AttentionTrail:
         if _numel(out) == self._scores[0]:
             self._product_ns += ns
         if name in _SOFTMAX and out.numel() == self._scores[0] and out.shape[-1] == self._scores[2]:
-            self._after_softmax = (sight, *self._scores)
-
-    def _attended(self, sight: Sight, rows: int, columns: int, ns: int) -> None:
-        attention = self.found.get(sight.place)
-        if attention is None:
             via = next((f for file, f in sight.via if file == "functional.py" and "attention" in f), "")
-            attention = self.found[sight.place] = Attention(rows, columns, via)
+            self._after_softmax = (sight.place, via, *self._scores)
+
+    def _attended(self, place: Place, via: str, rows: int, columns: int, ns: int) -> None:
+        attention = self.found.get(place)
+        if attention is None:
+            attention = self.found[place] = Attention(rows, columns, via)
         attention.n += 1
         attention.ns += ns
         self._backward_ns.setdefault((rows, columns), 0)
