@@ -518,6 +518,9 @@ class DoctorHooks:
         if error is not None and self._memory is not None:
             folder = None if trainer.fast_dev_run else self._folder
             self._guard("memory", self._memory.out_of_memory, error, folder)
+        if error is not None and self._ranks is not None and self._loop is not None:
+            found = self.session.findings if self.session is not None else ()
+            self._guard("ranks", self._ranks.end_alone, self._loop, found)
         self._end(error)
         self._guard("report", self._report_run, trainer, status, error)
         self._guard("post-mortem", self._post_mortem, trainer)

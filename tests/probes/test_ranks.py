@@ -370,6 +370,29 @@ def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: s
     assert ranks.is_closed
 
 
+class FakeLoop:
+    def __init__(self) -> None:
+        self.main = self
+
+    def stage_times(self) -> StageTimes:
+        return steady(forward=0.004, backward=0.010)
+
+    def named(self) -> tuple[NamedTime, ...]:
+        return ()
+
+    def epochs_so_far(self) -> tuple[Any, ...]:
+        return ()
+
+
+def test_rank_that_an_error_ends_keeps_what_it_measured_and_asks_nobody() -> None:
+    probe = RankProbe(SimpleNamespace(world_size=3, global_rank=2, strategy=None))
+    probe.end_alone(FakeLoop())
+    assert [one.rank for one in probe.ranks.summaries] == [2]
+    probe.ranks = together((summary(0), summary(2)), 3)
+    probe.end_alone(FakeLoop())
+    assert [(one.rank, one.n_steps) for one in probe.ranks.summaries] == [(0, 10), (2, 100)]
+
+
 class BrokenLive:
     def requests(self, _: Any) -> Any:
         raise ValueError("planted")

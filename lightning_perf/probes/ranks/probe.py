@@ -9,7 +9,7 @@ import msgspec
 
 from lightning_perf import seams
 from lightning_perf.probes.loop import LoopProbe
-from lightning_perf.records import MAX_FOUND, Finding, Ranks, RankSummary
+from lightning_perf.records import MAX_FOUND, Finding, Ranks, RankSummary, together
 
 from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
 from .exchange import gather_ranks, open_exchange
@@ -101,6 +101,20 @@ class RankProbe:
         )
         names = tuple(f"{finding.code} {finding.name}" for finding in found[:MAX_FOUND])
         return msgspec.structs.replace(told, found=names) if told is not None else None
+
+    def end_alone(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> None:
+        """Where an error ends the run, the other ranks may be gone: keeps what this one measured, and asks nobody.
+
+        Args:
+            loop: What it measured.
+            found: By its last diagnosis.
+        """
+        own = self.summary(loop, found)
+        if own is None or self._trainer.world_size == 1:
+            return
+        known = self.ranks.summaries if self.ranks is not None else ()
+        missing = self.ranks.missing if self.ranks is not None else ()
+        self.ranks = together((*known, own), self._trainer.world_size, missing)
 
     def share(self, loop: LoopProbe | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
         """Brings all ranks together in ``ranks``. A rank whose own probes failed must take part too.
