@@ -75,7 +75,6 @@ class StepLooks:
         self._modules: list[dict[str, ModuleTime]] = []
         self._unresolved: list[ModuleTimes] = []
         self._warned: dict[Place, int] | None = None
-        loop.on_row_end = self.row_ends
 
     # -- the loop's events --------------------------------------------------------------------------------------------
 
@@ -119,10 +118,11 @@ class StepLooks:
         self._loop.main.leave_out()
         self._phases.clear()
         self._open = look
+        self._loop.on_row_end = self.row_ends
         if isinstance(look, DeviceWarnings):
             if not look.open():
                 self.missing["sync_calls.device"] = look.reason
-                self._open = None
+                self._open = self._loop.on_row_end = None
             return
         self._loop.watch_edges(self)
         look.open()
@@ -164,6 +164,7 @@ class StepLooks:
 
     def _close(self) -> None:
         look, self._open = self._open, None
+        self._loop.on_row_end = None
         if isinstance(look, DeviceWarnings):
             look.close()
             self._warned = look.n_by_place

@@ -95,7 +95,8 @@ class LoopProbe:
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
         self.on_row_end: Callable[[], None] | None = None
-        """Called where a step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""
+        """Called where a step's time ends: the next fetch, the end of the epoch, a validation. Never raises. None in
+        steps that nobody looks at."""
         self._by_action: dict[str, Span] = {}
         self._is_foreign_fetch = False
         self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
@@ -312,7 +313,8 @@ class LoopProbe:
                 self._is_foreign_fetch = True
                 return
             self.timeline.unwind()
-        self._row_ends()
+        if self.on_row_end is not None:
+            self.on_row_end()
         if self._is_between:
             self._begin_epoch()
         self.main.fetch_begins()

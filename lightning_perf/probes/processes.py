@@ -136,7 +136,8 @@ class ScheduleClock:
 class FetchWatch:
     """What the training thread does while it waits in ``next`` of its loader: compute, queue for a core, or nothing.
 
-    Looks at one fetch in ``EVERY``, so that a step pays less than a microsecond for it. To be made in that thread.
+    Looks at one fetch in ``EVERY``, and once it has looked at ``ENOUGH`` of them at one in ``RARELY``, so that a step
+    pays less than a microsecond for it. To be made in that thread.
 
     Args:
         now_ns: The host's clock.
@@ -147,17 +148,24 @@ class FetchWatch:
     EVERY = 7
     """Prime, lest it keep step with workers, which deliver in turn."""
 
+    ENOUGH = 256
+    RARELY = 61
+    """Prime, as above."""
+
     def __init__(self, now_ns: Callable[[], int], ran_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._now_ns, self._ran_clock_ns = now_ns, ran_ns
         self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self._n = 0
+        self._until_next = self.EVERY
+        self._n_looks = 0
         self._before: tuple[int, int, int] | None = None
         self._wall_ns = self._ran_ns = self._queued_ns = 0
 
     def begins(self) -> None:
         """The thread asks for a batch."""
-        self._n += 1
-        if self._n % self.EVERY == 0:
+        self._until_next -= 1
+        if self._until_next == 0:
+            self._n_looks += 1
+            self._until_next = self.EVERY if self._n_looks < self.ENOUGH else self.RARELY
             stand = self._clock.read()
             self._before = None if stand is None else (self._now_ns(), self._ran_clock_ns(), stand[1])
 

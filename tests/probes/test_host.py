@@ -156,6 +156,23 @@ def test_fetch_is_unknown_when_the_kernel_does_not_tell() -> None:
     assert ScheduleClock("/nowhere").read() is None
 
 
+def test_fetch_is_looked_at_more_rarely_when_enough_were() -> None:
+    reads = iter(range(10**6))
+    made = FetchWatch(lambda: 0, lambda: next(reads))
+    made.close()
+    made._clock = ScriptedClock(*[(0, 0)] * 10_000)  # type: ignore[assignment]
+
+    def looks_in(n_fetches: int) -> int:
+        before = next(reads)
+        for _ in range(n_fetches):
+            made.begins()
+            made.ends()
+        return (next(reads) - before - 1) // 2  # at the beginning and at the end of a fetch
+
+    assert looks_in(FetchWatch.EVERY * FetchWatch.ENOUGH) == FetchWatch.ENOUGH
+    assert looks_in(FetchWatch.RARELY * 10) == 10
+
+
 @linux
 def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kernel() -> None:
     made = FetchWatch(time.perf_counter_ns)
