@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +68,7 @@ class App:
         self._library = Library(self._read_summary)
         self._experiment: tuple[Any, str] = (None, "")
         self._is_warm = False
+        _warn_of_the_old_tab()
         self._routes: dict[str, Callable[[Request], Response]] = {
             "runs": self._runs,
             "view": self._view,
@@ -287,6 +289,15 @@ class App:
         threading.Thread(
             target=lambda: [importlib.import_module(name) for name in names], name="perfdoctor-warm-up", daemon=True
         ).start()
+
+
+def _warn_of_the_old_tab() -> None:
+    if importlib.util.find_spec("torch_tb_profiler") is not None:
+        _log.warning(
+            "torch-tb-profiler is installed beside TensorBoard. It has not been maintained since 2023: without the "
+            "internet its PYTORCH_PROFILER tab stays empty, and on traces of today's torch it tells 0 for data "
+            "loading, runtime and the device time of operators. The PERFDOCTOR tab reads the same files."
+        )
 
 
 _SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache")]

@@ -100,6 +100,7 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
                     "y": [row for row, _ in shown],
                     "base": [event.start_s * factor for _, event in shown],
                     "x": [event.duration_s * factor for _, event in shown],
+                    "width": 0.9,  # a row: by itself plotly makes bars as high as the rows between them allow
                     "marker": {"color": colour, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
                     "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
                     "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",

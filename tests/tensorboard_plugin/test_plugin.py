@@ -120,6 +120,20 @@ def test_other_tabs_work_when_the_context_tells_nothing() -> None:
     assert Client(plugin.get_plugin_apps()["/*"]).get("/data/plugin/perfdoctor/runs").json["runs"] == []
 
 
+def test_the_old_tab_is_warned_of_once_when_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    plugin = PerfDoctorPlugin(base_plugin.TBContext())
+    assert not plugin.is_active()
+    assert "torch-tb-profiler" not in caplog.text
+    (tmp_path / "torch_tb_profiler.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = PerfDoctorPlugin(base_plugin.TBContext())
+    for _ in range(3):
+        plugin.is_active()
+    assert caplog.text.count("torch-tb-profiler is installed") == 1
+
+
 def test_metadata_name_the_tab_and_its_page() -> None:
     about = PerfDoctorPlugin(base_plugin.TBContext()).frontend_metadata()
     assert (about.tab_name, about.es_module_path) == ("PerfDoctor", "/index.js")

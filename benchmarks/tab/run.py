@@ -1,0 +1,238 @@
+"""What the PERFDOCTOR tab costs: TensorBoard's start, and the first look at a session of 10 MB.
+
+    python benchmarks/tab/run.py             the table, on the terminal
+    python benchmarks/tab/run.py --write     and into docs/benchmarks/tab.md
+
+Start: TensorBoard is started over the same log directory with the tab and without it, in turn, and timed from the
+start of its process to its first answer. First view: a session with many profiler windows is written to a file of
+10 MB; for each round a TensorBoard is started anew, and timed are the list of runs together with the first overview
+(which reads the whole file), the same again once it is read, and the largest of the other views. In a browser, where
+chromium and selenium are installed, the time is that from opening the tab's page, with nothing cached, until the
+overview stands there, and until its first figure is drawn. Figures are medians, with the slowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "benchmarks" / "tab.md"
+ROUNDS = 5
+SESSION_BYTES = 10_000_000
+ALLOWED_START_S, ALLOWED_VIEW_S = 0.3, 1.0
+
+START = """
+import sys
+from tensorboard import default
+if sys.argv.pop(1) == "without":
+    plugins = default.get_static_plugins()
+    default.get_plugins = lambda: plugins
+from tensorboard.main import run_main
+sys.argv[0] = "tensorboard"
+run_main()
+"""
+
+
+def large_session():  # type: ignore[no-untyped-def]
+    """A session of ``SESSION_BYTES``: a real one's parts, with windows of a large model in great number."""
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+    from reports.sessions import SESSIONS
+
+    from lightning_perf.records import Kernels, KernelTime, OperatorTime, TraceRecord, TraceStep, Window
+
+    operators = tuple(
+        OperatorTime(name=f"aten::operator_{i}_of_a_large_model", calls=i, host_total_s=1e-3 * i, host_self_s=5e-4 * i,
+                     device_total_s=2e-3 * i, device_self_s=1e-3 * i)
+        for i in range(400)
+    )  # fmt: skip
+    top = tuple(
+        KernelTime(name=f"void at::native::kernel_{i}<float, {'x' * 80}>", kind="elementwise", total_s=1e-3 * i, n=i,
+                   share=0.01)
+        for i in range(200)
+    )  # fmt: skip
+    step = TraceStep(name="ProfilerStep#1", duration_s=0.1, device_busy_s=0.05, busy_fraction=0.5,
+                     categories={"kernel": 0.05, "other": 0.05})  # fmt: skip
+    trace = TraceRecord(
+        source="w.pt.trace.json.gz", rank=0, world_size=1, device_name="a device", n_events=10**6, n_kernels=10**5,
+        steps=(step,) * 8, idle=None, communication=None, copies=None, syncs=None,
+        kernels=Kernels(median_s=1e-5, tensor_core_fraction=0.2, top=top), operators=operators,
+    )  # fmt: skip
+    window = Window(first_step=1, n_steps=8, status="recorded", reason="by schedule", cost_s=1.0, trace=trace)
+    session = SESSIONS["twelve_findings"]()
+    n = 1
+    while True:
+        large = msgspec.structs.replace(session, windows=(window,) * n)
+        size = len(large.to_json())
+        if size >= SESSION_BYTES:
+            return large
+        n += max(1, round((SESSION_BYTES - size) / (size / n)))
+
+
+@contextlib.contextmanager
+def board(logdir: Path, arm: str) -> Iterator[tuple[str, float]]:
+    """A TensorBoard ``with`` or ``without`` the tab: where it answers, and the seconds until it did."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-c", START, arm, "--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/data/environment", timeout=5).read()
+                break
+            except (urllib.error.URLError, OSError):
+                if process.poll() is not None or time.perf_counter() - begin > 120:
+                    raise RuntimeError("TensorBoard did not start") from None
+                time.sleep(0.005)
+        yield address, time.perf_counter() - begin
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(address: str, route: str, **parameters: str) -> tuple[float, bytes]:
+    """Seconds until the answer, and the answer."""
+    url = f"{address}/data/plugin/perfdoctor/{route}?{urllib.parse.urlencode(parameters)}"
+    begin = time.perf_counter()
+    with urllib.request.urlopen(url, timeout=60) as response:
+        content: bytes = response.read()
+    return time.perf_counter() - begin, content
+
+
+def starts(logdir: Path) -> dict[str, list[float]]:
+    taken: dict[str, list[float]] = {"with": [], "without": []}
+    with board(logdir, "with"), board(logdir, "without"):
+        pass  # fills the caches of the disk
+    for i in range(ROUNDS):
+        for arm in ("with", "without") if i % 2 else ("without", "with"):
+            with board(logdir, arm) as (_, seconds):
+                taken[arm].append(seconds)
+    return taken
+
+
+def views(logdir: Path) -> dict[str, list[float]]:
+    taken: dict[str, list[float]] = {"runs and overview": [], "overview again": [], "slowest other view": []}
+    for _ in range(ROUNDS):
+        with board(logdir, "with") as (address, _):
+            runs_s, told = ask(address, "runs")
+            listed = json.loads(told)
+            run = listed["runs"][0]["id"]
+            first_s, told = ask(address, "view", run=run, view="overview")
+            assert json.loads(told)["state"] == "ready"
+            taken["runs and overview"].append(runs_s + first_s)
+            taken["overview again"].append(ask(address, "view", run=run, view="overview")[0])
+            others = [name for name, _ in listed["views"] if name != "overview"]
+            taken["slowest other view"].append(max(ask(address, "view", run=run, view=name)[0] for name in others))
+    return taken
+
+
+def in_browser(logdir: Path) -> dict[str, list[float]]:
+    """Empty where there is no browser."""
+    binary = shutil.which("chromium")
+    if binary is None or shutil.which("chromedriver") is None:
+        return {}
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    taken: dict[str, list[float]] = {"page to overview": [], "page to first figure": []}
+    for _ in range(ROUNDS):
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        try:
+            driver.get("about:blank")
+            with board(logdir, "with") as (address, _):
+                begin = time.perf_counter()
+                driver.get(f"{address}/data/plugin_entry.html?name=perfdoctor")
+                for name, selector in (
+                    ("page to overview", "main[data-view=overview]"),
+                    ("page to first figure", ".plot svg.main-svg"),
+                ):
+                    while not driver.find_elements("css selector", selector):
+                        time.sleep(0.005)
+                    taken[name].append(time.perf_counter() - begin)
+        finally:
+            driver.quit()
+    return taken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(REPOSITORY)}")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lightning-perf-tab-") as folder:
+        logdir = Path(folder) / "logs"
+        path = large_session().save(logdir / "run")
+        size = path.stat().st_size
+        started = starts(logdir)
+        seen = views(logdir) | in_browser(logdir)
+    text = page(started, seen, size)
+    print(text)
+    if arguments.write:
+        PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def page(started: dict[str, list[float]], seen: dict[str, list[float]], size: int) -> str:
+    differences = [one - other for one, other in zip(started["with"], started["without"], strict=True)]
+    added = statistics.median(differences)
+    rows = "\n".join(
+        f"| {name} | {statistics.median(times):.2f} s | {max(times):.2f} s |"
+        for name, times in (("start without the tab", started["without"]), ("start with it", started["with"]))
+    )
+    view_rows = "\n".join(
+        f"| {name} | {statistics.median(times):.3f} s | {max(times):.3f} s |" for name, times in seen.items()
+    )
+    first = statistics.median(seen["runs and overview"])
+    missing = "" if "page to overview" in seen else "\nNo browser was installed: only the server was timed.\n"
+    return f"""# What the PERFDOCTOR tab costs
+
+Written by `python benchmarks/tab/run.py --write`; do not edit. The method is described at the top of that script.
+
+Machine: {os.cpu_count()} cores, {platform.system()}, load {os.getloadavg()[0]:.1f} at the end of the run. Python
+{platform.python_version()}. {ROUNDS} rounds.
+
+## TensorBoard's start
+
+| | median | slowest |
+|:--|--:|--:|
+{rows}
+
+The tab adds {added:+.2f} s (median of the differences within a round, from {min(differences):+.2f} to
+{max(differences):+.2f} s); allowed are {ALLOWED_START_S} s: {"kept" if added < ALLOWED_START_S else "missed"}.
+
+## The first look at a session of {size / 1e6:.1f} MB
+
+| | median | slowest |
+|:--|--:|--:|
+{view_rows}
+{missing}
+The server's first view takes {first:.2f} s; allowed is {ALLOWED_VIEW_S:.0f} s:
+{"kept" if first < ALLOWED_VIEW_S else "missed"}.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
