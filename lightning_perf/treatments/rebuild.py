@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from lightning_perf.errors import TreatmentError
+
+_MAX_ITEMS = 64  # of a container: the first ones stand for the others
 
 
 def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
@@ -74,17 +78,30 @@ def _check_copyable(loader: Any) -> None:
 
 def _check_dataset_travels(dataset: Any) -> None:
     """Tensors on a device cannot be used in a forked worker."""
-    import torch
-
-    held = [
-        item for value in vars(dataset).values() for item in (value if isinstance(value, (list, tuple)) else [value])
-    ]
-    device = next((t.device for t in held if isinstance(t, torch.Tensor) and t.device.type != "cpu"), None)
+    device = _device_of(dataset)
     if device is not None:
         raise TreatmentError(
             f"the dataset {type(dataset).__qualname__} holds tensors on {device}, which worker processes cannot use: "
             "expected them on the CPU"
         )
+
+
+def _device_of(value: Any, depth: int = 4) -> Any:
+    """The device of a tensor found in a dataset, its attributes, the datasets it wraps; None where all is on the CPU."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return None if value.device.type == "cpu" else value.device
+    if depth == 0:
+        return None
+    parts: Iterable[Any] = ()
+    if type(value) in (list, tuple):
+        parts = value[:_MAX_ITEMS]
+    elif type(value) is dict:
+        parts = islice(value.values(), _MAX_ITEMS)
+    elif hasattr(value, "__dict__") and callable(getattr(type(value), "__getitem__", None)):
+        parts = vars(value).values()
+    return next((found for found in (_device_of(part, depth - 1) for part in parts) if found is not None), None)
 
 
 def _batch_sampler(loader: Any, batch_size: int) -> Any:

@@ -22,6 +22,7 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -209,12 +210,30 @@ class OnDevice(Dataset):
         (DataLoader(Stream()), "Stream"),
         ([torch.zeros(8)], "list"),
         (DataLoader(OnDevice()), "meta"),
+        (DataLoader(Subset(OnDevice(), [0, 1])), "meta"),
+        (DataLoader([torch.zeros(4, device="meta")]), "meta"),
     ],
-    ids=["subclass", "iterable", "no loader", "on device"],
+    ids=["subclass", "iterable", "no loader", "on device", "wrapped, on device", "list, on device"],
 )
 def test_rebuilding_is_refused_with_the_reason_when_it_is_not_safe(data: Any, says: str) -> None:
     with pytest.raises(TreatmentError, match=says):
         rebuilt(data, {"num_workers": 2})
+
+
+class Slotted:
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("dataset", [list(range(8)), Slotted()], ids=["list", "no attributes"])
+def test_any_dataset_with_items_gets_workers(dataset: Any) -> None:
+    old = DataLoader(dataset, batch_size=4)
+    assert torch.equal(torch.cat(list(rebuilt(old, {"num_workers": 1}))), torch.cat(list(old)))
 
 
 def test_batch_size_is_changed_when_the_loader_decides_it() -> None:

@@ -63,13 +63,13 @@ def refuses_batches(loader: Any) -> str | None:
 
 
 def _holds_device_tensors(dataset: Any, depth: int = 3) -> bool:
-    """A shallow look: attributes, the first items of containers in them, and wrapped datasets."""
+    """A shallow look: attributes, the first items of containers, of which it may be one, and wrapped datasets."""
     attributes = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
-    for value in attributes:
+    for value in (*attributes, dataset):
         if any(isinstance(item, torch.Tensor) and item.device.type != "cpu" for item in _first_items(value)):
             return True
         is_wrapped_dataset = callable(getattr(type(value), "__getitem__", None)) and hasattr(value, "__dict__")
-        if depth and is_wrapped_dataset and _holds_device_tensors(value, depth - 1):
+        if depth and value is not dataset and is_wrapped_dataset and _holds_device_tensors(value, depth - 1):
             return True
     return False
 

@@ -307,8 +307,9 @@ def test_probe_stops_when_samples_take_all_memory(monkeypatch: pytest.MonkeyPatc
         (type("MyLoader", (DataLoader,), {})(planted.Plain()), "MyLoader is not a plain torch DataLoader"),
         (DataLoader([]), "the dataset is empty"),
         (DataLoader(TensorDataset(torch.zeros(4, device="meta"))), "tensors on a device"),
+        (DataLoader([torch.zeros(4, device="meta")]), "tensors on a device"),
     ],
-    ids=["list", "subclass", "empty", "device"],
+    ids=["list", "subclass", "empty", "device", "list on a device"],
 )
 def test_probe_is_refused_with_a_reason_when_a_loader_cannot_be_copied(loader: Any, reason: str) -> None:
     prober = LoaderProber()
