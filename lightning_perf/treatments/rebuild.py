@@ -87,7 +87,7 @@ def _check_dataset_travels(dataset: Any) -> None:
 
 
 def _device_of(value: Any, depth: int = 4) -> Any:
-    """The device of a tensor found in a dataset, its attributes, the datasets it wraps; None where all is on the CPU."""
+    """The device of a tensor in a dataset, its attributes, the datasets it wraps; None where all is on the CPU."""
     import torch
 
     if isinstance(value, torch.Tensor):
