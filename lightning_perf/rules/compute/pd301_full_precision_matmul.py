@@ -48,7 +48,14 @@ CEILING_LOW_PART = 0.5
 # Numbers are read in 4 bytes and written in 2 to be cast, for each number of 4 bytes that a product moves.
 CAST_BYTES_FRACTION = 1.5
 
-MATRIX_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution")
+MATRIX_OPERATORS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::mkldnn_convolution",
+    "aten::convolution_backward",  # its products are in its own time: nothing is called below it
+)
 
 DOCS = """\
 ## What it measures

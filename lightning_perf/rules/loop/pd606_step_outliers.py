@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import duration, percent
@@ -17,7 +18,9 @@ MIN_SHARE = 0.02
 
 DOCS = """\
 ## What it measures
-What steps beyond three times the median took in excess of it, by the phase that grew most in each of them.
+What steps beyond three times the median took in excess of it, by the phase that grew most in each of them. What
+the training thread waited for a core meanwhile (other programs, too many threads) is no fault of these steps and is
+taken off.
 
 ## Why it costs
 The mean step decides how long a training takes, and a few long steps move it while the median stays.
@@ -50,6 +53,11 @@ def check(session: Session) -> Finding | None:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
     worst = outliers.worst[0] if outliers.worst else None
+    host = session.telemetry.host if session.telemetry is not None else None
+    queueing = (host.process_queueing_fraction or 0.0) if host is not None else 0.0
+    # A step that waits for a core is slow for no fault of its own. All of this waiting is taken for the slow steps'.
+    own = max(0.0, 1.0 - queueing / outliers.share)
+    is_disturbed = own < 0.5
     return timed_finding(
         steady,
         code=CODE,
@@ -58,6 +66,11 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{percent(outliers.share)} of the time is lost to {outliers.n} slow steps. They took more than "
             f"{duration(outliers.threshold_s)}; {phase.replace('_', ' ')} grew most."
+            + (
+                f" The training thread waited {percent(queueing or 0.0)} of its time for a core."
+                if is_disturbed
+                else ""
+            )
         ),
         evidence=(
             Evidence(
@@ -68,19 +81,22 @@ def check(session: Session) -> Finding | None:
                 n=outliers.n,
             ),
             Evidence(metric="a slow step takes more than", value=outliers.threshold_s, unit="s"),
+            *told("of its time, the training thread had no core to run on", queueing or None, "fraction"),
             *((Evidence(metric=f"slowest: step {worst.step}", value=worst.duration_s, unit="s"),) if worst else ()),
         ),
         prescriptions=(
             Prescription(
                 treatment="",
-                summary=f"look at what the slow steps do in {phase.replace('_', ' ')}",
+                summary="stop what else uses the cores, or give the training fewer threads than cores"
+                if is_disturbed
+                else f"look at what the slow steps do in {phase.replace('_', ' ')}",
                 safety="exact",
                 effort="hours",
             ),
         ),
-        claims=dict(outliers.excess_by_phase_s),
+        claims={phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()},
         low_s=0.0,
-        basis="from nothing to all that the slow steps took beyond the median",
+        basis="from nothing to all that the slow steps took beyond the median, but for waiting for a core",
         confidence="medium",
     )
 

@@ -1,0 +1,76 @@
+"""Take the loader's prescription and measure what it gains.
+
+Samples come from a disk that takes 2 ms to answer. The first training has no workers; the second takes the arguments
+that the diagnosis of the first prescribes. Run it: ``python examples/02_loader.py`` (about ten seconds on a CPU).
+"""
+
+import time
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor
+
+
+class Archive(Dataset):
+    """320 samples on a slow disk."""
+
+    def __len__(self):
+        return 320
+
+    def __getitem__(self, index):
+        time.sleep(0.002)  # the disk
+        return torch.full((256,), index / 320)
+
+
+class Regressor(LightningModule):
+    """Some milliseconds of elementwise work a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(256, 2048), nn.Linear(2048, 1)
+
+    def training_step(self, batch, batch_idx):
+        hidden = self.first(batch)
+        for _ in range(10):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def train(**loader_args):
+    """The session of one training."""
+    doctor = PerfDoctor(reports=())
+    trainer = Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        callbacks=[doctor],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Regressor(), DataLoader(Archive(), batch_size=16, **loader_args))
+    return doctor.session
+
+
+def main():
+    """Trains twice and prints both speeds."""
+    before = train()
+    print("Verdict:", before.verdict.text)
+    arguments = before.loader_args()
+    print("Prescribed:", arguments)
+    after = train(**arguments)
+    gain = before.steady.step_s.p50 / after.steady.step_s.p50
+    print(
+        f"A step took {before.steady.step_s.p50 * 1e3:.1f} ms, now {after.steady.step_s.p50 * 1e3:.1f} ms: {gain:.1f}x"
+    )
+    return before, after
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Fit a larger batch: what fills the memory, and two ways to make room.
+
+``memory_breakdown`` tells what training a model takes. Where activations fill the memory, keeping only the inputs of
+the repeated blocks makes room at the price of computing them twice; accumulating gradients over small batches trains as
+with a large one. Run it: ``python examples/04_checkpointing_and_accumulation.py`` (some seconds on a CPU).
+"""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf import PerfDoctor, memory_breakdown
+
+BATCH_SIZE = 128
+
+
+class Deep(LightningModule):
+    """Eight blocks of one kind."""
+
+    def __init__(self, is_checkpointed=False):
+        super().__init__()
+        self.is_checkpointed = is_checkpointed
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x))
+        return x
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4, fused=True)
+
+
+def activations(model, batch_size):
+    """Bytes that one step saves for its backward pass."""
+    breakdown = memory_breakdown(model, model.configure_optimizers(), torch.rand(batch_size, 256))
+    print(breakdown)
+    return next(part.n_bytes for part in breakdown.record.parts if part.kind == "activations")
+
+
+def accumulate(n):
+    """Trains with the same number of samples a step, in ``n`` parts."""
+    doctor = PerfDoctor(reports=())
+    trainer = Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        callbacks=[doctor],
+        accumulate_grad_batches=n,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Deep(), DataLoader(TensorDataset(torch.rand(BATCH_SIZE * 20, 256)), batch_size=BATCH_SIZE // n))
+    return doctor.session
+
+
+def main():
+    """Prints both ways."""
+    whole = activations(Deep(), BATCH_SIZE)
+    kept = activations(Deep(is_checkpointed=True), BATCH_SIZE)
+    part = activations(Deep(), BATCH_SIZE // 4)
+    print(
+        f"Activations: {whole / 2**20:.0f} MiB; checkpointed {kept / 2**20:.0f} MiB; in four parts {part / 2**20:.0f} MiB"
+    )
+    session = accumulate(4)
+    print(
+        f"{session.run.n_steps} batches of {BATCH_SIZE // 4} made {session.run.n_optimizer_steps} steps of {BATCH_SIZE}"
+    )
+    return whole, kept, part, session
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The whole ladder: one training with several faults, mended one after another, each rung measured.
+
+After each training the first prescription of its diagnosis is taken. ``lightning-perf trial -- python train.py`` does
+the same for a script of yours, in processes of their own and with intervals. Run it: ``python
+examples/06_full_comparison.py`` (about half a minute on a CPU).
+"""
+
+import tempfile
+import time
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf import PerfDoctor
+
+MAX_RUNGS = 4
+
+
+class Archive(Dataset):
+    """320 samples on a slow disk."""
+
+    def __len__(self):
+        return 320
+
+    def __getitem__(self, index):
+        time.sleep(0.002)  # the disk
+        return torch.full((64,), index / 320)
+
+
+class Regressor(LightningModule):
+    """Logs much at each step, and validates at length."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
+
+    def loss(self, batch):
+        hidden = self.first(batch)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        for index in range(60):
+            self.log(f"metric_{index}", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
+
+
+def train(folder, flags, loader_args):
+    """The session of one training with the arguments of the prescriptions taken so far."""
+    doctor = PerfDoctor(reports=())
+    arguments = {"log_every_n_steps": 1, "max_epochs": 4, **flags}
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=[doctor],
+        logger=CSVLogger(folder),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **arguments,
+    )
+    train_loader = DataLoader(Archive(), batch_size=16, **loader_args)
+    trainer.fit(Regressor(), train_loader, DataLoader(torch.rand(150, 64, 64), batch_size=None))
+    return doctor.session
+
+
+def first_new(session, flags, loader_args):
+    """The best prescription that changes an argument not changed yet."""
+    for finding in session.findings:
+        for one in finding.prescriptions:
+            if one.safety == "exact" and (one.trainer_flags or one.loader_args):
+                is_known = set(one.trainer_flags) <= set(flags) and set(one.loader_args) <= set(loader_args)
+                if not is_known and finding.severity != "info":
+                    return finding, one
+    return None
+
+
+def main():
+    """Climbs and prints the ladder."""
+    flags, loader_args, rungs = {}, {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        session = train(folder, flags, loader_args)
+        rungs.append(("as it was", seconds_a_batch(session)))
+        while len(rungs) <= MAX_RUNGS and (found := first_new(session, flags, loader_args)) is not None:
+            finding, prescription = found
+            flags.update(prescription.trainer_flags)
+            loader_args.update(prescription.loader_args)
+            session = train(folder, flags, loader_args)
+            rungs.append((f"{finding.code}: {prescription.summary}", seconds_a_batch(session)))
+    base = rungs[0][1]
+    for what, seconds in rungs:
+        print(f"{seconds * 1e3:7.1f} ms a batch  {base / seconds:4.1f}x  {what}")
+    return rungs
+
+
+def seconds_a_batch(session):
+    """With what lies between the steps: validation, logging, boundaries of epochs."""
+    return session.steady.span_s / session.steady.n_steps
+
+
+if __name__ == "__main__":
+    main()
