@@ -42,7 +42,7 @@ def activations(model, batch_size):
     """Bytes that one step saves for its backward pass."""
     breakdown = memory_breakdown(model, model.configure_optimizers(), torch.rand(batch_size, 256))
     print(breakdown)
-    return next(part.n_bytes for part in breakdown.record.parts if part.kind == "activations")
+    return breakdown.record.activations_bytes
 
 
 def accumulate(n):
@@ -67,13 +67,10 @@ def main():
     whole = activations(Deep(), BATCH_SIZE)
     kept = activations(Deep(is_checkpointed=True), BATCH_SIZE)
     part = activations(Deep(), BATCH_SIZE // 4)
-    print(
-        f"Activations: {whole / 2**20:.0f} MiB; checkpointed {kept / 2**20:.0f} MiB; in four parts {part / 2**20:.0f} MiB"
-    )
+    for what, n_bytes in {"whole": whole, "checkpointed": kept, "in four parts": part}.items():
+        print(f"Activations {what}: {n_bytes / 2**20:.1f} MiB")
     session = accumulate(4)
-    print(
-        f"{session.run.n_steps} batches of {BATCH_SIZE // 4} made {session.run.n_optimizer_steps} steps of {BATCH_SIZE}"
-    )
+    print(f"{session.run.n_steps} batches made {session.run.n_optimizer_steps} steps of {BATCH_SIZE} samples")
     return whole, kept, part, session
 
 

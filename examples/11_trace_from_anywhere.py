@@ -1,8 +1,8 @@
 """Read a trace from anywhere: it needs no Lightning, nor the machine that it was recorded on.
 
 A plain torch loop reads a tensor row by row; ``torch.profiler`` records it, and the trace is read as one that somebody
-sent you would be (``lightning-perf analyze TRACE`` does the same). Run it: ``python examples/11_trace_from_anywhere.py``
-(some seconds on a CPU).
+sent you would be (``lightning-perf analyze TRACE`` does the same). Run it: ``python
+examples/11_trace_from_anywhere.py`` (some seconds on a CPU).
 """
 
 import tempfile

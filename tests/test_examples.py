@@ -1,6 +1,7 @@
-"""Every example runs and says what it promises."""
+"""Every example runs and says what it promises. Gains are not asserted closely: other programs may hold the cores."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,14 @@ def run_main(name):
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module.main()
+
+
+def codes(session):
+    return [finding.code for finding in session.findings]
+
+
+def batch_s(session):
+    return session.steady.span_s / session.steady.n_steps
 
 
 def test_first_diagnosis_names_the_loader(capsys):
@@ -58,6 +67,104 @@ def test_tutorial_of_the_measured_gain_works_word_by_word(tmp_path):
     assert "settings.trainer.callbacks" not in comparison
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_loader_is_faster_with_the_arguments_prescribed():
+    before, after = run_main("02_loader")
+
+    assert "PD101" in codes(before)
+    assert before.loader_args()["num_workers"] >= 1
+    assert batch_s(after) < batch_s(before)
+
+
+def test_lower_precision_is_prescribed_where_the_cpu_is_faster_in_it():
+    before, after = run_main("03_mixed_precision")
+
+    if before.machine.has_fast_cpu_bf16:
+        assert "PD301" in codes(before)
+        assert after.settings.trainer.precision == "bf16-mixed"
+    else:
+        assert after is None
+
+
+def test_checkpointing_and_smaller_parts_make_room():
+    whole, kept, part, session = run_main("04_checkpointing_and_accumulation")
+
+    assert kept < whole / 2
+    assert part == pytest.approx(whole / 4, rel=0.1)
+    assert session.run.n_steps == 4 * session.run.n_optimizer_steps
+
+
+@pytest.mark.alone
+def test_compiling_is_timed_apart_from_the_steps():
+    before, after = run_main("05_compile")
+
+    assert before.compiler is None
+    if shutil.which("g++") or shutil.which("clang++"):
+        assert after.compiler.n_compiles >= 1
+        assert batch_s(after) < 2 * batch_s(before)
+
+
+@pytest.mark.alone
+def test_ladder_reaches_twice_the_speed():
+    rungs = run_main("06_full_comparison")
+
+    assert len(rungs) >= 3
+    assert rungs[0][1] / rungs[-1][1] >= 2
+
+
+def test_command_line_adds_the_doctor(capsys):
+    session = run_main("07_lightning_cli")
+
+    assert session.run.n_steps == 150
+    assert "Verdict:" in capsys.readouterr().out
+
+
+@pytest.mark.alone
+def test_slower_rank_is_named(tmp_path):
+    # DDP starts the script again for its second rank, so it must be the main program.
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "08_two_ranks.py")],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert "Verdict: PD701 Rank 1" in done.stdout
+
+
+def test_notebook_shows_the_session(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "09_notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names = {"__name__": "notebook"}
+    for source in code[:-2]:
+        exec(compile(source, "notebook", "exec"), names)
+    session, verdict = (eval(source, names) for source in code[-2:])
+
+    assert "PD504" in session._repr_html_()
+    assert "Reporter" in verdict
+
+
+def test_other_namespace_has_its_own_doctor():
+    pytest.importorskip("pytorch_lightning")
+    session = run_main("10_plain_pytorch_lightning")
+
+    assert "PD503" in codes(session)
+    assert session.trainer_flags()["detect_anomaly"] is False
+
+
+def test_trace_is_read_without_lightning():
+    trace = run_main("11_trace_from_anywhere")
+
+    assert len(trace.steps) == 4
+    assert trace.verdict.code == "PD304"
+
+
+EVERY = sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")])
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_example_is_run_by_a_test(path):
-    assert f'"{path.stem}"' in Path(__file__).read_text()
+    text = Path(__file__).read_text()
+    assert f'"{path.stem}"' in text or f'"{path.name}"' in text

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from score import Outcome, score
+import traceml
+from score import Outcome, Share, score
+from traceml import CATEGORIES, Said
 from traces import Recorded
 
 from lightning_perf.probes.machine import read_machine
@@ -30,10 +32,12 @@ on the half *tune* only. Shares stand with Wilson's 95 % interval.
 ## Cases
 
 {cases}
-{recorded}"""
+{recorded}{theirs}"""
 
 
-def text_of(outcomes: Sequence[Outcome], recorded: Sequence[Recorded], *, wall_s: float, command: str) -> str:
+def text_of(
+    outcomes: Sequence[Outcome], recorded: Sequence[Recorded], theirs: Sequence[Said], *, wall_s: float, command: str
+) -> str:
     """The page."""
     return _PAGE.format(
         command=command,
@@ -43,6 +47,7 @@ def text_of(outcomes: Sequence[Outcome], recorded: Sequence[Recorded], *, wall_s
         scores=_scores(outcomes),
         cases=_cases(outcomes),
         recorded=_recorded(recorded),
+        theirs=_theirs(outcomes, theirs),
     )
 
 
@@ -82,6 +87,33 @@ def _recorded(recorded: Sequence[Recorded]) -> str:
     rows = [(f"`{one.file}`", one.what, " or ".join(one.expect) or "nothing", ", ".join(one.said) or one.verdict,
              str(one.rank or "missed")) for one in recorded]  # fmt: skip
     return "\n## Recorded traces\n\n" + _table(("trace", "what", "expected", "said", "rank"), rows) + "\n"
+
+
+def _theirs(outcomes: Sequence[Outcome], theirs: Sequence[Said]) -> str:
+    """TraceML beside the doctor, both asked for the category only."""
+    if not theirs:
+        return ""
+    faulty = [one for one in theirs if one.case.kind != "healthy"]
+    healthy = [one for one in theirs if one.case.kind == "healthy"]
+    rows = [(f"`{one.case.name}`", " or ".join(one.case.expect) or "healthy",
+             ", ".join(one.kinds) or one.error.replace("\n", " "), "yes" if one.is_right else "no")
+            for one in theirs]  # fmt: skip
+    ours = score(outcomes)
+    sums = [
+        ("the cause's category is told", str(Share(sum(one.is_right for one in faulty), len(faulty))),
+         f"{ours.first} (the cause itself, first)"),
+        ("healthy runs accused", str(Share(sum(not one.is_right for one in healthy), len(healthy))), str(ours.accused)),
+    ]  # fmt: skip
+    categories = [(kind, codes.replace(" ", ", ")) for kind, codes in CATEGORIES.items()]
+    return (
+        f"\n## TraceML on the same cases\n\n{traceml.__doc__ or ''}\n"
+        + _table(("", "TraceML", "PerfDoctor"), sums)
+        + "\n\n"
+        + _table(("its category", "counts for"), categories)
+        + "\n\n"
+        + _table(("case", "cause", "TraceML said", "right"), rows)
+        + "\n"
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,18 +13,21 @@ of the medians of their blocks. Healthy ones are diagnosed ``--healthy-rounds`` 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import page
+import traceml
 import traces
 from case import Case, read_all
 from score import Outcome, outcome_of
-from surgery import Ended, Order, preload, run_all
+from surgery import Ended, Order, measure_ceilings, preload, run_all
 
 
 def parsed_arguments() -> argparse.Namespace:
@@ -37,6 +40,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy one is diagnosed")
     parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed, as it is and mended")
     parser.add_argument("--cores", type=int, default=2, help="cores in use: so many cases at once (default: 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what each diagnosed run said")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument(
         "--traceml", action="store_true", help="diagnose with TraceML too, in an environment of its own"
@@ -103,18 +107,36 @@ def tell(end: Ended, shows_evidence: bool) -> None:
             print(f"    {fact[0]}: {fact[1].share:.1%}", file=sys.stderr)
 
 
+def as_json(one: Outcome) -> dict[str, Any]:
+    """What a test reads."""
+    return {
+        "case": one.case.name,
+        "kind": one.case.kind,
+        "rank": one.rank,
+        "second_rank": one.second_rank,
+        "said": [[finding.code, finding.severity, finding.confidence] for finding in one.said],
+        "error": one.error,
+    }
+
+
 def main() -> int:
     """Runs what was asked for; 0 where every case could be run."""
     arguments = parsed_arguments()
     cases = chosen(arguments)
     preload()
     started_s = time.monotonic()
+    for n_threads in (1, 2):
+        measure_ceilings(n_threads)
     ended = run_all(orders_for(cases, arguments), arguments.cores, lambda end: tell(end, arguments.show))
     outcomes = outcomes_of(cases, ended)
     recorded = [] if arguments.cases or arguments.fast else traces.diagnosed()
+    venv = traceml.environment() if arguments.traceml else None
+    theirs = traceml.diagnosed(cases, venv) if venv is not None else []
     wall_s = time.monotonic() - started_s
-    text = page.text_of(outcomes, recorded, wall_s=wall_s, command=" ".join(sys.argv[1:]))
+    text = page.text_of(outcomes, recorded, theirs, wall_s=wall_s, command=" ".join(sys.argv[1:]))
     print(text)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([as_json(one) for one in outcomes], indent=1), encoding="utf-8")
     if arguments.write:
         page.PAGE.write_text(text, encoding="utf-8")
     return 1 if any(end.error for end in ended) else 0

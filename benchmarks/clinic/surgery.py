@@ -23,6 +23,7 @@ import torch
 from case import Case
 
 from lightning_perf import load
+from lightning_perf.probes.ceilings import cached, measured_in_child
 from lightning_perf.records import SESSION_FILE, Session
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
@@ -81,6 +82,15 @@ def preload() -> None:
     """Imports what each case needs; starts no thread, so that forking is safe."""
     for name in PRELOADED:
         importlib.import_module(name)
+
+
+def measure_ceilings(n_threads: int) -> None:
+    """What a run of some minutes measures at its end, once for all runs on this machine, and keeps."""
+    torch.set_num_threads(n_threads)
+    if cached(torch.device("cpu")) is None:
+        _, reason = measured_in_child(torch.device("cpu"))
+        if reason:
+            print(f"this CPU's ceilings are not known with {n_threads} threads: {reason}", file=sys.stderr)
 
 
 def run_all(orders: Iterable[Order], n_cores: int, told: Callable[[Ended], None]) -> list[Ended]:

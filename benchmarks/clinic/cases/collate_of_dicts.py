@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Records(Dataset):
     def __init__(self):
-        self.records = [{f"field{n}": float(n * index % 7) for n in range(400)} for index in range(320)]
+        self.records = [{f"field{n}": n * index % 7 / 7 for n in range(400)} for index in range(320)]
         self.rows = torch.tensor([list(record.values()) for record in self.records])
 
     def __len__(self):

@@ -34,9 +34,8 @@ class Features(Dataset):
 
     def __getitem__(self, index):
         row = self.rows[index]
-        return torch.from_numpy(
-            (self.spectrum(row)[:400] + self.order(row) + self.smooth(row[:9000])).astype(np.float32)
-        )
+        features = self.spectrum(row)[:400] / 400 + self.order(row) + self.smooth(row[:9000])
+        return torch.from_numpy(features.astype(np.float32)) / 10
 
 
 class Net(LightningModule):

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 class Rows(Dataset):
     def __init__(self):
-        self.rows = [{str(n): index * 0.01 + n for n in range(400)} for index in range(1600)]
+        self.rows = [{str(n): index / 1600 + n / 400 for n in range(400)} for index in range(1600)]
 
     def __len__(self):
         return len(self.rows)

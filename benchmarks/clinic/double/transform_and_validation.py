@@ -56,7 +56,7 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
-loader, val_loader = DataLoader(Images(480), batch_size=16), DataLoader(torch.rand(64, 640, 400), batch_size=None)
+loader, val_loader = DataLoader(Images(480), batch_size=16), DataLoader(torch.rand(20, 640, 400), batch_size=None)
 
 trainer = Trainer(
     max_epochs=4,

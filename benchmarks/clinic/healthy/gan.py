@@ -47,5 +47,6 @@ trainer = Trainer(
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
+    precision="bf16-mixed",
 )
 trainer.fit(Net(), loader)

@@ -1,0 +1,70 @@
+"""The clinic: causes are named, healthy trainings are left alone, and every case says what is known of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_perf.rules.engine import all_rules
+
+CLINIC = Path(__file__).parents[1] / "benchmarks" / "clinic"
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the clinic forks and pins its cases")
+
+sys.path.insert(0, str(CLINIC))
+import case as clinic_case  # noqa: E402
+
+CASES = clinic_case.read_all()
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the doctor said of each fast case."""
+    file = tmp_path_factory.mktemp("clinic") / "said.json"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, str(CLINIC / "run.py"), "--fast", "--json", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert file.exists(), done.stderr[-2000:]
+    rows: list[dict[str, Any]] = json.loads(file.read_text())
+    return rows
+
+
+@pytest.mark.alone
+def test_every_fast_case_is_diagnosed(said: list[dict[str, Any]]) -> None:
+    assert [one for one in said if one["error"]] == []
+    assert {one["case"] for one in said} == {case.name for case in CASES if case.is_fast}
+
+
+@pytest.mark.alone
+def test_cause_is_among_the_first_three_when_a_fault_was_planted(said: list[dict[str, Any]]) -> None:
+    missed = [one for one in said if one["kind"] != "healthy" and (one["rank"] or 99) > 3]
+    assert missed == []
+
+
+@pytest.mark.alone
+def test_nothing_is_said_with_confidence_when_a_training_is_healthy(said: list[dict[str, Any]]) -> None:
+    for one in said:
+        if one["kind"] == "healthy":
+            # A busy machine lowers the confidence of what it makes look slow.
+            assert [f for f in one["said"] if f[1] in ("high", "medium") and f[2] == "high"] == [], one
+
+
+def test_there_are_enough_cases_of_each_kind() -> None:
+    counts = {kind: sum(case.kind == kind for case in CASES) for kind in clinic_case.FOLDERS}
+    assert counts["fault"] >= 45
+    assert counts["healthy"] >= 12
+    assert counts["double"] >= 8
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_case_names_rules_that_exist_and_can_be_mended(case: Any) -> None:
+    codes = {rule.code for rule in all_rules()}
+    assert {*case.expect, *filter(None, [case.second])} <= codes
+    assert bool(case.expect) == (case.kind != "healthy")
+    assert bool(case.second) == (case.kind == "double")
+    assert case.treatments or not case.fix or case.mended() != case.script.read_text(encoding="utf-8")
