@@ -42,8 +42,9 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=2, help="cores in use: so many cases at once (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each diagnosed run said")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
+    parser.add_argument("--traceml", action="store_true", help="ask TraceML too, in an environment of its own")
     parser.add_argument(
-        "--traceml", action="store_true", help="diagnose with TraceML too, in an environment of its own"
+        "--traceml-venv", type=Path, metavar="FOLDER", help="that environment, where it is there already"
     )
     parser.add_argument("--write", action="store_true", help=f"write {page.PAGE.relative_to(page.REPOSITORY)}")
     return parser.parse_args()
@@ -130,7 +131,7 @@ def main() -> int:
     ended = run_all(orders_for(cases, arguments), arguments.cores, lambda end: tell(end, arguments.show))
     outcomes = outcomes_of(cases, ended)
     recorded = [] if arguments.cases or arguments.fast else traces.diagnosed()
-    venv = traceml.environment() if arguments.traceml else None
+    venv = traceml.environment(arguments.traceml_venv) if arguments.traceml else None
     theirs = traceml.diagnosed(cases, venv) if venv is not None else []
     wall_s = time.monotonic() - started_s
     text = page.text_of(outcomes, recorded, theirs, wall_s=wall_s, command=" ".join(sys.argv[1:]))
