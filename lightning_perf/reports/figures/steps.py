@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import PHASES, STEP_PHASES, Session
@@ -199,11 +200,12 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
     """Phase, name and values of what can be seen; phases that are small everywhere are added up with ``other``."""
-    totals = [sum(values) for values in zip(*series.values(), strict=True)]
+    totals = [sum(value for value in values if math.isfinite(value)) for values in zip(*series.values(), strict=True)]
     kept, rest, n_folded = [], [0.0] * len(totals), 0
     for phase, values in series.items():
+        # What is not a number counts as seen, so that its gap is.
         is_seen = any(
-            value >= summary.FOLDED_BELOW_SHARE * total > 0 for value, total in zip(values, totals, strict=True)
+            not value < summary.FOLDED_BELOW_SHARE * total for value, total in zip(values, totals, strict=True) if value
         )
         if is_seen and phase != "other":
             kept.append((phase, phase_name(phase), values))
