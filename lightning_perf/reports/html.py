@@ -45,6 +45,12 @@ class Facts(NamedTuple):
     facts: Sequence[str]
 
 
+class Statements(NamedTuple):
+    """Sentences, one below the other."""
+
+    lines: Sequence[str]
+
+
 class Table(NamedTuple):
     """Text in rows; ``alignments`` has ``l`` or ``r`` for each column. ``bars`` are start and length, 0…1, by row."""
 
@@ -95,7 +101,7 @@ class Diagnosis(NamedTuple):
     is_open: bool
 
 
-Item = Facts | Table | Figure | Code | Heading | Folded | Diagnosis
+Item = Facts | Statements | Table | Figure | Code | Heading | Folded | Diagnosis
 
 
 class Part(NamedTuple):
@@ -346,7 +352,7 @@ def _windows(session: Session) -> Iterator[Item]:
             if section.heads:
                 yield Folded(section.title, Table(section.heads, "l" + "r" * (len(section.heads) - 1), section.rows))
             elif section.title == "Facts":
-                yield Facts([wording.line(row[0], 600) for row in section.rows])
+                yield Statements([wording.line(row[0], 600) for row in section.rows])
 
 
 def _about(session: Session, left_out: dict[str, str]) -> Iterator[Item]:

@@ -174,7 +174,7 @@ def sections(record: TraceRecord) -> Iterator[Section]:
             ("name", "kind", "n", "time", "share"),
             [
                 (
-                    _name(_brief(each.name)),
+                    _name(wording.kernel_name(each.name)),
                     each.kind,
                     f"{each.n:,}",
                     wording.seconds(each.total_s),
@@ -310,13 +310,6 @@ def trace_facts(record: TraceRecord) -> Iterator[str]:
             + (device.format(s(phase.device_s)) if record.device else "")
             for phase in record.phases
         )
-
-
-def _brief(kernel: str) -> str:
-    """A kernel's name without what half of all kernels have in common."""
-    for common in ("void ", "at::native::", "(anonymous namespace)::"):
-        kernel = kernel.replace(common, "")
-    return kernel
 
 
 def _site(site: str, function: str) -> str:

@@ -168,6 +168,13 @@ def phase_name(name: str) -> str:
     return line(name.replace("_", " "), 32)
 
 
+def kernel_name(name: str) -> str:
+    """A kernel's name without what half of all kernels have in common."""
+    for common in ("void ", "at::native::", "(anonymous namespace)::"):
+        name = name.replace(common, "")
+    return name
+
+
 def line(text: str, limit: int = 200) -> str:
     """Foreign text as one line: no control characters, blanks folded, cut at ``limit`` characters."""
     return cut(_BLANKS.sub(" ", _safe(text[: 4 * limit])).strip(), limit)

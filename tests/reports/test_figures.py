@@ -359,7 +359,7 @@ def test_trace_figures_show_the_last_window() -> None:
     kernels = drawn("kernels", traced())["data"]
     assert [trace["x"] for trace in kernels] == [[pytest.approx(90)], [pytest.approx(60)]]
     operators = drawn("operators", traced())
-    assert operators["layout"]["yaxis"]["ticktext"] == ["aten::mm", "aten::add_"]
+    assert operators["layout"]["yaxis"]["ticktext"] == ["mm", "add_"]
     assert operators["data"][1]["x"] == pytest.approx([90, 60])
 
 

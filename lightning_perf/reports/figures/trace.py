@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import CATEGORIES, Session, TraceRecord
-from lightning_perf.reports.wording import number, seconds, share
+from lightning_perf.reports.wording import kernel_name, number, seconds, share
 
 from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
 from .parts import figure, label, rows_axis, rows_height, seconds_scale
@@ -127,23 +127,24 @@ def kernels(session: Session, theme: Theme = "light") -> go.Figure | None:
     shown = trace.kernels.top[:MAX_ROWS]
     unit, factor = seconds_scale(one.total_s for one in shown)
     data = []
-    for kind in dict.fromkeys(one.kind for one in shown):
-        rows = [(row, one) for row, one in enumerate(shown) if one.kind == kind]
+    groups = [one.kind if one.kind in _KIND_COLOURS else "other kinds" for one in shown]
+    for group in sorted(set(groups), key=lambda name: (name not in _KIND_COLOURS, groups.index(name))):
+        rows = [(row, one) for row, one in enumerate(shown) if groups[row] == group]
         data.append(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": label(kind, 24),
+                "name": group,
                 "y": [row for row, _ in rows],
                 "x": [one.total_s * factor for _, one in rows],
                 "width": 0.8,
-                "marker": {"color": _KIND_COLOURS.get(kind, GREY)},
+                "marker": {"color": _KIND_COLOURS.get(group, GREY)},
                 "customdata": [
                     [label(one.name, 100), seconds(one.total_s), f"{one.n:,}", share(one.share),
-                     seconds(one.total_s / one.n) if one.n else ""]
+                     seconds(one.total_s / one.n) if one.n else "", label(one.kind, 24)]
                     for _, one in rows
                 ],
-                "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}, %{customdata[3]} of all kernels<br>"
+                "hovertemplate": "%{customdata[0]} (%{customdata[5]})<br>%{customdata[1]}, %{customdata[3]} of all kernels<br>"
                 "%{customdata[2]} launches, %{customdata[4]} on average<extra></extra>",
             }
         )  # fmt: skip
@@ -154,7 +155,7 @@ def kernels(session: Session, theme: Theme = "light") -> go.Figure | None:
         has_legend=True,
         barmode="overlay",
         xaxis={"title": {"text": f"time on the device in the window ({unit})"}, "rangemode": "tozero"},
-        yaxis=rows_axis([label(one.name, 36) for one in shown]),
+        yaxis=rows_axis([label(kernel_name(one.name), 36) for one in shown]),
     )
 
 
@@ -192,5 +193,5 @@ def _traced_operators(trace: TraceRecord, theme: Theme) -> go.Figure:
         has_legend=True,
         barmode="group",
         xaxis={"title": {"text": f"time in the window ({unit})"}, "rangemode": "tozero"},
-        yaxis=rows_axis([label(one.name, 32) for one in shown]),
+        yaxis=rows_axis([label(one.name.removeprefix("aten::"), 32) for one in shown]),
     )

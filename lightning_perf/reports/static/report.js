@@ -22,7 +22,14 @@
       const axis = layout.yaxis || {};
       if (axis.ticktext) axis.ticktext = axis.ticktext.map((text) => shortened(text, 14));
       layout.font = { size: 11 };
-      if (layout.showlegend) layout.height += 14 * figure.data.length;
+      if (layout.showlegend) {
+        // As many entries side by side as there is room for, in a place of their own above the plot.
+        const longest = Math.max(...figure.data.map((trace) => (trace.name || "").length));
+        const top = 16 + 19 * Math.ceil(figure.data.length / (longest > 18 ? 1 : 2));
+        layout.height += top - layout.margin.t;
+        layout.margin.t = top;
+        Object.assign(layout.legend, { yref: "container", y: 1, yanchor: "top" });
+      }
     }
     return layout;
   }
