@@ -144,7 +144,8 @@ def kernels(session: Session, theme: Theme = "light") -> go.Figure | None:
                      seconds(one.total_s / one.n) if one.n else "", label(one.kind, 24)]
                     for _, one in rows
                 ],
-                "hovertemplate": "%{customdata[0]} (%{customdata[5]})<br>%{customdata[1]}, %{customdata[3]} of all kernels<br>"
+                "hovertemplate": "%{customdata[0]} (%{customdata[5]})<br>"
+                "%{customdata[1]}, %{customdata[3]} of all kernels<br>"
                 "%{customdata[2]} launches, %{customdata[4]} on average<extra></extra>",
             }
         )  # fmt: skip
