@@ -256,7 +256,7 @@ def _without_empty(table: Table) -> Table:
 
 def _ranks(session: Session, shown: list[Item]) -> tuple[str, list[Item]]:
     ranks = session.ranks
-    if ranks is None or len(ranks.summaries) < 2:
+    if ranks is None or not rank_rows.is_worth_showing(ranks):
         return "Ranks", []
     heads, *rows = rank_rows.rank_table(ranks)
     items = [*shown, Table(heads, "l" + "r" * (len(heads) - 1), rows)]

@@ -112,7 +112,7 @@ def _memory(session: Session) -> Iterator[str]:
 
 def _ranks(session: Session) -> Iterator[str]:
     ranks = session.ranks
-    if ranks is None or len(ranks.summaries) < 2:
+    if ranks is None or not rank_rows.is_worth_showing(ranks):
         return
     yield f"### {escape(rank_rows.rank_title(ranks))}"
     heads, *rows = rank_rows.rank_table(ranks)

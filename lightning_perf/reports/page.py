@@ -140,7 +140,7 @@ class Page:
     def ranks(self, session: Session) -> Iterator[RenderableType]:
         """The ranks beside one another, where there are several."""
         ranks = session.ranks
-        if ranks is None or len(ranks.summaries) < 2:
+        if ranks is None or not rank_rows.is_worth_showing(ranks):
             return
         yield self.title(rank_rows.rank_title(ranks))
         rows = rank_rows.rank_table(ranks)

@@ -32,6 +32,11 @@ class RankRow(NamedTuple):
     batches: str
 
 
+def is_worth_showing(ranks: Ranks) -> bool:
+    """Whether there is something to compare, or a rank to miss."""
+    return len(ranks.summaries) > 1 or bool(ranks.summaries and ranks.missing)
+
+
 def rank_title(ranks: Ranks) -> str:
     """What the rows are about."""
     n_nodes = len({one.node for one in ranks.summaries})

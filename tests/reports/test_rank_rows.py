@@ -8,7 +8,7 @@ import pytest
 from lightning_perf.records import MissingRank, RankSummary, together
 from lightning_perf.reports import console
 from lightning_perf.reports.markdown import to_markdown
-from lightning_perf.reports.rank_rows import rank_facts, rank_rows, rank_strip, rank_title
+from lightning_perf.reports.rank_rows import is_worth_showing, rank_facts, rank_rows, rank_strip, rank_title
 
 from .sessions import ddp
 
@@ -90,3 +90,9 @@ def test_what_few_ranks_found_is_told_with_their_numbers() -> None:
     facts = rank_facts(msgspec.structs.replace(ranks, summaries=summaries))
     assert "PD801 thermal-throttling on ranks 3, 5" in facts
     assert not any("PD301" in fact or "PD606" in fact for fact in facts)
+
+
+def test_ranks_are_shown_where_several_told_or_one_is_missed() -> None:
+    assert is_worth_showing(ranks_of(2))
+    assert is_worth_showing(ranks_of(1, n_missing=1))
+    assert not is_worth_showing(ranks_of(1))
