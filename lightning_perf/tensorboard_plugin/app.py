@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from tensorboard import plugin_util
 from tensorboard.backend import http_util
 from tensorboard.data import provider
 from werkzeug import Request, Response
+from werkzeug.wsgi import wrap_file
 
 from lightning_perf.errors import PerfDoctorError, SessionError
 from lightning_perf.records import Session, from_json
@@ -207,11 +208,16 @@ class App:
         if file is None:
             raise Refused(404, "the trace is not on this machine")
         try:
-            content = Path(file).read_bytes()
+            content = open(file, "rb")  # noqa: SIM115 - closed by the server once it is sent
         except OSError as error:
             raise Refused(404, f"the trace cannot be read: {error.strerror}") from error
         # As it is, packed or not: Perfetto unpacks by itself.
-        return Response(content, content_type="application/octet-stream", headers=_SAFE_HEADERS)
+        return Response(
+            wrap_file(request.environ, content),
+            content_type="application/octet-stream",
+            headers=[*_SAFE_HEADERS, ("Content-Length", str(os.fstat(content.fileno()).st_size))],
+            direct_passthrough=True,
+        )
 
     # -- inside ------------------------------------------------------------
 

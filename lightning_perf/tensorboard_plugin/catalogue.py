@@ -18,6 +18,9 @@ TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 FRESH_S = 3.0
 """A look at the disk is good for so long; the page asks every five seconds."""
 
+_REST = 10
+"""And for so many times as long as it took: a slow disk is left alone most of the time."""
+
 _STEM = SESSION_FILE.removesuffix(".json")
 _MOST_FOLDERS = 20_000
 """Where a log directory holds more, the rest is left out and said to be: it is probably no log directory."""
@@ -86,7 +89,7 @@ class Catalogue:
         self._roots = roots
         self._lock = threading.Lock()
         self._looking: threading.Thread | None = None
-        self._looked_at = -FRESH_S
+        self._next_look = 0.0
         self._entries: dict[str, Entry] = {}
         self._heads: dict[tuple[str, Stamp], tuple[Head | None, str]] = {}
         self.is_complete = False
@@ -99,7 +102,7 @@ class Catalogue:
             patience_s: How long to wait for a look under way.
         """
         with self._lock:
-            if self._looking is None and time.monotonic() - self._looked_at >= FRESH_S:
+            if self._looking is None and time.monotonic() >= self._next_look:
                 self._looking = threading.Thread(target=self._look, name="perfdoctor-catalogue", daemon=True)
                 self._looking.start()
             looking = self._looking
@@ -108,40 +111,46 @@ class Catalogue:
         return self._entries
 
     def _look(self) -> None:
+        begin = told = time.monotonic()
         try:
             found: dict[str, Entry] = {}
             self.is_cut = False
             for name, root in self._roots:
                 for entry in self._found_in(name, root):
                     found[entry.id] = entry
-                    if not self.is_complete:  # at the first look, a page need not wait for the last folder
-                        self._entries = dict(found)
+                    # At the first look, a page need not wait for the last folder.
+                    if not self.is_complete and time.monotonic() - told > 0.1:
+                        self._entries, told = dict(found), time.monotonic()
             self._entries = found
             known = {(entry.path, entry.stamp) for entry in found.values()}
             self._heads = {key: head for key, head in self._heads.items() if (key[0], _text(key[1])) in known}
         finally:
+            now = time.monotonic()
             with self._lock:
-                self.is_complete, self._looking, self._looked_at = True, None, time.monotonic()
+                self.is_complete, self._looking = True, None
+                self._next_look = now + max(FRESH_S, _REST * (now - begin))
 
     def _found_in(self, name: str, root: str) -> Iterator[Entry]:
         for n, (folder, inner, files) in enumerate(os.walk(root)):
             if n >= _MOST_FOLDERS:
                 self.is_cut = True
                 return
+            has_ranks = RANKS_FOLDER in inner
             inner[:] = sorted(each for each in inner if not each.startswith(".") and each != RANKS_FOLDER)
             below = os.path.relpath(folder, root)
             label = "/".join(filter(None, (name, "" if below == "." else below.replace(os.sep, "/"))))
-            yield from self._in_folder(folder, label or os.path.basename(os.path.abspath(root)) or "/", files)
+            label = label or os.path.basename(os.path.abspath(root)) or "/"
+            yield from self._in_folder(folder, label, files, has_ranks)
 
-    def _in_folder(self, folder: str, label: str, files: list[str]) -> Iterator[Entry]:
+    def _in_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
         told: set[str] = set()
         sessions = sorted(each for each in files if each.startswith(_STEM) and each.endswith(".json"))
-        ranks = Path(folder, RANKS_FOLDER)
-        if not sessions and next(ranks.glob(f"{_STEM}*.rank*.json"), None):  # rank 0 died before it could save
+        ranks = sorted(Path(folder, RANKS_FOLDER).glob(f"{_STEM}*.rank*.json")) if has_ranks else []
+        if ranks and not sessions:  # rank 0 died before it could save
             sessions = [SESSION_FILE]
         for file in sessions:
             path = os.path.join(folder, file)
-            stamp = _newest([path, *map(str, ranks.glob(f"{Path(file).stem}.rank*.json"))])
+            stamp = _newest([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
             head, error = self._head(path, stamp)
             told |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(

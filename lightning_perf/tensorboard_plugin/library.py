@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lightning_perf.errors import PerfDoctorError
 from lightning_perf.records import Machine, Run, Session, TraceRecord, Verdict, Window, load_run
 
-from .catalogue import Entry
+from .catalogue import TRACE_ENDINGS, Entry
 
 if TYPE_CHECKING:
     from .timeline import Lane
@@ -196,10 +196,7 @@ class Library:
         index = _chosen(chosen, len(windows))
         window = windows[index]
         labels = tuple(f"steps {w.first_step:,} to {w.first_step + max(w.n_steps, 1) - 1:,}" for w in windows)
-        file = os.path.join(os.path.dirname(entry.path), window.file) if entry.path and window.file else None
-        if file is not None and not os.path.isfile(file):
-            file = None
-        return Shown(entry.label, session, window.trace, labels, index, file=file)
+        return Shown(entry.label, session, window.trace, labels, index, file=_trace_beside(entry.path, window.file))
 
     def file(self, entry: Entry, chosen: int | None) -> str | None:
         """Where one of its traces lies; None where it is not on this machine. Of traces alone nothing is read."""
@@ -241,6 +238,20 @@ class Library:
         if isinstance(record, Reading):
             return record
         return Shown(entry.label, session_of(record), record, entry.files, index, is_trace_only=True, file=file)
+
+
+def _trace_beside(session: str, name: str | None) -> str | None:
+    """The trace that a session names, where it lies; None for anything but a trace in the session's own folder.
+
+    A session may come from anywhere, and what it names is sent to whoever asks: no way leads out of its folder.
+    """
+    if not session or not name or not name.endswith(TRACE_ENDINGS):
+        return None
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts:
+        return None
+    file = Path(session).parent.joinpath(*parts)
+    return str(file) if file.is_file() else None
 
 
 def session_of(record: TraceRecord) -> Session:

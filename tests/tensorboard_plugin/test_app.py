@@ -103,6 +103,7 @@ def test_runs_finds_what_other_ranks_left_when_the_first_died(tab: Open, tmp_pat
 
 def test_a_run_added_meanwhile_is_listed(tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
+    monkeypatch.setattr(catalogue, "_REST", 0)
     one = tab()
     assert one.runs() == []
     save(starved(), tmp_path / "late")
@@ -111,6 +112,7 @@ def test_a_run_added_meanwhile_is_listed(tab: Open, tmp_path: Path, monkeypatch:
 
 def test_stamp_changes_with_the_session(tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
+    monkeypatch.setattr(catalogue, "_REST", 0)
     path = save(starved(), tmp_path)
     one = tab()
     [before] = one.json("runs")["runs"]
@@ -152,7 +154,7 @@ def test_is_active_when_sessions_or_traces_lie_in_the_log_directory(tab: Open, t
 
 
 def test_a_look_at_the_disk_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
+    looks: list[str] = []
     monkeypatch.setattr(catalogue.os, "walk", lambda root: looks.append(root) or iter(()))
     one = Catalogue([("", str(tmp_path))])
     for _ in range(5):
@@ -268,6 +270,23 @@ def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> 
     figures = [one.json("figure", run=run, name="operators", trace=i)["figure"] for i in (0, 1)]
     assert [len(figure["data"][0]["y"]) for figure in figures] == [2, 3]
     assert one.json("view", 404, view="operators", run=run, trace=2)
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["../secret.pt.trace.json", "/etc/passwd", "inner/../../secret.pt.trace.json", "notes.txt", "gone.pt.trace.json"],
+)
+def test_a_session_cannot_name_a_file_that_is_no_trace_of_its_own(tab: Open, tmp_path: Path, named: str) -> None:
+    trace_file(tmp_path / "secret.pt.trace.json")
+    trace = analyze(trace_file(tmp_path / "run" / "own.pt.trace.json"))
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    window = Window(first_step=0, n_steps=2, status="recorded", reason="", cost_s=0.0, file="own.pt.trace.json",
+                    trace=trace)  # fmt: skip
+    session = msgspec.structs.replace(starved(), windows=(window, msgspec.structs.replace(window, file=named)))
+    save(session, tmp_path / "run")
+    one = tab()
+    assert one.get("trace", run="run/perf_session.json", trace=0).status_code == 200
+    assert one.get("trace", run="run/perf_session.json", trace=1).status_code == 404
 
 
 def test_view_goes_on_after_a_part_that_cannot_be_drawn(
