@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_perf.probes import flops
+from lightning_perf.probes.flop_formulas import formula_of
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.records import ModelProfile
 
@@ -349,3 +350,40 @@ def test_step_of_too_many_operators_goes_on_uncounted(monkeypatch: pytest.Monkey
 def test_denormal_share_is_a_plain_number_that_json_can_hold() -> None:
     found = flops._denormal_fraction((torch.tensor([1e-40, 1.0]),))
     assert type(found) is float
+
+
+def test_zeros_are_no_denormal_numbers() -> None:
+    profile = counted(nn.Linear(64, 64), torch.zeros(4, 64), train=False)
+    [operator] = [o for o in profile.operators if o.flops]
+    assert operator.denormal_fraction == 0.0
+
+
+def test_views_are_not_started() -> None:
+    modules = counted(nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8), train=False).modules
+    # The product, whose transposed weight is a view; the sum outside.
+    assert {module.path: module.n_operators for module in modules} == {"0": 1, "": 1}
+
+
+def test_dtype_is_that_of_the_numbers_computed_with() -> None:
+    profile = counted(nn.Embedding(4, 2), torch.zeros(100, dtype=torch.long), train=False)
+    assert {o.name: o.dtype for o in profile.operators}["aten::embedding"] == "float32"
+
+
+def test_gradients_added_up_belong_to_the_module_of_their_parameter() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    inputs = torch.randn(4, 8)
+
+    def started() -> dict[str, int | None]:
+        return {module.path: module.n_operators for module in counted(model, inputs).modules}
+
+    first, again = started(), started()  # the second time there are gradients to add to
+    assert {path: (again[path] or 0) - (n or 0) for path, n in first.items()} == {"0": 2, "1": 0, "2": 2, "": 0}
+
+
+@pytest.mark.parametrize(("wants_weights", "n_products"), [(True, 2), (False, 1)])
+def test_recurrent_backward_of_cudnn_counts_what_it_is_asked_for(wants_weights: bool, n_products: int) -> None:
+    inputs, weights = torch.zeros(10, 4, 16), [torch.zeros(128, 16), torch.zeros(128, 32), torch.zeros(128)]
+    formula = formula_of(torch.ops.aten._cudnn_rnn_backward)
+    assert formula is not None
+    arguments = (inputs, weights, *(None,) * 17, [True, True, True, wants_weights])
+    assert formula(arguments, None) == n_products * 2 * 10 * 4 * 128 * (16 + 32)
