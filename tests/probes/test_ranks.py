@@ -335,6 +335,16 @@ def test_waiting_between_epochs_is_no_part_of_a_step() -> None:
     assert found.own_s + found.waiting_s == pytest.approx(found.step_s)
 
 
+def test_step_that_was_cut_short_does_not_count_as_waiting_of_the_others() -> None:
+    steps = Steps()
+    for _ in range(60):
+        steps.step(own_s=0.003, waiting_s=0.007)
+    times = steady(forward=0.004, backward=0.010)
+    cut = msgspec.structs.replace(times.phases["backward"], total_s=100 * 0.010 + 5.0)
+    times = msgspec.structs.replace(times, phases={**times.phases, "backward": cut})
+    assert rank_summary(0, times, (), (), steps.watch).waiting_s == pytest.approx(0.007)
+
+
 def test_on_a_device_the_host_blocked_by_its_own_work_is_not_waiting_for_others() -> None:
     steps = Steps(device=True)
     for _ in range(60):

@@ -67,6 +67,8 @@ def rank_summary(
         waiting_s = None if own_backward_s is None else mean_s("backward") - backward_s + outside_s
     told = {"data": data_s, "compute": compute_s, "host": host_s}
     parts_s = {part: seconds for part, seconds in told.items() if seconds is not None}
+    if waiting_s is not None:  # phases also hold the step that an error cut short, perhaps for want of another rank
+        waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - sum(parts_s.values())))
     hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]
     slowest = max(hosts, key=lambda one: one.share, default=None)
     latest = next((one for one in reversed(epochs) if one.n_steps), None)
