@@ -68,7 +68,7 @@ def _drawn(session: Session, format_: str, show_all: bool) -> str:
     if format_ == "markdown":
         from lightning_perf.reports.markdown import to_markdown
 
-        return to_markdown(session, show_all)
+        return to_markdown(session, show_all, is_folded=True)
     if format_ == "html":
         from lightning_perf.reports.html import to_html
 

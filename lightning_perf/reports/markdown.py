@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 
@@ -17,12 +18,13 @@ _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"})
 
 
-def to_markdown(session: Session, show_all: bool = False) -> str:
+def to_markdown(session: Session, show_all: bool = False, is_folded: bool = False) -> str:
     """The whole diagnosis; verdict and table come first because TensorBoard's card shows about 500 pixels.
 
     Args:
         session: The session.
         show_all: Also say of each rule whether it passed or why it was skipped.
+        is_folded: Fold away what is long, as pull requests can (``<details>``); TensorBoard would show the tags.
     """
     parts = [f"**PerfDoctor: {escape(summary.verdict_text(session))}**", _facts(summary.run_facts(session))]
     if session.steady is not None:
@@ -31,18 +33,28 @@ def to_markdown(session: Session, show_all: bool = False) -> str:
     if findings:
         parts += ["### Findings", _findings_table(findings)]
         for finding in findings:
-            parts += _finding(finding)
+            title = f"{finding.severity}: {summary.finding_title(finding)}"
+            parts += _part(title, _finding(finding), is_folded)
     for trial in session.trials:
         parts += _trial(trial)
     if session.validation is not None:
-        parts += _stage(summary.validation_title(session.validation), session.validation, "batch")
-    parts += _ranks(session)
-    parts += _loader(session)
-    parts += _memory(session)
-    parts += _host(session)
-    parts += _model(session)
-    parts += _footer(session, show_all)
+        stage = _stage(summary.validation_title(session.validation), session.validation, "batch")
+        parts += _part("Validation", stage, is_folded)
+    for title, told in (
+        ("Ranks", _ranks(session)),
+        ("Loader", _loader(session)),
+        ("Memory", _memory(session)),
+        ("Host and compiler", _host(session)),
+        ("Arithmetic", _model(session)),
+        ("About this measurement", _footer(session, show_all)),
+    ):
+        parts += _part(title, told, is_folded)
     return "\n\n".join(parts) + "\n"
+
+
+def _part(title: str, told: Iterator[str], is_folded: bool) -> list[str]:
+    parts = list(told)
+    return [_folded(html.escape(title), "\n\n".join(parts))] if is_folded and parts else parts
 
 
 def comparison_to_markdown(comparison: Comparison) -> str:

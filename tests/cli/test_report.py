@@ -67,7 +67,7 @@ def test_report_draws_other_formats(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "report", saved, "--format", "markdown") == 0
-    assert capsys.readouterr().out == to_markdown(starved())
+    assert capsys.readouterr().out == to_markdown(starved(), is_folded=True)
     assert call(monkeypatch, "report", saved, "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["code"] == "PD101"
 
@@ -93,7 +93,7 @@ def test_report_says_why_rules_were_skipped_when_all_is_asked_for(
 def test_report_writes_a_file_and_its_folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "a" / "b.md"
     assert call(monkeypatch, "report", saved, "--format", "markdown", "--out", out) == 0
-    assert out.read_text(encoding="utf-8") == to_markdown(starved())
+    assert out.read_text(encoding="utf-8") == to_markdown(starved(), is_folded=True)
     assert list(out.parent.iterdir()) == [out]
 
 

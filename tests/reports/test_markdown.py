@@ -80,3 +80,16 @@ def test_escaped_text_is_shown_as_it_stands_when_rendered(text: str) -> None:
     text = " ".join(text.split())
     rendered = markdown_to_safe_html("x " + escape(text))
     assert html.unescape(re.sub(r"<[^>]*>", "", rendered)).strip() == ("x " + text).strip()
+
+
+@pytest.mark.parametrize("name", ["starved", "hostile", "twelve_findings"])
+def test_folded_markdown_is_as_before(name: str) -> None:
+    assert_golden(f"folded_{name}.md", to_markdown(SESSIONS[name](), is_folded=True))
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_folded_markdown_says_the_same_and_closes_what_it_opens(name: str) -> None:
+    whole, folded = to_markdown(SESSIONS[name](), show_all=True), to_markdown(SESSIONS[name](), True, is_folded=True)
+    unfolded = re.sub(r"(<details><summary>[^\n]*</summary>|</details>)\n\n?", "", folded)
+    assert unfolded.split() == whole.split()
+    assert folded.count("<details>") == folded.count("</details>")
