@@ -1,0 +1,79 @@
+"""One rank's part in the report about all ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes.ranks import RankProbe
+from lightning_perf.records import NamedTime, StageTimes, together
+
+from .made_up import steady, summary
+
+
+class FakeProbe:
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("probe", ["ranks", "steps", "setup"])
+def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: str) -> None:
+    doctor = PerfDoctor()
+    doctor._ranks = ranks = FakeProbe()
+    doctor._switch_off(probe, ValueError("planted"))
+    assert ranks.is_closed
+
+
+class FakeLoop:
+    def __init__(self) -> None:
+        self.main = self
+
+    def stage_times(self) -> StageTimes:
+        return steady(forward=0.004, backward=0.010)
+
+    def named(self) -> tuple[NamedTime, ...]:
+        return ()
+
+    def epochs_so_far(self) -> tuple[Any, ...]:
+        return ()
+
+
+def test_rank_that_an_error_ends_keeps_what_it_measured_and_asks_nobody() -> None:
+    probe = RankProbe(SimpleNamespace(world_size=3, global_rank=2, strategy=None))
+    probe.end_alone(FakeLoop())
+    assert [one.rank for one in probe.ranks.summaries] == [2]
+    probe.ranks = together((summary(0), summary(2)), 3)
+    probe.end_alone(FakeLoop())
+    assert [(one.rank, one.n_steps) for one in probe.ranks.summaries] == [(0, 10), (2, 100)]
+
+
+class BrokenLive:
+    def requests(self, _: Any) -> Any:
+        raise ValueError("planted")
+
+    def apply(self, *_: Any) -> None:
+        raise AssertionError("nothing was asked for")
+
+
+def test_every_rank_takes_part_in_the_broadcast_when_the_first_cannot_tell_what_to_apply() -> None:
+    sent: list[Any] = []
+    strategy = SimpleNamespace(broadcast=lambda requests: sent.append(list(requests)) or requests)
+    doctor = PerfDoctor()
+    doctor._live = BrokenLive()
+    doctor.on_train_epoch_start(SimpleNamespace(is_global_zero=True, world_size=2, strategy=strategy), None)
+    assert sent == [[]]
+
+
+def test_reason_is_told_when_waiting_is_not_known() -> None:
+    strategy = SimpleNamespace(model=nn.Linear(1, 1))
+    probe = RankProbe(SimpleNamespace(world_size=2, global_rank=0, strategy=strategy))
+    assert "none was reached" in probe.reasons()["ranks"]
+    probe.ranks = together((summary(0),), 2)
+    probe.loops_ready(SimpleNamespace(main=SimpleNamespace(device_clock=None), timeline=None))
+    assert "not at the end of backward" in probe.reasons()["ranks.summaries.waiting_s"]
