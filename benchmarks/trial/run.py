@@ -39,7 +39,7 @@ FATES = {
 }
 """What becomes of each, and the reason that must be told."""
 
-FATES_LIMITS = ("--steps", "120", "--time-limit", "25", "--memory-limit", "2G")
+FATES_LIMITS = ("--steps", "200", "--time-limit", "25", "--memory-limit", "2G")
 LADDER_STEPS = "140"
 ALONE = ("loader-workers", "log-every-n")
 OUTSIDE_STEPS, OUTSIDE_RUNS = 120, 3

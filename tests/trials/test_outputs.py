@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
 
-from lightning_perf import PerfDoctor
+from lightning_perf import PerfDoctor, seams
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS
 from lightning_perf.trials.outputs import Outputs
 
@@ -20,3 +24,52 @@ def test_the_user_s_own_doctor_writes_where_the_trial_looks_for_it(tmp_path: Pat
     for _ in range(2):
         outputs.redirect(trainer)
         assert doctor.out_dir == tmp_path / DOCTOR_FOLDER
+
+
+class Logger:
+    """What all loggers of a stand-in for Lightning derive from."""
+
+
+class CSVLogger(Logger):
+    __module__ = "lightning.pytorch.loggers.stand_in"
+
+    def __init__(self, save_dir: str) -> None:
+        self._save_dir = self._root_dir = save_dir
+        self._experiment = None
+
+
+class ServiceLogger(Logger):
+    @property
+    def experiment(self) -> Any:
+        raise AssertionError("a run of the service was begun")
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> str:
+    names = {name: ModuleType(name) for name in ("stand_in", "stand_in.loggers", "stand_in.loggers.logger")}
+    names["stand_in.loggers"].__dict__.update(CSVLogger=CSVLogger, ServiceLogger=ServiceLogger, Logger=Logger)
+    names["stand_in.loggers.logger"].__dict__.update(Logger=Logger)
+    for name, module in names.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(CSVLogger, "__init__", CSVLogger.__init__)  # put back when the test is over
+    monkeypatch.setattr(ServiceLogger, "experiment", ServiceLogger.experiment)
+    return "stand_in"
+
+
+def test_loggers_keep_to_the_folder_before_there_is_a_trainer(package: str, tmp_path: Path) -> None:
+    seams.lead_loggers_away(str(tmp_path), package)
+    logger = CSVLogger("mine")
+    assert (logger._save_dir, logger._root_dir) == (str(tmp_path), str(tmp_path))
+
+
+def test_run_of_a_service_is_never_begun_and_takes_whatever_is_asked_of_it(package: str, tmp_path: Path) -> None:
+    seams.lead_loggers_away(str(tmp_path), package)
+    run = ServiceLogger().experiment
+    run.config.update({"lr": 0.1})
+    run.summary["best"] = 1
+    run.name = "mine"
+    with run.watch(None) as watched:
+        assert list(watched["anything"]) == []
+    assert f"{run.url}" == ""
+    assert not run
+    assert type(pickle.loads(pickle.dumps(run))) is type(run)
