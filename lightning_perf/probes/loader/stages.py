@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -38,6 +39,8 @@ BURSTY = 1.3
 """Mean ÷ median time of a sample above which a few slow ones decide; an exponential distribution has 1.44."""
 BURSTY_BATCH = 1.5
 """p95 ÷ median time of a batch above which batches themselves come in bursts."""
+SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
+"""A sample is slow from so many times the median on; with so many of them their share is known within a third."""
 WORTH_ASKING_S = 200e-6
 """Samples that took longer are asked how long they queued for a core, which itself takes some 20 us."""
 MEMORY_SHARE = 0.25
@@ -190,7 +193,8 @@ class _Stages:
                     next_telling_s = time.perf_counter() + _TELLING_S
                 n = len(samples.batch_s)
                 is_enough = n >= MAX_SAMPLED_BATCHES or samples.n_samples >= MAX_SAMPLES
-                if is_enough or now_s > late_s or (n >= MIN_SAMPLED_BATCHES and now_s > end_s):
+                is_time = n >= MIN_SAMPLED_BATCHES and now_s > end_s and not _has_few_slow(samples.sample_s)
+                if is_enough or now_s > late_s or is_time:
                     samples.gotten = gotten
                     break
         except _TooMuchMemory:
@@ -367,6 +371,12 @@ class _Calls:
 
     def __call__(self) -> Any:
         return self._fetch(next(self._calls))
+
+
+def _has_few_slow(sample_s: list[float]) -> bool:
+    """Whether some samples were slow, but too few to tell a habit from chance: then more are looked at."""
+    slow_s = SLOW_RATIO * statistics.median(sample_s)
+    return 0 < sum(each_s > slow_s for each_s in sample_s) < ENOUGH_SLOW
 
 
 def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:
