@@ -48,7 +48,7 @@ class Classifier(LightningModule):
 def main(arguments=None):
     """Trains some epochs."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args(arguments)
     loader = DataLoader(

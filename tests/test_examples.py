@@ -40,7 +40,7 @@ def test_plain_training_runs_without_lightning_perf(monkeypatch):
     monkeypatch.setattr("sys.argv", ["02_plain_training.py"])  # its main reads the command line
     trainer = run_main("02_plain_training")
 
-    assert trainer.global_step == 96
+    assert trainer.global_step == 192
 
 
 def test_tutorial_of_the_measured_gain_works_word_by_word(tmp_path):
