@@ -1,0 +1,231 @@
+"""The mailed report in a browser, opened from disk with the network off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reports.sessions import hostile, starved
+from reports.test_html import everything
+
+from browser.conftest import Browser
+from lightning_perf.records import Session, load
+from lightning_perf.reports import wording
+from lightning_perf.reports.html import to_html
+
+pytestmark = pytest.mark.browser
+
+NARROW = 390
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """The session of a real fit."""
+    folder = tmp_path_factory.mktemp("fit")
+    subprocess.run(
+        [sys.executable, "-c", FIT, str(folder)],
+        check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
+    )  # fmt: skip
+    return load(folder)
+
+
+FIT = """
+import sys, time, torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from lightning_perf import PerfDoctor
+
+class Slow(Dataset):
+    def __len__(self):
+        return 160
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.randn(8), index % 4
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+trainer = Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                  enable_model_summary=False, callbacks=[PerfDoctor(out_dir=sys.argv[1], reports=["json"])])
+trainer.fit(Net(), DataLoader(Slow(), batch_size=4))
+"""
+
+
+def show(browser: Browser, session: Session, folder: Path) -> None:
+    """Opens the page of the session from disk, with the network off, and waits for its figures."""
+    page = folder / "report.html"
+    page.write_text(to_html(session), encoding="utf-8")
+    browser.network(False)
+    browser.open(page)
+    drawn = browser.wait(lambda driver: driver.execute_script("return document.documentElement.dataset.drawn"))
+    assert int(drawn) == len(browser.all("figure[data-figure]"))
+
+
+def plotted(browser: Browser, name: str) -> list[dict[str, Any]]:
+    """What plotly has drawn for a figure."""
+    script = (
+        "return document.querySelector(`figure[data-figure='${arguments[0]}'] .plot`)"
+        ".data.map(t => ({type: t.type, name: t.name, x: t.x, y: t.y, base: t.base}))"
+    )
+    found: list[dict[str, Any]] = browser.driver.execute_script(script, name)
+    return found
+
+
+def whole_shot(browser: Browser, name: str, width: int) -> None:
+    height = browser.driver.execute_script("return document.documentElement.scrollHeight")
+    browser.size(width, height)
+    browser.shot(name)
+
+
+def test_page_tells_the_sessions_numbers_when_opened_from_disk(
+    browser: Browser, fitted: Session, tmp_path: Path
+) -> None:
+    show(browser, fitted, tmp_path)
+    assert fitted.verdict.text in browser.find("h1").text
+    steady = fitted.steady
+    assert steady is not None
+    largest = max(steady.phases.values(), key=lambda phase: phase.share)
+    assert wording.share(largest.share, decimals=1) in browser.find("#time table").text
+    [bars] = plotted(browser, "breakdown")
+    assert bars["x"][0] == pytest.approx(100 * largest.share)
+    epochs = plotted(browser, "epochs")
+    heights = [sum(values) for values in zip(*(trace["y"] for trace in epochs), strict=True)]
+    scale = 1.0 if max(epoch.wall_s for epoch in fitted.epochs) >= 1 else 1e3
+    assert heights == pytest.approx([scale * sum(epoch.phases.values()) for epoch in fitted.epochs], rel=1e-6)
+    # What was drawn can be seen: bars with a length, and their labels.
+    assert browser.all("figure[data-figure=breakdown] .point path")
+    assert "data wait" in browser.find("figure[data-figure=breakdown] .yaxislayer-above").text
+    assert browser.logged() == []
+    whole_shot(browser, "page-fit", 1400)
+
+
+def test_click_on_a_finding_shows_its_evidence(browser: Browser, tmp_path: Path) -> None:
+    show(browser, starved(), tmp_path)
+    closed = browser.find("#PD502")
+    assert "share of logging" not in closed.text
+    browser.find("#PD502 summary").click()
+    assert "share of logging" in closed.text
+    assert "3.4 %" in closed.text
+    assert "Trainer(log_every_n_steps=50)" in closed.text
+
+
+def test_click_on_a_bar_of_the_findings_opens_that_finding(browser: Browser, tmp_path: Path) -> None:
+    show(browser, starved(), tmp_path)
+    # plotly listens to the layer above the bars, so the click is given to the place, not to the element.
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.driver.execute_script("document.querySelector('figure[data-figure=findings]').scrollIntoView()")
+    bar = browser.all("figure[data-figure=findings] .point path")[1]
+    box = browser.driver.execute_script(
+        "const b = arguments[0].getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]", bar
+    )
+    mouse = ActionChains(browser.driver)
+    mouse.w3c_actions.pointer_action.move_to_location(int(box[0]), int(box[1]))
+    mouse.perform()
+    mouse.w3c_actions.pointer_action.click()
+    mouse.perform()
+    browser.wait(lambda driver: driver.execute_script("return document.getElementById('PD502').open"))
+
+
+def test_nothing_foreign_runs(browser: Browser, tmp_path: Path) -> None:
+    show(browser, hostile(), tmp_path)
+    assert "<script>alert(1)</script>" in browser.find("h1").text
+    assert browser.driver.execute_script("return document.scripts.length") == 3
+    assert browser.logged() == []
+
+
+def test_policy_stops_scripts_that_are_not_the_pages_own(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(to_html(starved()).replace("</main>", "</main><script>window.ran = 1</script>"), encoding="utf-8")
+    browser.open(page)
+    browser.wait(lambda driver: driver.execute_script("return document.documentElement.dataset.drawn"))
+    assert browser.driver.execute_script("return window.ran") is None
+    assert any("Content Security Policy" in message for message in browser.logged())
+
+
+def test_page_is_readable_without_scripts(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(to_html(starved()), encoding="utf-8")
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.open(page)
+        assert "The loader starves the model" in browser.find("h1").text
+        assert "54.1 %" in browser.find("#time table").text
+        assert not any(figure.is_displayed() for figure in browser.all("figure"))
+        bars = [bar.size["width"] for bar in browser.all("#time td.bar span")]
+        assert bars[0] > bars[1] > 0
+        browser.find("#PD502 summary").click()
+        assert "share of logging" in browser.find("#PD502").text
+        browser.shot("page-without-scripts")
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1400, NARROW])
+def test_every_text_stands_out_from_its_ground(browser: Browser, tmp_path: Path, width: int, is_dark: bool) -> None:
+    browser.size(width, 900)
+    browser.prefer_dark(is_dark)
+    show(browser, everything(), tmp_path)
+    ground = browser.driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (_luminance(ground) < 0.1) is is_dark
+    script = """
+      const found = {};
+      for (const e of document.querySelectorAll("h1, h2, h3, td, th, p, summary, figcaption, code, li, .plot text")) {
+        const svg = e.tagName === "text";
+        // Texts in the cells of a heat map and on bars stand on other grounds.
+        if (svg && e.closest(".heatmaplayer, .bartext, .hoverlayer, .point")) continue;
+        const style = getComputedStyle(e);
+        found[svg ? style.fill : style.color] = e.textContent.slice(0, 40);
+      }
+      return found;
+    """
+    colours = browser.driver.execute_script(script)
+    assert colours
+    for colour, text in colours.items():
+        # 4.5: what WCAG 2.2 asks of text at level AA.
+        assert _contrast(colour, ground) >= 4.5, (colour, ground, text)
+    wide = browser.driver.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= width, "nothing scrolls sideways but the tables that say so"
+    whole_shot(browser, f"page-{width}-{'dark' if is_dark else 'light'}", width)
+
+
+def test_theme_follows_the_browser_while_open(browser: Browser, tmp_path: Path) -> None:
+    show(browser, starved(), tmp_path)
+    ink = "return getComputedStyle(document.querySelector('figure[data-figure=breakdown] .ytick text')).fill"
+    before = browser.driver.execute_script(ink)
+    browser.prefer_dark(True)
+    browser.wait(lambda driver: driver.execute_script(ink) != before)
+    assert _luminance(browser.driver.execute_script(ink)) > 0.5
+
+
+def test_print_shows_all_evidence_on_white(browser: Browser, tmp_path: Path) -> None:
+    browser.prefer_dark(True)
+    show(browser, starved(), tmp_path)
+    browser.driver.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert all(browser.driver.execute_script("return [...document.querySelectorAll('details')].map(d => d.open)"))
+    ink = "return getComputedStyle(document.querySelector('figure[data-figure=breakdown] .ytick text')).fill"
+    assert _luminance(browser.driver.execute_script(ink)) < 0.1
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of ``rgb(…)``, WCAG 2.2."""
+    channels = [float(part) / 255 for part in colour[colour.index("(") + 1 : colour.index(")")].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
