@@ -401,6 +401,7 @@ def test_roofline_points_lie_where_counts_and_times_put_them() -> None:
     roof = next(trace for trace in document["data"] if trace["name"].startswith("ceiling in fp32"))
     assert roof["x"][1] == pytest.approx(10)  # the ridge: 1e12 / 1e11
     assert roof["y"][0] == pytest.approx(roof["x"][0] * 1e11)
+    assert roof["x"][0] < roof["x"][1], "the slope is seen"
     assert roof["y"][2] == 1e12
     for axis, values in (("xaxis", [*modules["x"], *roof["x"]]), ("yaxis", [*modules["y"], *roof["y"]])):
         low, high = document["layout"][axis]["range"]

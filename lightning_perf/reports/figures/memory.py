@@ -93,6 +93,7 @@ def memory_peak(session: Session, theme: Theme = "light") -> go.Figure | None:
         "x": [row.n_bytes * factor for row in rows],
         "marker": {
             "color": BLUE,
+            "line": {"color": BLUE, "width": 1},
             # What was worked out rather than counted is hatched.
             "pattern": {"shape": ["/" if row.note else "" for row in rows], "size": 6, "solidity": 0.25},
         },
@@ -106,7 +107,7 @@ def memory_peak(session: Session, theme: Theme = "light") -> go.Figure | None:
         [bars],
         theme,
         height=rows_height(len(rows)),
-        xaxis={"title": {"text": f"memory ({unit})"}, "range": [0, 1.3 * max(row.n_bytes for row in rows) * factor]},
+        xaxis={"title": {"text": f"memory ({unit})"}, "range": [0, 1.4 * max(row.n_bytes for row in rows) * factor]},
         yaxis=rows_axis([row.name for row in rows]),
     )
 

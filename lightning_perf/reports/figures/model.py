@@ -186,22 +186,21 @@ def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[st
     rate = ceilings.copy_bytes_per_s
     if not rate or not ceilings.matmul_flops_per_s:
         return []
-    left = min(work.intensity for work in points) / 4
     roofs = sorted(ceilings.matmul_flops_per_s.items(), key=lambda roof: roof[1])
-    right = 4 * max(*(work.intensity for work in points), *(speed / rate for _, speed in roofs))
+    intensities = [*(work.intensity for work in points), *(speed / rate for _, speed in roofs)]
+    left, right = min(intensities) / 4, 4 * max(intensities)
     data = []
     dashes = ("dot", "dash", "longdash", "dashdot")
     for i, (precision, speed) in enumerate(roofs):
         is_own = precision == own
         ridge = speed / rate
-        start = min(left, ridge)
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": f"ceiling in {label(precision, 12)}: {model_rows.flops(speed)}FLOP/s",
-                "x": [start, ridge, right],
-                "y": [start * rate, speed, speed],
+                "x": [left, ridge, right],
+                "y": [left * rate, speed, speed],
                 "line": {
                     "color": GREY if is_own else SERIES[(i + 2) % len(SERIES)],
                     "width": 3 if is_own else 1.5,
