@@ -14,6 +14,9 @@ from lightning_perf.treatments.doses import parse_all
 from lightning_perf.treatments.registry import all_treatments
 
 REPORTS = ("console", "tensorboard", "json")
+"""Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""
+
+KNOWN_REPORTS = (*REPORTS, "html")
 
 
 def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
@@ -92,8 +95,12 @@ def checked_path(value: Any) -> Path | None:
 
 
 def checked_reports(reports: Any) -> tuple[str, ...]:
-    if isinstance(reports, str) or not isinstance(reports, (list, tuple)) or any(r not in REPORTS for r in reports):
-        raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, REPORTS))}")
+    if (
+        isinstance(reports, str)
+        or not isinstance(reports, (list, tuple))
+        or any(r not in KNOWN_REPORTS for r in reports)
+    ):
+        raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, KNOWN_REPORTS))}")
     return tuple(reports)
 
 

@@ -24,6 +24,7 @@ from lightning_perf.probes.recorder import Recorder, Status
 from lightning_perf.probes.window import WindowProbe
 from lightning_perf.progress import BarFigures
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Session, TraceRecord, Window
+from lightning_perf.records.files import write_whole
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import post_mortem
 from lightning_perf.reports import tensorboard as tensorboard_report
@@ -51,8 +52,8 @@ class DoctorHooks:
             ``None``: never.
         every_n_epochs: Diagnose at the end of every so many epochs, and less often where epochs are so short that
             reporting would take more than 2 % of the run; the end of a run is always diagnosed.
-        reports: Which of ``"console"``, ``"tensorboard"`` and ``"json"``. ``"tensorboard"`` also gives plain figures
-            to every other logger.
+        reports: Which of ``"console"``, ``"tensorboard"``, ``"json"`` and ``"html"`` (at the end of a run, one file to
+            be mailed: ``perf_report.html``). ``"tensorboard"`` also gives plain figures to every other logger.
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
             there is no logger.
         arithmetic: Whether to count the operations and the memory traffic of one training step (exactly as it would
@@ -563,6 +564,8 @@ class DoctorHooks:
             return
         if "console" in reports and session.run.n_steps > 0:
             self._print(trainer, lambda: console_report.run_report(session))
+        if "html" in reports:
+            self._guard("html", self._write_page, session)
         # A report that fails belongs into the record too.
         if len(self._probes_off) > len(session.probes_off):
             session = self._diagnose(session)
@@ -573,6 +576,12 @@ class DoctorHooks:
 
     def _print(self, trainer: Any, make_report: Callable[[], Any]) -> None:
         self._guard("console", lambda: console_report.emit(make_report(), console=seams.live_console(trainer)))
+
+    def _write_page(self, session: Session) -> None:
+        from lightning_perf.reports.html import to_page  # plotly, which no run needs that does not ask for a page
+
+        target = self._session_path(session)
+        write_whole(target.with_name(f"{target.stem.replace('session', 'report')}.html"), to_page(session).encode())
 
     def _save(self, session: Session) -> None:
         session.save(self._session_path(session))

@@ -70,9 +70,9 @@ def _drawn(session: Session, format_: str, show_all: bool) -> str:
 
         return to_markdown(session, show_all, is_folded=True)
     if format_ == "html":
-        from lightning_perf.reports.html import to_html
+        from lightning_perf.reports.html import to_page
 
-        return to_html(session)
+        return to_page(session)
     if format_ == "json":
         from lightning_perf.reports.json import to_json
 

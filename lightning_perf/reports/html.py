@@ -112,7 +112,7 @@ class Part(NamedTuple):
     items: list[Item]
 
 
-def to_html(session: Session) -> str:
+def to_page(session: Session) -> str:
     """The whole diagnosis as one page.
 
     Args:

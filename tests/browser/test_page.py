@@ -15,7 +15,7 @@ from reports.test_html import everything
 from browser.conftest import Browser
 from lightning_perf.records import Session, load
 from lightning_perf.reports import wording
-from lightning_perf.reports.html import to_html
+from lightning_perf.reports.html import to_page
 
 pytestmark = pytest.mark.browser
 
@@ -65,7 +65,7 @@ trainer.fit(Net(), DataLoader(Slow(), batch_size=4))
 def show(browser: Browser, session: Session, folder: Path) -> None:
     """Opens the page of the session from disk, with the network off, and waits for its figures."""
     page = folder / "report.html"
-    page.write_text(to_html(session), encoding="utf-8")
+    page.write_text(to_page(session), encoding="utf-8")
     browser.network(False)
     browser.open(page)
     drawn = browser.wait(lambda driver: driver.execute_script("return document.documentElement.dataset.drawn"))
@@ -147,7 +147,7 @@ def test_nothing_foreign_runs(browser: Browser, tmp_path: Path) -> None:
 
 def test_policy_stops_scripts_that_are_not_the_pages_own(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(to_html(starved()).replace("</main>", "</main><script>window.ran = 1</script>"), encoding="utf-8")
+    page.write_text(to_page(starved()).replace("</main>", "</main><script>window.ran = 1</script>"), encoding="utf-8")
     browser.open(page)
     browser.wait(lambda driver: driver.execute_script("return document.documentElement.dataset.drawn"))
     assert browser.driver.execute_script("return window.ran") is None
@@ -156,7 +156,7 @@ def test_policy_stops_scripts_that_are_not_the_pages_own(browser: Browser, tmp_p
 
 def test_page_is_readable_without_scripts(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text(to_html(starved()), encoding="utf-8")
+    page.write_text(to_page(starved()), encoding="utf-8")
     browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.open(page)

@@ -13,7 +13,7 @@ from reports.sessions import SESSIONS, starved
 from lightning_perf.cli.app import main
 from lightning_perf.records import RANKS_FOLDER, RankSummary, files, together
 from lightning_perf.reports.console import run_report, to_text
-from lightning_perf.reports.html import to_html
+from lightning_perf.reports.html import to_page
 from lightning_perf.reports.markdown import to_markdown
 from lightning_perf.rules.engine import all_rules, diagnose
 
@@ -177,7 +177,7 @@ def test_report_prints_a_page_unchanged_when_the_terminal_knows_ascii_only(saved
         capture_output=True, timeout=120, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.decode() == to_html(starved())
+    assert done.stdout.decode() == to_page(starved())
 
 
 @pytest.mark.parametrize("format_", ["console", "markdown"])

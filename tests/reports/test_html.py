@@ -14,7 +14,7 @@ import pytest
 
 from lightning_perf.records import Evidence, RuleOutcome, Session
 from lightning_perf.reports import html
-from lightning_perf.reports.html import to_html
+from lightning_perf.reports.html import to_page
 from reports import trials as made_trials
 from reports.sessions import SESSIONS, ddp, hostile, starved, too_short
 from reports.test_figures import BAD, profiled, traced, with_ranks, with_timeline
@@ -83,25 +83,25 @@ def everything() -> Session:
 
 @pytest.mark.parametrize("make", SESSIONS.values(), ids=SESSIONS)
 def test_page_is_small_enough_to_be_mailed(make: Any) -> None:
-    assert len(to_html(make()).encode()) < SIX_MB
+    assert len(to_page(make()).encode()) < SIX_MB
 
 
 def test_page_of_a_full_session_with_a_thousand_ranks_is_small_enough_to_be_mailed() -> None:
-    page = Page(to_html(everything()))
-    assert len(to_html(everything()).encode()) < SIX_MB
+    page = Page(to_page(everything()))
+    assert len(to_page(everything()).encode()) < SIX_MB
     assert "ranks" in page.data()["figures"]
 
 
 def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "MAX_FIGURES_BYTES", 100_000)
-    page = Page(to_html(everything()))
+    page = Page(to_page(everything()))
     assert "ranks" not in page.data()["figures"]
     assert "breakdown" in page.data()["figures"]
     assert "would make this file too large to be mailed" in page.text
 
 
 def test_page_tells_verdict_tables_and_findings_without_a_script() -> None:
-    text = Page(to_html(starved())).text
+    text = Page(to_page(starved())).text
     for told in (
         "The loader starves the model: 54 % of the time is waiting (PD101)",
         "Where the time goes: 400 steady steps in 12.3 s",
@@ -119,27 +119,27 @@ def test_page_tells_verdict_tables_and_findings_without_a_script() -> None:
 
 
 def test_page_tells_of_every_part() -> None:
-    text = Page(to_html(everything())).text
+    text = Page(to_page(everything())).text
     parts = ("Trials", "2.31×", "Validation", "rank", "Loader", "loader alone", "Modules", "Roofline", "aten::mm")
     for told in (*parts, "Profiler windows", "Window at step 30: 3 steps, recorded", "Memory by module", "31.2 GiB"):
         assert told.lower() in text.lower(), told
 
 
 def test_page_says_why_a_figure_is_not_there() -> None:
-    text = Page(to_html(too_short())).text
+    text = Page(to_page(too_short())).text
     assert "Too little was measured: 3 steps, 20 are needed" in text
     assert "the run had one rank, or only one reported" in text
 
 
 def test_evidence_is_folded_up_below_its_finding_with_the_first_open() -> None:
-    elements = Page(to_html(starved())).elements
+    elements = Page(to_page(starved())).elements
     found = [a for tag, a in elements if tag == "details" and "finding" in (a.get("class") or "")]
     assert [a["id"] for a in found] == ["PD101", "PD502"]
     assert ["open" in a for a in found] == [True, False]
 
 
 def test_policy_runs_the_pages_own_scripts_and_loads_nothing() -> None:
-    page = Page(to_html(starved()))
+    page = Page(to_page(starved()))
     policy = dict(part.strip().split(" ", 1) for part in page.policy().split(";"))
     assert policy["default-src"] == "'none'"
     assert policy["base-uri"] == policy["form-action"] == "'none'"
@@ -151,7 +151,7 @@ def test_policy_runs_the_pages_own_scripts_and_loads_nothing() -> None:
 
 
 def test_page_names_nothing_to_load() -> None:
-    for tag, attributes in Page(to_html(everything())).elements:
+    for tag, attributes in Page(to_page(everything())).elements:
         assert tag not in ("link", "iframe", "object", "embed", "base", "form", "img"), tag
         assert not {"src", "srcset", "onclick", "onload", "onerror", "action"} & set(attributes), attributes
         assert (attributes.get("href") or "#").startswith("#")
@@ -159,7 +159,7 @@ def test_page_names_nothing_to_load() -> None:
 
 def test_page_without_figures_needs_no_script_at_all() -> None:
     bare = msgspec.structs.replace(too_short(), run=msgspec.structs.replace(too_short().run, startup={}))
-    page = Page(to_html(bare))
+    page = Page(to_page(bare))
     assert page.scripts == []
     assert "script-src 'none'" in page.policy()
 
@@ -181,7 +181,7 @@ def bad_everywhere() -> Session:
 
 @pytest.mark.parametrize("make", [hostile, bad_everywhere])
 def test_foreign_text_is_shown_not_obeyed(make: Any) -> None:
-    source = to_html(make())
+    source = to_page(make())
     page = Page(source)
     assert {tag for tag, _ in page.elements} <= set(ELEMENTS.split())
     assert len(page.scripts) == 3
@@ -192,7 +192,7 @@ def test_foreign_text_is_shown_not_obeyed(make: Any) -> None:
 
 
 def test_data_cannot_end_its_script() -> None:
-    [text] = [text for a, text in Page(to_html(bad_everywhere())).scripts if a.get("type") == "application/json"]
+    [text] = [text for a, text in Page(to_page(bad_everywhere())).scripts if a.get("type") == "application/json"]
     assert not set("<>&") & set(text)
 
 
@@ -201,24 +201,24 @@ def test_hundred_kilobytes_of_text_are_cut() -> None:
     huge = "h" * 100_000
     long = msgspec.structs.replace(finding, summary=huge, evidence=(Evidence(metric=huge, value=huge, unit=huge),))
     session = msgspec.structs.replace(starved(), findings=(long,), missing={huge: huge})
-    assert len(to_html(session)) < len(to_html(starved())) + 5_000
+    assert len(to_page(session)) < len(to_page(starved())) + 5_000
 
 
 def test_many_rows_are_cut_and_counted() -> None:
     missing = {f"figure.{i:05}": "why" for i in range(5000)}
-    text = Page(to_html(msgspec.structs.replace(starved(), missing=missing))).text
+    text = Page(to_page(msgspec.structs.replace(starved(), missing=missing))).text
     assert "… and 4800 more" in text
 
 
 def test_numbers_that_are_none_are_no_script_errors() -> None:
     session = starved()
     epoch = msgspec.structs.replace(session.epochs[0], phases={"forward": float("nan"), "backward": 1.0})
-    document = Page(to_html(msgspec.structs.replace(session, epochs=(epoch,)))).data()
+    document = Page(to_page(msgspec.structs.replace(session, epochs=(epoch,)))).data()
     assert None in [value for trace in document["figures"]["epochs"]["data"] for value in trace["y"]]
 
 
 def test_page_is_the_same_each_time() -> None:
-    assert to_html(everything()) == to_html(everything())
+    assert to_page(everything()) == to_page(everything())
 
 
 def test_scripts_cannot_be_ended_from_within() -> None:

@@ -1,0 +1,47 @@
+"""``PerfDoctor(reports=["html"])``: a page at the end of each run, in no one's way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_perf import PerfDoctor, load
+from lightning_perf.errors import ConfigError
+from lightning_perf.reports import html
+
+from .conftest import Make
+from .models import Tiny, loader
+
+
+def test_page_is_written_beside_the_session_at_the_end_of_a_run(make_trainer: Make, tmp_path: Path) -> None:
+    doctor = PerfDoctor(schedule=None, reports=["json", "html"], out_dir=tmp_path)
+    trainer = make_trainer(doctor)
+    trainer.fit(Tiny(), loader())
+    page = (tmp_path / "perf_report.html").read_text(encoding="utf-8")
+    assert page == html.to_page(load(tmp_path))
+    trainer.validate(Tiny(), loader(), verbose=False)
+    assert "validate finished" in (tmp_path / "perf_report_validate.html").read_text(encoding="utf-8")
+
+
+def test_no_page_is_written_unless_it_is_asked_for(make_trainer: Make, tmp_path: Path) -> None:
+    make_trainer(PerfDoctor(schedule=None, out_dir=tmp_path)).fit(Tiny(), loader())
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_page_that_fails_is_told_in_the_session_and_leaves_the_training_alone(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(session: object) -> str:
+        raise OSError("planted")
+
+    monkeypatch.setattr(html, "to_page", fail)
+    trainer = make_trainer(PerfDoctor(schedule=None, reports=["json", "html"], out_dir=tmp_path))
+    trainer.fit(Tiny(), loader())
+    assert trainer.state.finished
+    assert [(one.probe, one.error) for one in load(tmp_path).probes_off] == [("html", "OSError: planted")]
+
+
+def test_report_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="'console', 'tensorboard', 'json', 'html'"):
+        PerfDoctor(reports=["pdf"])
