@@ -42,7 +42,7 @@ CAUSES = _load().CAUSES
 @pytest.fixture(autouse=True)
 def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(**arguments: Any) -> LoaderProber:
-        return LoaderProber(5.0, **arguments)
+        return LoaderProber(6.0, **arguments)
 
     monkeypatch.setattr(recorder, "LoaderProber", short)
 

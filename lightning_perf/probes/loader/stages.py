@@ -193,7 +193,9 @@ class _Stages:
                     next_telling_s = time.perf_counter() + _TELLING_S
                 n = len(samples.batch_s)
                 is_enough = n >= MAX_SAMPLED_BATCHES or samples.n_samples >= MAX_SAMPLES
-                is_time = n >= MIN_SAMPLED_BATCHES and now_s > end_s and not _has_few_slow(samples.sample_s)
+                is_time = n >= MIN_SAMPLED_BATCHES and now_s > end_s
+                if is_time and now_s < 0.5 * (end_s + late_s):
+                    is_time = not _has_few_slow(samples.sample_s)
                 if is_enough or now_s > late_s or is_time:
                     samples.gotten = gotten
                     break
