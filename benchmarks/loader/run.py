@@ -5,7 +5,7 @@ end. Then the same fit runs without PerfDoctor: as it was, with the workers reco
 cores. What each step took on average is compared with the forecast; several rounds of all this.
 
 Run: ``python benchmarks/loader/run.py [--rounds N] [--threads N] [--write]`` (three minutes, on a machine that does
-nothing else).
+nothing else). ``--write`` puts the table into the page's section for that number of threads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -20,6 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
@@ -80,6 +82,7 @@ class Row(NamedTuple):
     setting: str
     foretold: list[Forecast]
     measured_s: list[float]
+    others: list[float]
 
     @property
     def off(self) -> float:
@@ -114,6 +117,25 @@ def step_s(dataset: Dataset[torch.Tensor], num_workers: int, prefetch_factor: in
     return (model.starts[-1] - model.starts[WARMUP]) / (len(model.starts) - 1 - WARMUP)
 
 
+class Others:
+    """Cores that other programs keep busy, by the processor's clock and what this process and its workers used."""
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+
+    def cores(self) -> float:
+        """On average since it was made; the workers must have ended."""
+        wall_s, busy_s, own_s = (now - begin for now, begin in zip(self._now(), self._begin, strict=True))
+        return max(0.0, (busy_s - own_s) / wall_s)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        idle_s = times.idle + times.iowait
+        return time.perf_counter(), sum(times[:8]) - idle_s, sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Forecast]:
     """What a diagnosed fit without workers foretells."""
     with tempfile.TemporaryDirectory() as folder:
@@ -132,22 +154,32 @@ def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]
     rows: dict[str, Row] = {}
     for _ in range(rounds):
         for setting, option in forecasts(dataset).items():
-            row = rows.setdefault(setting, Row(name, setting, [], []))
+            row = rows.setdefault(setting, Row(name, setting, [], [], []))
             row.foretold.append(option)
+            others = Others()
             row.measured_s.append(step_s(dataset, option.num_workers, option.prefetch_factor))
+            row.others.append(others.cores())
     return list(rows.values())
 
 
-def page(rows: list[Row], rounds: int) -> str:
-    """The table."""
+HEADER = f"""# Steps foretold by the loader probe
+
+Made by `benchmarks/loader/run.py`. In each round, a fit without workers is diagnosed with
+`PerfDoctor(probe_data=True)`; then follow fits of {N_BATCHES} steps without PerfDoctor, one of each setting. Medians
+over the rounds of the mean step in milliseconds, with the median interval foretold; *off by* is the median of
+foretold ÷ measured.
+"""
+
+
+def section(rows: list[Row], rounds: int) -> str:
+    """The table of one number of threads."""
+    n_threads = torch.get_num_threads()
+    others = [cores for row in rows for cores in row.others]
     lines = [
-        "# Steps foretold by the loader probe",
+        f"## torch with {n_threads} thread{'' if n_threads == 1 else 's'}",
         "",
-        f"Made by `benchmarks/loader/run.py` on {len(os.sched_getaffinity(0))} cores, torch with "
-        f"{torch.get_num_threads()} thread(s), in {rounds} rounds. In each, a fit without workers is",
-        f"diagnosed with `PerfDoctor(probe_data=True)`; then follow fits of {N_BATCHES} steps without PerfDoctor, one",
-        "of each setting. Medians over the rounds of the mean step in milliseconds, with the median interval",
-        "foretold; *off by* is the median of foretold ÷ measured.",
+        f"{len(os.sched_getaffinity(0))} cores, {rounds} rounds. Others kept {statistics.median(others):.1f} of "
+        f"the cores busy during the fits (median; at most {max(others):.1f}).",
         "",
         "| dataset | setting | workers | foretold | interval | measured | fastest to slowest | off by |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|",
@@ -167,6 +199,14 @@ def page(rows: list[Row], rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_section(page: str, text: str) -> str:
+    """The page with this section in place of the one of the same heading; what follows a table stays its section's."""
+    heading = text.split("\n", 1)[0]
+    sections = [f"## {part}".strip() for part in page.split("\n## ")[1:]]
+    kept = [each for each in sections if each.split("\n", 1)[0] != heading]
+    return HEADER + "".join(f"\n{each}\n" for each in sorted([*kept, text.strip()]))
+
+
 def main() -> None:
     """Measures and shows."""
     parser = argparse.ArgumentParser()
@@ -180,10 +220,10 @@ def main() -> None:
     rows = []
     for name, dataset in (("computes", Computing()), ("waits", Waiting())):
         rows += measure(name, dataset, arguments.rounds)
-    text = page(rows, arguments.rounds)
+    text = section(rows, arguments.rounds)
     print(text)
     if arguments.write:
-        PAGE.write_text(text, encoding="utf-8")
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
     missed = [row for row in rows if row.setting == "recommended" and abs(row.off) > GOAL]
     for row in missed:
         print(f"{row.dataset}: off by {100 * row.off:+.0f} %, the goal is {100 * GOAL:.0f} %")
