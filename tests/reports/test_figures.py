@@ -478,3 +478,35 @@ def test_device_memory_by_phase_is_the_devices() -> None:
     assert allocated["y"] == pytest.approx([28.4, 20.4, 16.4])
     assert "cuda:0 (GiB)" in document["layout"]["yaxis"]["title"]["text"]
     assert FIGURES["memory_phases"].draw(ddp()) is None
+
+
+# -- figures that no run could have -------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, 5e-324, 1e308])
+def test_figures_survive_numbers_that_no_run_could_have(number: float) -> None:
+    for name, session in FULL.items():
+        document = {**_with_floats(msgspec.to_builtins(session), number), "run": msgspec.to_builtins(session.run)}
+        for zeroed in (document, _with_ints(document)):
+            odd = msgspec.convert(zeroed, Session)
+            for figure in (FIGURES[name].draw(odd), PAIR_FIGURES["steps_diff"].draw(odd, odd)):
+                if figure is not None:
+                    json.dumps(figure_json(figure), allow_nan=False)
+
+
+def _with_floats(value: Any, number: float) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_floats(one, number) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_floats(one, number) for one in value]
+    return number if isinstance(value, float) else value
+
+
+def _with_ints(value: Any) -> Any:
+    """All whole numbers but those that say how the record is laid out become 0."""
+    if isinstance(value, dict):
+        kept = ("schema_version", "rank", "index", "first_step")
+        return {key: one if key in kept else _with_ints(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_ints(one) for one in value]
+    return 0 if type(value) is int else value

@@ -134,7 +134,7 @@ def _modules(profile: ModelProfile) -> list[_Work]:
         n_flops = (one.forward_flops or 0) + (one.backward_flops or 0)
         at = intensity(n_flops, (one.forward_bytes or 0) + (one.backward_bytes or 0))
         spent_s = module_s(one)
-        if at and spent_s:
+        if at and spent_s and _has_place(at, n_flops / spent_s):
             name = line(one.path or "outside modules", 60)
             found.append(_Work(name, at, n_flops / spent_s, spent_s, spent_s / whole_s, one.bound or ""))
     return found
@@ -145,10 +145,15 @@ def _operators(profile: ModelProfile) -> list[_Work]:
     whole_s = sum(one.total_s or 0.0 for one in profile.operators)
     for one in profile.operators:
         at = intensity(one.flops, one.n_bytes)
-        if at and one.total_s:
+        if at and one.total_s and _has_place(at, one.flops / one.total_s):
             name = line(f"{one.name.removeprefix('aten::')} {one.dtype}", 60)
             found.append(_Work(name, at, one.flops / one.total_s, one.total_s, one.total_s / whole_s, one.bound or ""))
     return found
+
+
+def _has_place(*values: float) -> bool:
+    """Whether the values lie on logarithmic axes."""
+    return all(0 < value < math.inf for value in values)
 
 
 def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str, Any]:
@@ -184,9 +189,12 @@ def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str,
 def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[str, Any]]:
     """The roof of each precision measured: the copy's slope up to the ridge, then level."""
     rate = ceilings.copy_bytes_per_s
-    if not rate or not ceilings.matmul_flops_per_s:
+    if not rate:
         return []
-    roofs = sorted(ceilings.matmul_flops_per_s.items(), key=lambda roof: roof[1])
+    known = [(name, speed) for name, speed in ceilings.matmul_flops_per_s.items() if _has_place(rate, speed / rate)]
+    roofs = sorted(known, key=lambda roof: roof[1])
+    if not roofs:
+        return []
     intensities = [*(work.intensity for work in points), *(speed / rate for _, speed in roofs)]
     left, right = min(intensities) / 4, 4 * max(intensities)
     data = []
