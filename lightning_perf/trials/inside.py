@@ -205,6 +205,12 @@ def leave_again() -> None:
         leave(_code)
 
 
+def end_if_over() -> None:
+    """The last thing that a script that is over does."""
+    if _code is not None:
+        end_process(_code)
+
+
 def unless_over(original: Callable[..., Any]) -> Callable[..., Any]:
     """A method of the Trainer that a script can no longer use once it is over."""
 
