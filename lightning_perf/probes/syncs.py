@@ -177,7 +177,7 @@ class StepLook(_Mode):  # type: ignore[misc]
         return max(0.0, (last.ns - first.ns - looking_ns) / 1e9)
 
 
-def entry_cost_ns(rounds: int = 100) -> float:
+def entry_cost_ns(rounds: int = 40) -> float:
     """What a dispatch mode costs each operator here, beyond what it times itself: the least of three rounds."""
     tensor = torch.zeros(1, device="cpu")
     plain, watched = [], []
