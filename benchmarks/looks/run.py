@@ -1,17 +1,19 @@
 """What a step costs that PerfDoctor looks at, and what that comes to in a fit. On a CPU, in one run.
 
 In each fit every step is timed from one ``on_train_batch_start`` to the next, by a callback that comes before
-PerfDoctor, and written down with what looks at it: whoever watches the parts of the step at that moment. A look's cost
-is its step ÷ the median of the fit's plain steps. Fits repeat, each of a new model; figures are medians over them. The
-first fit of the process is told apart: what is imported and built once is in it.
+PerfDoctor, and written down with what looks at it: whoever watches the parts of the step at that moment. Time is the
+processor time of the training's thread, with which alone torch computes here: what else the machine does falls out.
+A look's cost is its step ÷ the median of the fit's plain steps. Fits repeat, each of a new model; figures are medians
+over them. The first fit of the process is told apart: what is imported and built once is in it.
 
-Run: ``python benchmarks/looks/run.py [--fits N] [--steps N] [--threads N] [--write]``.
+Run: ``python benchmarks/looks/run.py [--fits N] [--steps N] [--write]``.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import platform
 import statistics
 import tempfile
@@ -87,16 +89,16 @@ def _kind(doctor: Any) -> str:
 
 
 class Stopwatch(Callback):
-    """Notes when each step begins."""
+    """Notes the thread's processor time when each step begins."""
 
     def __init__(self) -> None:
         self.began_s: list[float] = []
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self.began_s.append(time.perf_counter())
+        self.began_s.append(time.thread_time())
 
     def on_train_end(self, *args: Any) -> None:
-        self.began_s.append(time.perf_counter())
+        self.began_s.append(time.thread_time())
 
 
 class Fit(NamedTuple):
@@ -132,7 +134,7 @@ def fit(name: str, n_steps: int, folder: str) -> Fit:
     return Fit(steps, watch.began_s[-1] - watch.began_s[0])
 
 
-def rows_of(name: str, fits: list[Fit]) -> list[str]:
+def rows_of(name: str, fits: list[Fit], n_steps: int) -> list[str]:
     """The table's lines for one model."""
     plain_s = statistics.median(each.plain_s for each in fits)
     lines = [f"| {name} | {PLAIN} | | {plain_s * 1e3:.2f} ms | | |"]
@@ -148,14 +150,10 @@ def rows_of(name: str, fits: list[Fit]) -> list[str]:
         lines.append(f"| | {kind} | {n:g} | {ratio * plain_s * 1e3:.2f} ms | {ratio:.1f} | {extra_s * 1e3:+.1f} ms |")
     loop_s = statistics.median(each.loop_s for each in fits)
     lines.append(
-        f"| | all of them, in a fit of {_n_steps(fits):,} steps | | {loop_s:.2f} s | "
+        f"| | all of them, in a fit of {n_steps:,} steps | | {loop_s:.2f} s | "
         f"| {total_s * 1e3:+.1f} ms, {total_s / loop_s:.1%} |"
     )
     return lines
-
-
-def _n_steps(fits: list[Fit]) -> int:
-    return WARMUP + sum(len(each) for each in fits[0].steps.values())
 
 
 def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argparse.Namespace) -> str:
@@ -168,10 +166,11 @@ def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argp
         "# What a step costs that is looked at",
         "",
         "Written by `benchmarks/looks/run.py --write`; the method is described at the top of that script. A step that",
-        "is looked at counts in no other figure: what it costs is time, once.",
+        "is looked at counts in no other figure: what it costs is time, once. Processor time of the training's thread.",
         "",
-        f"{read_machine().cpu_model or platform.machine()}, {arguments.threads} threads, torch {torch.__version__}; "
-        f"medians over {n_fits} fits of {arguments.steps:,} steps, after the first of the process.",
+        f"{read_machine().cpu_model or platform.machine()}, 1 thread, torch {torch.__version__}; "
+        f"medians over {n_fits} fits of {arguments.steps:,} steps, after the first of the process; load "
+        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end.",
         "",
         f"When: the arithmetic of one step after {FIRST_STEP}, and modules and operators of four after "
         + ", ".join(f"{n:,}" for n in ROUNDS)
@@ -183,7 +182,7 @@ def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argp
         "|---|---|---:|---:|---:|---:|",
     ]
     for name, fits in results.items():
-        lines += rows_of(name, fits)
+        lines += rows_of(name, fits, arguments.steps)
     lines += [
         "",
         "In the first fit of a process all looks together took, with what is imported and built once: "
@@ -197,13 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fits", type=int, default=7)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} of the documentation")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning_perf"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     results: dict[str, list[Fit]] = {}
     first: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -90,6 +90,51 @@ def test_modules_have_the_devices_time_and_the_rest_is_told_apart() -> None:
     assert times[module_times.REST] == ModuleTime(pytest.approx(0.001), 0.0, 0)
 
 
+def test_outer_module_has_what_it_does_before_and_after_the_inner_one() -> None:
+    device = Device()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Layer(device, 2.0, 5.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            device.ms += 10.0
+            x = self.inner(x)
+            device.ms += 20.0
+            return x
+
+    model = nn.ModuleDict({"outer": Outer(), "other": nn.Identity()})
+    look = ModuleTimes(model, 2, lambda: 0, device.event)
+    look.open()
+    look.enters("training_step")
+    model["outer"](torch.ones(2))
+    look.leaves("training_step")
+    look.close()
+    times = look.times()
+    assert times is not None
+    assert times["outer"].forward_s == pytest.approx(0.030)
+    assert times["outer.inner"].forward_s == pytest.approx(0.002)
+    assert times[module_times.REST].forward_s == 0.0
+
+
+def test_gradients_asked_for_within_the_forward_pass_are_the_forward_passs_own() -> None:
+    device = Device()
+    layer = Layer(device, 2.0, 5.0)
+    model = nn.ModuleDict({"layer": layer})
+    look = ModuleTimes(model, 1, lambda: 0, device.event)
+    look.open()
+    look.enters("training_step")
+    x = torch.ones(2, requires_grad=True)
+    torch.autograd.grad(layer(x).sum(), x)
+    look.leaves("training_step")
+    look.close()
+    times = look.times()
+    assert times is not None
+    assert times["layer"] == ModuleTime(pytest.approx(0.002), 0.0, 1)
+    assert times[module_times.REST] == ModuleTime(pytest.approx(0.005), 0.0, 0)
+
+
 def test_times_are_told_once_the_device_has_come_so_far() -> None:
     device = Device()
     look = looked_at(device, Layer(device, 2.0, 5.0))

@@ -61,6 +61,8 @@ def test_speed_up_is_none_when_the_precision_is_low_already_or_gains_little() ->
     assert speed_up(CEILINGS, "bf16") is None
     slow = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp32": 1e11, "bf16": 1.4e11})
     assert speed_up(slow, "fp32") is None
+    odd = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp16": 1e9, "bf16": 1e11})
+    assert speed_up(odd, "fp16") is None  # one 16-bit precision is not advised for the other
 
 
 def test_advice_names_the_precision_when_arithmetic_decides() -> None:
