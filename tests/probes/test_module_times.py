@@ -118,6 +118,27 @@ def test_outer_module_has_what_it_does_before_and_after_the_inner_one() -> None:
     assert times[module_times.REST].forward_s == 0.0
 
 
+def test_module_that_is_called_twice_has_both_calls_time() -> None:
+    device = Device()
+    layer = Layer(device, 2.0, 5.0)
+    look = ModuleTimes(nn.ModuleDict({"layer": layer}), 1, lambda: 0, device.event)
+    look.open()
+    look.enters("training_step")
+    x = torch.ones(2, requires_grad=True)
+    x = layer(x)
+    device.ms += 1.0
+    loss = layer(x).sum()
+    look.leaves("training_step")
+    look.enters("backward")
+    loss.backward()
+    look.leaves("backward")
+    look.close()
+    times = look.times()
+    assert times is not None
+    assert times["layer"] == ModuleTime(pytest.approx(0.004), pytest.approx(0.010), 2)
+    assert times[module_times.REST].forward_s == pytest.approx(0.001)
+
+
 def test_gradients_asked_for_within_the_forward_pass_are_the_forward_passs_own() -> None:
     device = Device()
     layer = Layer(device, 2.0, 5.0)
