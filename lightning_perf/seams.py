@@ -242,6 +242,9 @@ class _SpanAndProfile:
 # -- methods wrapped on their instance ------------------------------------------------------------
 
 
+_EVALUATIONS = ("validate", "test")
+
+
 class _Timed:
     """A method inside a span. Copies and pickles as the plain method, so that its owner stays picklable."""
 
@@ -321,7 +324,9 @@ def tap_logging(
     logger_span: Callable[[str, str], AbstractContextManager[None]],
     more_metrics: Callable[[Any], dict[str, float]],
 ) -> Undo | None:
-    """Times metric collection (``metrics``, ``.item()`` for the progress bar) and every logger.
+    """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
+
+    Of ``self.log`` it is what updates the values collected: its checks of arguments stay with the hook that logs.
 
     Args:
         trainer: The Trainer.
@@ -351,12 +356,28 @@ def tap_logging(
         for method in methods:
             if callable(getattr(connector, method, None)):
                 put.callback(_put(_Timed(connector, method, collecting)))
+        for results in _result_collections(trainer):
+            put.callback(_put(_Timed(results, "log", collecting)))
         for logger in loggers:
             kind = type(logger).__name__
             span = logger_span(kind, "log_metrics")
             put.callback(_put(_TimedLogMetrics(logger, "log_metrics", span, more_metrics)))
             put.callback(_put(_Timed(logger, "save", logger_span(kind, "save"))))
         return put.pop_all().close
+
+
+def _result_collections(trainer: Any) -> Iterator[Any]:
+    """Where the loops collect what ``self.log`` is given."""
+    training = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    loops = (
+        training,
+        getattr(training, "val_loop", None),
+        *(getattr(trainer, f"{n}_loop", None) for n in _EVALUATIONS),
+    )
+    for loop in loops:
+        results = getattr(loop, "_results", None)
+        if callable(getattr(results, "log", None)) and hasattr(results, "__dict__"):
+            yield results
 
 
 def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]]) -> Undo | None:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import sessions
 import traceml
 from score import Outcome, Share, score
+from sessions import HandMade
 from traceml import CATEGORIES, Said
 from traces import Recorded
 
@@ -32,11 +34,17 @@ on the half *tune* only. Shares stand with Wilson's 95 % interval.
 ## Cases
 
 {cases}
-{recorded}{theirs}"""
+{recorded}{made}{theirs}"""
 
 
 def text_of(
-    outcomes: Sequence[Outcome], recorded: Sequence[Recorded], theirs: Sequence[Said], *, wall_s: float, command: str
+    outcomes: Sequence[Outcome],
+    recorded: Sequence[Recorded],
+    made: Sequence[HandMade],
+    theirs: Sequence[Said],
+    *,
+    wall_s: float,
+    command: str,
 ) -> str:
     """The page."""
     return _PAGE.format(
@@ -47,6 +55,7 @@ def text_of(
         scores=_scores(outcomes),
         cases=_cases(outcomes),
         recorded=_recorded(recorded),
+        made=_made(made),
         theirs=_theirs(outcomes, theirs),
     )
 
@@ -86,7 +95,24 @@ def _recorded(recorded: Sequence[Recorded]) -> str:
         return ""
     rows = [(f"`{one.file}`", one.what, " or ".join(one.expect) or "nothing", ", ".join(one.said) or one.verdict,
              str(one.rank or "missed")) for one in recorded]  # fmt: skip
-    return "\n## Recorded traces\n\n" + _table(("trace", "what", "expected", "said", "rank"), rows) + "\n"
+    first = Share(sum(one.rank == 1 for one in recorded), len(recorded))
+    return (
+        f"\n## Recorded traces\n\nThe cause is named first in {first}.\n\n"
+        + _table(("trace", "what", "expected", "said", "rank"), rows)
+        + "\n"
+    )
+
+
+def _made(made: Sequence[HandMade]) -> str:
+    if not made:
+        return ""
+    rows = [(one.code, one.what, ", ".join(one.said), str(one.rank or "missed")) for one in made]
+    first = Share(sum(one.rank == 1 for one in made), len(made))
+    return (
+        f"\n## Sessions made by hand\n\n{sessions.__doc__ or ''}\nThe cause is named first in {first}.\n\n"
+        + _table(("rule", "what", "said", "rank"), rows)
+        + "\n"
+    )
 
 
 def _theirs(outcomes: Sequence[Outcome], theirs: Sequence[Said]) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import page
+import sessions
 import traceml
 import traces
 from case import Case, read_all
@@ -130,11 +131,12 @@ def main() -> int:
         measure_ceilings(n_threads)
     ended = run_all(orders_for(cases, arguments), arguments.cores, lambda end: tell(end, arguments.show))
     outcomes = outcomes_of(cases, ended)
-    recorded = [] if arguments.cases or arguments.fast else traces.diagnosed()
+    is_part = bool(arguments.cases or arguments.fast)
+    recorded, made = ([], []) if is_part else (traces.diagnosed(), sessions.diagnosed())
     venv = traceml.environment(arguments.traceml_venv) if arguments.traceml else None
     theirs = traceml.diagnosed(cases, venv) if venv is not None else []
     wall_s = time.monotonic() - started_s
-    text = page.text_of(outcomes, recorded, theirs, wall_s=wall_s, command=" ".join(sys.argv[1:]))
+    text = page.text_of(outcomes, recorded, made, theirs, wall_s=wall_s, command=" ".join(sys.argv[1:]))
     print(text)
     if arguments.json:
         arguments.json.write_text(json.dumps([as_json(one) for one in outcomes], indent=1), encoding="utf-8")

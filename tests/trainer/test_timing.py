@@ -302,3 +302,24 @@ def test_other_is_small_when_steps_are_as_long_as_real_ones(make_trainer: Make) 
     measured, _ = trained(make_trainer, "plain", Sleeps(forward=0.02))
     shares = measured.phase_s("other") / measured.rows_s.sum(axis=1)
     assert np.quantile(shares, 0.25) < 0.03
+
+
+class LogsMuch(Tiny):
+    """Thirty values at each step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(batch, batch_idx)
+        for index in range(30):
+            self.log(f"value_{index}", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+def test_collecting_counts_as_logging_when_the_module_logs_each_step(make_trainer: Make) -> None:
+    doctor = PerfDoctor()
+    make_trainer(doctor).fit(LogsMuch(), loader(N_STEPS))
+    assert doctor.session is not None
+    assert doctor.session.steady is not None
+    assert_adds_up(doctor.session)
+    collecting = next(time for time in doctor.session.steady.named if time.name == "metrics")
+    assert collecting.phase == "logging"
+    assert collecting.n_calls >= 30 * (N_STEPS - 1)

@@ -3,8 +3,10 @@
 expect: PD312
 half: score
 fix:
-  'if hidden.mean().item() > 1e9:': 'if False:'
+  print(float(hidden.mean()), file=self.file): pass
 """
+
+import os
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,13 +19,13 @@ class Net(LightningModule):
         super().__init__()
         self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
         self.compiled = torch.compile(self.encode, backend="eager")
+        self.file = open(os.devnull, "w")  # noqa: SIM115 - for as long as the training lasts
 
     def encode(self, x):
         hidden = self.first(x)
         for _ in range(8):
             hidden = nn.functional.gelu(hidden)
-            if hidden.mean().item() > 1e9:
-                hidden = hidden * 0.5
+            print(float(hidden.mean()), file=self.file)
         return self.last(hidden)
 
     def training_step(self, batch, batch_idx):

@@ -93,4 +93,4 @@ def _small_per_step(communication: Communication) -> float:
     return communication.n_per_step if is_small else 0.0
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD702",))

@@ -8,7 +8,7 @@ from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.logging_cost import FREQUENT_STEPS, loggers_of, slow_calls
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import phase_s, share_of, steady_of
+from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD502"
@@ -23,7 +23,8 @@ TARGET_SHARE = 0.005
 
 DOCS = """\
 ## What it measures
-The share of the time in collecting metrics and in loggers, without loggers whose single call is slow (PD505).
+The share of the time in collecting metrics (what `self.log` does with a value) and in loggers, without loggers whose
+single call is slow (PD505).
 
 ## Why it costs
 At each logged step every metric is reduced, copied from the device and written. Metrics with `prog_bar=True` are copied
@@ -58,7 +59,9 @@ def check(session: Session) -> Finding | None:
     trainer = session.settings.trainer
     interval = trainer.log_every_n_steps
     frequent_share = sum(share_of(times) for times in loggers.values()) - slow_share
-    if interval is not None and interval < DEFAULT_STEPS:
+    collecting_share = share_of(named_by_kind(steady, "loop").get("metrics", ()))
+    is_collecting = collecting_share > frequent_share  # whether written or not: a longer interval would not help
+    if interval is not None and interval < DEFAULT_STEPS and not is_collecting:
         wanted = max(DEFAULT_STEPS, 10 * math.ceil(interval * share / TARGET_SHARE / 10))
         advice = _prescription(min(wanted, 10 * DEFAULT_STEPS))
         low_s = frequent_share * steady.span_s * (1 - interval / DEFAULT_STEPS)
@@ -88,14 +91,19 @@ def check(session: Session) -> Finding | None:
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{percent(share)} of the time goes into logging"
-        + (f" every {interval} steps." if interval and interval > 1 else " at every step." if interval else "."),
+        summary=f"{percent(share)} of the time goes into logging{_how(interval, is_collecting)}.",
         evidence=tuple(evidence),
         prescriptions=(advice,),
         claims={"logging": share * steady.span_s},
         low_s=low_s,
         basis="from the loggers' own time to all of the logging",
     )
+
+
+def _how(interval: int | None, is_collecting: bool) -> str:
+    if is_collecting:
+        return ": most of it collects what self.log is given at each step"
+    return f" every {interval} steps" if interval and interval > 1 else " at every step" if interval else ""
 
 
 def preflight(session: Session) -> Finding | None:
