@@ -37,8 +37,8 @@ def test_first_diagnosis_names_the_loader(capsys):
 
 
 def test_plain_training_runs_without_lightning_perf(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["02_plain_training.py"])  # its main reads the command line
-    trainer = run_main("02_plain_training")
+    monkeypatch.setattr("sys.argv", ["12_plain_training.py"])  # its main reads the command line
+    trainer = run_main("12_plain_training")
 
     assert trainer.global_step == 192
 
@@ -168,3 +168,9 @@ EVERY = sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")])
 def test_example_is_run_by_a_test(path):
     text = Path(__file__).read_text()
     assert f'"{path.stem}"' in text or f'"{path.name}"' in text
+
+
+def test_tutorial_of_the_whole_way_names_every_example():
+    page = (EXAMPLES.parent / "docs" / "tutorial" / "the-whole-way.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\d\d_\w+\.(?:py|ipynb)", page))
+    assert named == {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}

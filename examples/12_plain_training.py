@@ -1,8 +1,8 @@
 """A training that knows nothing of lightning-perf: to be run, probed, tried and compared from the command line.
 
-    lightning-perf run --out runs/base -- python examples/02_plain_training.py
-    lightning-perf data -- python examples/02_plain_training.py
-    lightning-perf trial -- python examples/02_plain_training.py
+    lightning-perf run --out runs/base -- python examples/12_plain_training.py
+    lightning-perf data -- python examples/12_plain_training.py
+    lightning-perf trial -- python examples/12_plain_training.py
 
 docs/tutorial/measured-gain.md walks through them. A dataset that waits for each sample feeds a small model.
 """
