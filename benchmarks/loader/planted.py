@@ -154,11 +154,9 @@ CAUSES = {
     "slow-collate": Cause("PD108", Samples, pad, {"collate_fn": pad}),
     "many-small-tensors": Cause("PD109", Fields, None, {"num_workers": 1}),
     "sleeping-storage": Cause("PD106", Storage, Storage.read),
-    "tiny-data-with-workers": Cause(
-        "PD103", lambda: TensorDataset(torch.rand(4 * N_SAMPLES, N_FEATURES)), None, {"num_workers": 2}
-    ),
+    "tiny-data-with-workers": Cause("PD103", Samples, None, {"num_workers": 2, "batch_size": 4}),
     "per-sample-indexing": Cause(
-        "PD110", lambda: TensorDataset(torch.rand(16 * N_SAMPLES, N_FEATURES)), None, {"batch_size": 256}
+        "PD110", lambda: TensorDataset(torch.rand(32 * N_SAMPLES, N_FEATURES)), None, {"batch_size": 512}, n_layers=0
     ),
     "bursty-samples": Cause("PD105", Bursty, None, {"num_workers": 2}),
     "memory-growth": Cause("PD113", Growing, None, {"num_workers": 1}, n_layers=200, n_epochs=3),
