@@ -1,6 +1,9 @@
 """A training on several ranks with one planted fault, for the tests to launch as a user would.
 
 python rank_script.py FAULT OUT [DEVICES] [STRATEGY] [traced]
+
+Of several faults with commas between them each is trained with in turn, into its own folder OUT/FAULT: most of what a
+run takes is the start of its processes.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
 
-SLEEP_S = 0.012
+SLEEP_S = 0.025
 SLOW_RANK = 1
 
 
@@ -128,4 +131,6 @@ def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp", trac
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    faults, folder, *rest = sys.argv[1:]
+    for each in faults.split(","):
+        main(each, folder if "," not in faults else os.path.join(folder, each), *rest)
