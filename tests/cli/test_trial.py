@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from reports.trials import climbed
 
 from lightning_perf import load
-from lightning_perf.cli.trial import _checked_bytes
+from lightning_perf.cli.trial import TENSORBOARD_FOLDER, _checked_bytes, _write_hparams
 from lightning_perf.errors import ConfigError
 from tests.trials import scripts
 from tests.trials.test_keeper import is_alive, wait_for
@@ -98,3 +100,20 @@ def test_interrupt_during_the_diagnosis_ends_the_training_and_is_told(tmp_path: 
     assert going.returncode == 130
     assert "nothing to report" in told
     assert not is_alive(pid)
+
+
+def test_arms_become_rows_for_tensorboard_and_those_of_an_interrupted_trial_go(tmp_path: Path) -> None:
+    _write_hparams(tmp_path, climbed())
+    _write_hparams(tmp_path, climbed())
+    n_measured = sum(arm.step_s is not None for arm in climbed().arms)
+    assert len([path for path in (tmp_path / TENSORBOARD_FOLDER).iterdir() if path.is_dir()]) == n_measured
+    _write_hparams(tmp_path, msgspec.structs.replace(climbed(), arms=()))
+    assert not (tmp_path / TENSORBOARD_FOLDER).exists()
+
+
+def test_folder_that_cannot_be_written_to_costs_the_rows_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    _write_hparams(tmp_path / "file", climbed())
+    assert "nothing was written for TensorBoard" in capsys.readouterr().err
