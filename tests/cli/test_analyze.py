@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from traces.rank_traces import rank_events, save
 
 from lightning_perf.cli import view
 from lightning_perf.cli.app import main
@@ -183,3 +184,34 @@ def test_unknown_codes_are_refused_before_anything_is_read(
 ) -> None:
     assert call(monkeypatch, "analyze", "nowhere.json", "--select", "PD31x") == 2
     assert "PD31x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [(), ("--markdown",)])
+def test_ranks_stand_beside_one_another_when_their_traces_share_collectives(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    for rank in range(3):
+        save(tmp_path, rank, 3, rank_events(rank, [[2000.0, 2000.0, 5000.0]]))
+    assert call(monkeypatch, "analyze", tmp_path, *form) == 0
+    shown = " ".join(capsys.readouterr().out.replace("\\", "").split())
+    assert "3 ranks, mean of 3 steps (3 collectives matched" in shown
+    assert "Collectives from the last rank's arrival on" in shown
+    assert "Rank 2 holds the other 2 ranks up" in shown
+    assert "others wait" in shown
+
+
+def test_only_some_of_many_traces_are_told_in_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arrivals = [2000.0] * 20
+    arrivals[13] = 5000.0
+    for rank in range(20):
+        save(tmp_path, rank, 20, rank_events(rank, [arrivals]))
+    assert call(monkeypatch, "analyze", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "20 traces, the first 16" in shown
+    assert [line.split()[0] for line in shown.splitlines() if " · rank " in line] == [
+        "rank0.pt.trace.json.gz",
+        "rank13.pt.trace.json.gz",
+    ]
+    assert "\n  median" in shown
