@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from lightning_perf.records import CollectiveTime, Finding, TraceRank, TraceRanks, TraceRecord, TraceStep
+from lightning_perf.records import Finding, TraceRecord, TraceStep
 
-from . import wording
+from . import trace_rank_rows, wording
 
 WIDTH = 100
 N_ROWS = 6
@@ -17,10 +17,8 @@ BAR_WIDTH = 24
 # What takes less than this is not worth a line.
 LEAST_SHARE = 0.002
 # Up to so many traces each is told in full.
-N_IN_FULL = 8
+N_IN_FULL = trace_rank_rows.N_ALL
 N_OVERVIEW = 16
-
-_RANK_PARTS = ("data", "compute", "communication", "host")
 
 CAUSES = {
     "loader": "waiting for data",
@@ -167,7 +165,11 @@ def sections(record: TraceRecord) -> Iterator[Section]:
             ],
         )  # fmt: skip
     if record.communication and record.communication.collectives:
-        yield _collectives("Collectives, waiting for other ranks included", record.communication.collectives)
+        yield Section(
+            "Collectives, waiting for other ranks included",
+            trace_rank_rows.COLLECTIVE_HEADS,
+            trace_rank_rows.collective_rows(record.communication.collectives),
+        )
     if record.kernels and record.kernels.top:
         yield Section(
             "Kernels",
@@ -325,9 +327,15 @@ def _together(records: Sequence[TraceRecord]) -> list[Section]:
     sections = [_overview(records)]
     for record in records:
         if record.ranks is not None:
-            sections.append(_ranks(record.ranks))
-            if record.ranks.collectives:
-                sections.append(_collectives("Collectives from the last rank's arrival on", record.ranks.collectives))
+            ranks = record.ranks
+            sections.append(
+                Section(trace_rank_rows.rank_title(ranks), trace_rank_rows.RANK_HEADS, trace_rank_rows.rank_rows(ranks))
+            )
+            if ranks.collectives:
+                title = "Collectives from the last rank's arrival on"
+                sections.append(
+                    Section(title, trace_rank_rows.COLLECTIVE_HEADS, trace_rank_rows.collective_rows(ranks.collectives))
+                )
     return sections
 
 
@@ -335,12 +343,8 @@ def _told_in_full(records: Sequence[TraceRecord]) -> list[TraceRecord]:
     """All traces where they are few; of many ranks the first, and those that hold others up most."""
     if len(records) <= N_IN_FULL:
         return list(records)
-    slow = {_straggler(record.ranks).source for record in records if record.ranks is not None}
+    slow = {trace_rank_rows.straggler(record.ranks).source for record in records if record.ranks is not None}
     return [record for i, record in enumerate(records) if i == 0 or record.source in slow or record.ranks is not None]
-
-
-def _straggler(ranks: TraceRanks) -> TraceRank:
-    return max(ranks.ranks, key=lambda one: (one.straggler_share, one.own_s))
 
 
 def _overview(records: Sequence[TraceRecord]) -> Section:
@@ -361,53 +365,3 @@ def _overview(records: Sequence[TraceRecord]) -> Section:
     return Section(
         f"{len(records)} traces{more}", ("trace", "rank", "steps", "step", "busy", "exposed communication"), rows
     )
-
-
-def _ranks(ranks: TraceRanks) -> Section:
-    """Who waits for whom; of many ranks those that hold others up most, and the median."""
-    by_share = sorted(ranks.ranks, key=lambda one: (-one.straggler_share, -one.own_s, one.rank))
-    shown = list(ranks.ranks) if len(by_share) <= N_IN_FULL else by_share[:N_ROWS]
-    rows = [_rank_row(str(one.rank), one) for one in shown]
-    if len(shown) < len(by_share):
-        parts = {part: median(one.parts_s.get(part, 0.0) for one in by_share) for part in _RANK_PARTS}
-        middle = TraceRank(
-            rank=-1, source="", step_s=median(one.step_s for one in by_share),
-            own_s=median(one.own_s for one in by_share), waiting_s=median(one.waiting_s for one in by_share),
-            transfer_s=median(one.transfer_s for one in by_share), parts_s=parts,
-            last_fraction=median(one.last_fraction for one in by_share),
-            straggler_share=median(one.straggler_share for one in by_share),
-        )  # fmt: skip
-        rows.append(_rank_row("median", middle))
-    clocks = "" if ranks.clock_spread_s is None else f", ends agree within {wording.seconds(ranks.clock_spread_s)}"
-    title = (
-        f"{len(by_share)} ranks, mean of {wording.count(ranks.n_steps, 'step')} "
-        f"({wording.count(ranks.n_matched, 'collective')} matched{clocks})"
-    )
-    return Section(
-        title, ("rank", "own", "data", "compute", "communication", "host", "waits", "others wait", "last"), rows
-    )
-
-
-def _rank_row(name: str, one: TraceRank) -> tuple[str, ...]:
-    parts = (wording.seconds(one.parts_s.get(part)) for part in _RANK_PARTS)
-    waits = (wording.seconds(one.waiting_s), wording.share(one.straggler_share), wording.share(one.last_fraction))
-    return (name, wording.seconds(one.own_s), *parts, *waits)
-
-
-def _bandwidth(bytes_per_s: float | None) -> str:
-    """In powers of ten, as links are sold and nccl-tests print it."""
-    if bytes_per_s is None:
-        return ""
-    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.3g} MB/s"
-
-
-def _collectives(title: str, collectives: Sequence[CollectiveTime]) -> Section:
-    rows = [
-        (
-            each.kind.replace("_", "-"), wording.size(each.mean_bytes), "" if each.group_size is None else
-            str(each.group_size), f"{each.n:,}", wording.seconds(each.median_s), wording.seconds(each.exposed_s),
-            _bandwidth(each.bus_bytes_per_s),
-        )
-        for each in collectives[:N_ROWS]
-    ]  # fmt: skip
-    return Section(title, ("kind", "size", "ranks", "n", "median", "not hidden", "bus bandwidth"), rows)
