@@ -10,7 +10,7 @@
 - ``tiny``: must lose on a loop of tiny operations.
 
 Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some two
-minutes for a round of ``fates``, five for ``ladder``, three for each of the others.
+and a half minutes for a round of ``fates``, six for ``ladder``, three for each of the others.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ FATES = {
 }
 """What becomes of each, and the reason that must be told."""
 
-FATES_LIMITS = ("--steps", "200", "--time-limit", "25", "--memory-limit", "2G")
-LADDER_STEPS = "140"
+FATES_LIMITS = ("--steps", "200", "--repeats", "2", "--time-limit", "20", "--memory-limit", "2G")
+LADDER_LIMITS = ("--steps", "120", "--repeats", "2")
 ALONE = ("loader-workers", "log-every-n")
-OUTSIDE_STEPS, OUTSIDE_RUNS = 120, 3
+OUTSIDE_STEPS, OUTSIDE_RUNS = 100, 3
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
@@ -93,7 +93,7 @@ def outside_s(trainer: dict[str, Any], loader: dict[str, Any]) -> float:
 
 def ladder() -> tuple[bool, str]:
     """Climbs, then pastes."""
-    record = trial("many_faults.py", "--steps", LADDER_STEPS)
+    record = trial("many_faults.py", *LADDER_LIMITS)
     rungs = [rung for rung in record["ladder"] if rung["is_kept"] and rung["added"]]
     if not rungs:
         return False, "no rung was kept"

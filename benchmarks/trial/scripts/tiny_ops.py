@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, TURNS = 8, 200
+WIDTH, TURNS = 8, 100
 
 
 class Cell(torch.nn.Module):
