@@ -80,10 +80,10 @@ def trial(script: str, *options: str) -> dict[str, Any]:
         return record
 
 
-def outside_s(trainer: dict[str, Any], loader: dict[str, Any]) -> float:
+def outside_s(trainer: dict[str, Any], loader: dict[str, Any], statements: str) -> float:
     """Seconds a step that the script itself measures, without the tool."""
     script = [sys.executable, str(SCRIPTS / "many_faults.py"), "--steps", str(OUTSIDE_STEPS)]
-    flags = ["--trainer", json.dumps(trainer), "--loader", json.dumps(loader)]
+    flags = ["--trainer", json.dumps(trainer), "--loader", json.dumps(loader), "--statements", statements]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [*script, *flags], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True
@@ -100,10 +100,13 @@ def ladder() -> tuple[bool, str]:
     alone = {arm["id"].partition("=")[0]: arm["verdict"] for arm in record["arms"] if len(arm["treatments"]) == 1}
     reached = rungs[-1]["speedup"]
     flags, loader = record["trainer_flags"], record["loader_args"]
+    # What stands beside Trainer(...) and DataLoader(...), which the flags and arguments hold already.
+    lines = [line for line in record["code"].splitlines() if not line.startswith(("Trainer(", "DataLoader("))]
+    statements = "\n".join(lines)
     plain, pasted = [], []
     for _ in range(OUTSIDE_RUNS):
-        plain.append(outside_s({}, {}))
-        pasted.append(outside_s(flags, loader))
+        plain.append(outside_s({}, {}, ""))
+        pasted.append(outside_s(flags, loader, statements))
     outside = statistics.median(plain) / statistics.median(pasted)
     off = outside / reached["value"] - 1
     names = " → ".join(f"{rung['added']} {rung['speedup']['value']:.2f}×" for rung in rungs)

@@ -1,7 +1,8 @@
 """A training with several things wrong at once: the script whose ladder the benchmark climbs.
 
 Batches are waited for, every step is logged to a place that answers slowly, and anomaly detection was left on. Flags of
-a ladder can be pasted: ``--trainer '{"log_every_n_steps": 50}' --loader '{"num_workers": 2}'``.
+a ladder can be pasted: ``--trainer '{"log_every_n_steps": 50}' --loader '{"num_workers": 2}'``, and so can its
+statements: ``--statements 'torch.set_num_threads(2)'``.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--trainer", type=json.loads, default={})
     parser.add_argument("--loader", type=json.loads, default={})
+    parser.add_argument("--statements", default="")
     arguments = parser.parse_args()
+    pasted = {"torch": torch, "model": Stack()}
+    exec(arguments.statements, pasted)  # what a trial wrote for its user to paste
     data = Waits()
     sampler = BatchSampler(RandomSampler(data), BATCH, drop_last=True)
     flags: dict[str, Any] = {"log_every_n_steps": 1, "detect_anomaly": True, **arguments.trainer}
@@ -98,7 +102,7 @@ def main() -> None:
         enable_model_summary=False,
         **flags,
     )
-    trainer.fit(Stack(), DataLoader(data, sampler=sampler, batch_size=None, **arguments.loader))
+    trainer.fit(pasted["model"], DataLoader(data, sampler=sampler, batch_size=None, **arguments.loader))
 
 
 if __name__ == "__main__":
