@@ -80,3 +80,11 @@ def test_variables_of_the_users_function_are_let_go_when_no_product_follows() ->
         return weakref.ref(held)
 
     assert user()() is None
+
+
+def test_softmax_over_rows_of_another_length_is_none() -> None:
+    trail = AttentionTrail()
+    trail.follow(sight(), "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
+    trail.follow(sight(), "_softmax", (SCORES.view(2, 30), -1, False), SCORES.view(2, 30), 1, is_backward=False)
+    trail.follow(sight(), "bmm", (SCORES, V), Q, 1, is_backward=False)
+    assert trail.found == {}
