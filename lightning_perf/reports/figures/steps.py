@@ -9,7 +9,7 @@ from lightning_perf.records import PHASES, STEP_PHASES, Session
 from lightning_perf.reports import summary
 from lightning_perf.reports.wording import phase_name, seconds, share
 
-from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, RED, Theme
+from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, Theme
 from .parts import figure, label, rows_axis, rows_height, seconds_scale
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
             "x1": window.first_step + max(window.n_steps, 1),
             "y0": 0,
             "y1": 1,
-            "line": {"width": 1, "color": RED, "dash": "dash"},
+            "line": {"width": 1.5, "color": GREY, "dash": "dash"},
             "layer": "above",
         }
         for window in recorded[:50]
