@@ -32,9 +32,12 @@ from . import (
 MAX_ROWS = 200
 """Of a table; a report that is mailed is read, not searched."""
 
-MAX_FIGURES_BYTES = 1_000_000
+MAX_FIGURES_BYTES = 800_000
 """Of all figures together: with plotly's 4.8 MB the file stays below 6 MB, which mail servers let through. Beyond it
 the largest are left out, and it is said which."""
+
+MAX_WINDOWS = 12
+"""Profiler windows told in full, the last ones."""
 
 _STATIC = importlib.resources.files(__package__) / "static"
 
@@ -342,7 +345,10 @@ def _host(session: Session) -> Iterator[Item]:
 
 
 def _windows(session: Session) -> Iterator[Item]:
-    for window in session.windows:
+    earlier = len(session.windows) - MAX_WINDOWS
+    if earlier > 0:
+        yield Facts([f"{wording.count(earlier, 'earlier window')} left out"])
+    for window in session.windows[-MAX_WINDOWS:]:
         title = f"Window at step {window.first_step}: {wording.count(window.n_steps, 'step')}, {window.status}"
         yield Heading(title)
         yield Facts([wording.line(window.reason, 200), f"it cost {wording.seconds(window.cost_s)}"])

@@ -92,6 +92,19 @@ def test_page_of_a_full_session_with_a_thousand_ranks_is_small_enough_to_be_mail
     assert "ranks" in page.data()["figures"]
 
 
+def test_page_of_a_huge_session_is_small_enough_to_be_mailed() -> None:
+    session = msgspec.structs.replace(
+        everything(),
+        windows=traced().windows * 500,
+        ranks=with_ranks(8192).ranks,
+        steady=with_timeline(512).steady,
+        epochs=starved().epochs * 2000,
+    )
+    source = to_page(session)
+    assert len(source.encode()) < SIX_MB
+    assert "488 earlier windows left out" in source
+
+
 def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "MAX_FIGURES_BYTES", 100_000)
     page = Page(to_page(everything()))
