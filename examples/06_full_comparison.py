@@ -26,7 +26,7 @@ class Archive(Dataset):
         return 320
 
     def __getitem__(self, index):
-        time.sleep(0.002)  # the disk
+        time.sleep(0.001)  # the disk
         return torch.full((64,), index / 320)
 
 
@@ -70,7 +70,7 @@ def train(folder, flags, loader_args):
         **arguments,
     )
     train_loader = DataLoader(Archive(), batch_size=16, **loader_args)
-    trainer.fit(Regressor(), train_loader, DataLoader(torch.rand(150, 64, 64), batch_size=None))
+    trainer.fit(Regressor(), train_loader, DataLoader(torch.rand(400, 64, 64), batch_size=None))
     return doctor.session
 
 

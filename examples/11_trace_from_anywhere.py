@@ -20,9 +20,9 @@ def record(path):
     """A training loop with many tiny operators."""
     model = nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with profile(schedule=schedule(wait=1, warmup=1, active=4), with_stack=False) as profiler:
-        for _ in range(7):
-            rows = model(torch.rand(600, 16))
+    with profile(schedule=schedule(wait=1, warmup=1, active=4), with_stack=True) as profiler:
+        for _ in range(6):
+            rows = model(torch.rand(300, 16))
             loss = sum(row.square().sum() for row in rows) / len(rows)
             optimizer.zero_grad()
             loss.backward()

@@ -61,19 +61,21 @@ def check(session: Session) -> Finding | None:
     frequent_share = sum(share_of(times) for times in loggers.values()) - slow_share
     collecting_share = share_of(named_by_kind(steady, "loop").get("metrics", ()))
     is_collecting = collecting_share > frequent_share  # whether written or not: a longer interval would not help
-    if interval is not None and interval < DEFAULT_STEPS and not is_collecting:
+    advice: tuple[Prescription, ...] = ()
+    low_s = 0.0
+    if interval is not None and interval < DEFAULT_STEPS:
         wanted = max(DEFAULT_STEPS, 10 * math.ceil(interval * share / TARGET_SHARE / 10))
-        advice = _prescription(min(wanted, 10 * DEFAULT_STEPS))
+        advice = (_prescription(min(wanted, 10 * DEFAULT_STEPS)),)
         low_s = frequent_share * steady.span_s * (1 - interval / DEFAULT_STEPS)
-    else:
-        advice = Prescription(
+    if is_collecting or not advice:
+        fewer = Prescription(
             treatment="prog-bar-off",
             summary="log fewer metrics a step: prog_bar=False, or on_step=False, on_epoch=True",
             safety="exact",
             effort="minutes",
             code='self.log("train_loss", loss, prog_bar=False, on_step=False, on_epoch=True)',
         )
-        low_s = 0.0
+        advice = (fewer, *advice)
     evidence = [
         Evidence(
             metric="share of the time in logging",
@@ -93,7 +95,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         summary=f"{percent(share)} of the time goes into logging{_how(interval, is_collecting)}.",
         evidence=tuple(evidence),
-        prescriptions=(advice,),
+        prescriptions=advice,
         claims={"logging": share * steady.span_s},
         low_s=low_s,
         basis="from the loggers' own time to all of the logging",
