@@ -122,7 +122,7 @@ def check(session: Session) -> Finding | None:
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=_low_s(steady, plan) if can_prescribe else 0.0,
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
-        confidence="high" if device is not None or plan.n_now == 0 else "medium",
+        confidence="high" if foretold is None and (device is not None or plan.n_now == 0) else "medium",
     )
 
 
