@@ -20,18 +20,18 @@ MAX_RUNGS = 4
 
 
 class Archive(Dataset):
-    """320 samples on a slow disk."""
+    """640 samples on a slow disk."""
 
     def __len__(self):
-        return 320
+        return 640
 
     def __getitem__(self, index):
-        time.sleep(0.001)  # the disk
-        return torch.full((64,), index / 320)
+        time.sleep(0.004)  # the disk
+        return torch.full((64,), index / 640)
 
 
 class Regressor(LightningModule):
-    """Logs much at each step, and validates at length."""
+    """Logs much at each step."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Regressor(LightningModule):
 def train(folder, flags, loader_args):
     """The session of one training with the arguments of the prescriptions taken so far."""
     doctor = PerfDoctor(reports=())
-    arguments = {"log_every_n_steps": 1, "max_epochs": 4, **flags}
+    arguments = {"log_every_n_steps": 1, "max_epochs": 2, **flags}
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[doctor],
@@ -70,7 +70,7 @@ def train(folder, flags, loader_args):
         **arguments,
     )
     train_loader = DataLoader(Archive(), batch_size=16, **loader_args)
-    trainer.fit(Regressor(), train_loader, DataLoader(torch.rand(400, 64, 64), batch_size=None))
+    trainer.fit(Regressor(), train_loader, DataLoader(torch.rand(50, 64, 64), batch_size=None))
     return doctor.session
 
 

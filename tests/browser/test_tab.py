@@ -21,7 +21,7 @@ from lightning_perf.traces import analyze
 from .board import Board, fit, tensorboard
 from .conftest import Browser
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]
+pytestmark = pytest.mark.browser
 
 RUN = "first/perf_session.json"
 

@@ -50,7 +50,9 @@ def test_all_ranks_are_found_when_each_left_its_session(tmp_path: Path) -> None:
 
 
 def test_what_each_rank_found_comes_along(tmp_path: Path) -> None:
-    finding = Finding(code="PD801", name="thermal-throttling", category="system", severity="high", summary="hot")
+    finding = Finding(
+        code="PD801", name="thermal-throttling", category="system", severity="high", summary="hot", evidence=()
+    )
     save(tmp_path, session(0))
     save(tmp_path, msgspec.structs.replace(session(1), findings=(finding,)))
     assert [one.found for one in load_run(tmp_path).ranks.summaries] == [(), ("PD801 thermal-throttling",)]

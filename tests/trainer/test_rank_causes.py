@@ -21,7 +21,7 @@ LIMIT_S = 500.0
 GRACE_S = 15.0
 DISTRIBUTED = {"PD701", "PD703", "PD704", "PD705", "PD706", "PD707"}
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def launched(fault: str, out: Path, *more: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
