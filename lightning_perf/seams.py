@@ -269,6 +269,31 @@ class _Timed:
         return getattr, (self._owner, self._name)
 
 
+class _Once:
+    """Calls what it was given the first time, and never again."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+
+    def __call__(self) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+
+class _TimedFromFirst(_Timed):
+    """A method inside a span, whose first call has something else done before."""
+
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[None], first: _Once) -> None:
+        super().__init__(owner, name, span)
+        self._first = first
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_measuring():
+            self._first()
+        return super().__call__(*args, **kwargs)
+
+
 class _TimedLogMetrics(_Timed):
     """``logger.log_metrics`` inside a span, with the doctor's own figures added once when there are new ones."""
 
@@ -327,6 +352,7 @@ def tap_logging(
     """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
 
     Of ``self.log`` it is what updates the values collected: its checks of arguments stay with the hook that logs.
+    Before the first value there is nothing to collect, and the collection is not timed: who logs nothing pays nothing.
 
     Args:
         trainer: The Trainer.
@@ -335,10 +361,10 @@ def tap_logging(
         more_metrics: Asked before each ``logger.log_metrics`` for figures to log along with it; an empty dict for none.
 
     Returns:
-        The undo; None when this version has no logger connector.
+        The undo; None when this version has no logger connector that takes attributes.
     """
     connector = getattr(trainer, "_logger_connector", None)
-    if connector is None:
+    if not hasattr(connector, "__dict__"):
         return None
     methods = (
         "on_batch_end",
@@ -349,21 +375,32 @@ def tap_logging(
         "log_eval_end_metrics",
         "on_epoch_end",
     )
-    loggers = [
-        one for one in trainer.loggers if hasattr(one, "__dict__")
-    ]  # with slots only, none of it can be replaced
-    with ExitStack() as put:  # should one of them fail, those before it are put back
+    # with slots only, none of it can be replaced
+    loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
+    results = list(_result_collections(trainer))
+    put = ExitStack()
+
+    def collect() -> None:
         for method in methods:
             if callable(getattr(connector, method, None)):
                 put.callback(_put(_Timed(connector, method, collecting)))
-        for results in _result_collections(trainer):
-            put.callback(_put(_Timed(results, "log", collecting)))
+
+    try:
+        if not results:
+            collect()
+        else:
+            first = _Once(collect)
+            for one in results:
+                put.callback(_put(_TimedFromFirst(one, "log", collecting, first)))
         for logger in loggers:
             kind = type(logger).__name__
             span = logger_span(kind, "log_metrics")
             put.callback(_put(_TimedLogMetrics(logger, "log_metrics", span, more_metrics)))
             put.callback(_put(_Timed(logger, "save", logger_span(kind, "save"))))
-        return put.pop_all().close
+    except BaseException:
+        put.close()  # those before the one that failed are put back
+        raise
+    return put.close
 
 
 def _result_collections(trainer: Any) -> Iterator[Any]:

@@ -39,6 +39,12 @@ def flops(value: float | None) -> str:
     return number(value)
 
 
+def flops_in(value: float | None, unit: str = "FLOPs") -> str:
+    """Operations with their unit: ``3.63 GFLOPs``, ``16 FLOPs``."""
+    text = flops(value)
+    return f"{text}{unit}" if text[-1:].isalpha() else f"{text} {unit}"
+
+
 def title(profile: ModelProfile) -> str:
     """What the tables are about."""
     return f"What the arithmetic of {line(profile.class_name, 60)} costs on {line(profile.device, 16)}"
@@ -50,11 +56,11 @@ def facts(profile: ModelProfile) -> list[str]:
     if profile.n_samples is not None:
         told.append(f"a batch of {profile.n_samples:,}")
     if profile.forward_flops is not None:
-        told.append(f"forward {flops(profile.forward_flops)}FLOPs")
+        told.append(f"forward {flops_in(profile.forward_flops)}")
     if profile.backward_flops is not None:
-        told.append(f"backward {flops(profile.backward_flops)}FLOPs")
+        told.append(f"backward {flops_in(profile.backward_flops)}")
     if profile.recomputed_flops:
-        told.append(f"of these {flops(profile.recomputed_flops)}FLOPs compute activations again")
+        told.append(f"of these {flops_in(profile.recomputed_flops)} compute activations again")
     n_bytes = (profile.forward_bytes or 0) + (profile.backward_bytes or 0)
     if n_bytes:
         whole = (profile.forward_flops or 0) + (profile.backward_flops or 0)
@@ -84,13 +90,15 @@ def utilisation_facts(used: Utilisation | None) -> list[str]:
     """Utilisation, each share with what it is a share of."""
     if used is None:
         return []
-    told = [f"{flops(used.flops_per_s)}FLOP/s in {line(used.precision, 16)}"]
+    told = [f"{flops_in(used.flops_per_s, 'FLOP/s')} in {line(used.precision, 16)}"]
     if used.measured_fraction is not None:
-        told.append(f"{share(used.measured_fraction)} of the {flops(used.measured_flops_per_s)}FLOP/s measured here")
+        told.append(
+            f"{share(used.measured_fraction)} of the {flops_in(used.measured_flops_per_s, 'FLOP/s')} measured here"
+        )
     if used.datasheet_fraction is not None:
         chip = line(used.datasheet, 80)
         told.append(
-            f"{share(used.datasheet_fraction)} of the maker's {flops(used.datasheet_flops_per_s)}FLOP/s ({chip})"
+            f"{share(used.datasheet_fraction)} of the maker's {flops_in(used.datasheet_flops_per_s, 'FLOP/s')} ({chip})"
         )
     return told
 

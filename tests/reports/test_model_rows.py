@@ -34,6 +34,8 @@ def profile() -> ModelProfile:
 def test_flops_are_written_with_their_unit() -> None:
     shown = [model_rows.flops(value) for value in (0, 999, 3_640_000_000, 989.4e12, None)]
     assert shown == ["0", "999", "3.64 G", "989 T", ""]
+    assert [model_rows.flops_in(value) for value in (16, 3_630_000_000)] == ["16 FLOPs", "3.63 GFLOPs"]
+    assert model_rows.flops_in(2e12, "FLOP/s") == "2 TFLOP/s"
 
 
 def test_utilisation_always_shows_what_it_is_a_share_of() -> None:

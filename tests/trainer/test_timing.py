@@ -323,3 +323,32 @@ def test_collecting_counts_as_logging_when_the_module_logs_each_step(make_traine
     collecting = next(time for time in doctor.session.steady.named if time.name == "metrics")
     assert collecting.phase == "logging"
     assert collecting.n_calls >= 30 * (N_STEPS - 1)
+
+
+class LogsFromThird(Tiny):
+    """Keeps, after each step, what stands in for the methods that collect what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replaced: list[set[str]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.loss(batch)
+        if batch_idx >= 3:
+            self.log("loss", loss)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.replaced.append(set(vars(self.trainer._logger_connector)) & {"on_batch_end", "update_train_step_metrics"})
+
+
+def test_collecting_is_left_alone_before_the_first_value_is_logged(make_trainer: Make) -> None:
+    doctor, module = PerfDoctor(), LogsFromThird()
+    trainer = make_trainer(doctor)
+    trainer.fit(module, loader(N_STEPS))
+    assert module.replaced[:3] == [set()] * 3
+    assert module.replaced[3:] == [{"on_batch_end", "update_train_step_metrics"}] * (N_STEPS - 3)
+    assert not set(vars(trainer._logger_connector)) & {"on_batch_end", "update_train_step_metrics"}
+    assert doctor.session is not None
+    assert doctor.session.steady is not None
+    assert any(time.name == "metrics" for time in doctor.session.steady.named)

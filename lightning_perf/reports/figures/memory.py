@@ -9,7 +9,7 @@ from lightning_perf.reports import memory_rows
 from lightning_perf.reports.wording import count, share, size
 
 from .palette import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
-from .parts import bytes_scale, figure, label, rows_axis, rows_height
+from .parts import bytes_scale, figure, label, rows_axis, rows_figure, rows_height, upright
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -140,14 +140,12 @@ def memory_modules(session: Session, theme: Theme = "light") -> go.Figure | None
                     "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
                 }
             )
-    return figure(
+    return rows_figure(
         data,
         theme,
-        height=rows_height(len(shown)),
-        has_legend=True,
+        labels=[label(one.name or "outside modules", 32) for one in shown],
+        axis=f"memory ({unit})",
         barmode="stack",
-        xaxis={"title": {"text": f"memory ({unit})"}, "rangemode": "tozero"},
-        yaxis=rows_axis([label(one.name or "outside modules", 32) for one in shown]),
     )
 
 
@@ -190,17 +188,7 @@ def memory_growth(session: Session, theme: Theme = "light") -> go.Figure | None:
         [points],
         theme,
         height=rows_height(len(shown)),
-        shapes=[
-            {
-                "type": "line",
-                "x0": 0,
-                "x1": 0,
-                "yref": "paper",
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": GREY, "dash": "dot"},
-            }
-        ],
+        shapes=[upright(0)],
         xaxis={"title": {"text": f"growth every 1,000 steps ({unit}), 95 % interval"}},
         yaxis=rows_axis([label(one.where, 16) for one in shown]),
     )

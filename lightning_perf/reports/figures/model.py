@@ -11,7 +11,7 @@ from lightning_perf.reports.wording import line, number, seconds, share
 from lightning_perf.stats.roofline import intensity, module_s
 
 from .palette import BLUE, GREY, ORANGE, SERIES, SKY, Theme
-from .parts import figure, label, rows_axis, rows_height, seconds_scale
+from .parts import figure, label, rows_figure, seconds_scale
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -67,14 +67,12 @@ def modules(session: Session, theme: Theme = "light") -> go.Figure | None:
         for (name, values), colour in zip(parts, (BLUE, SKY), strict=True)
         if any(values)
     ]
-    return figure(
+    return rows_figure(
         data,
         theme,
-        height=rows_height(len(shown)),
-        has_legend=True,
+        labels=[label(one.path or "outside modules", 32) for one in shown],
+        axis=axis,
         barmode="stack",
-        xaxis={"title": {"text": axis}, "rangemode": "tozero"},
-        yaxis=rows_axis([label(one.path or "outside modules", 32) for one in shown]),
     )
 
 
@@ -122,7 +120,7 @@ def _told(module: ModuleProfile) -> list[str]:
         label(f"{module.path or 'outside modules'} {module.class_name}", 80),
         seconds(module.forward_s),
         seconds(module.backward_s),
-        f"{model_rows.flops(n_flops)}FLOP",
+        model_rows.flops_in(n_flops, "FLOP"),
         bound + (f": {label(module.advice, 100)}" if module.advice else ""),
     ]
 
@@ -174,14 +172,14 @@ def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str,
             [
                 label(work.name, 60),
                 number(work.intensity),
-                model_rows.flops(work.flops_per_s),
+                model_rows.flops_in(work.flops_per_s, "FLOP/s"),
                 seconds(work.spent_s),
                 share(work.part),
                 f"bound by {model_rows.bound_name(work.bound)}" if work.bound else "what limits it is not known",
             ]
             for work in works
         ],
-        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} FLOP/byte, %{customdata[2]}FLOP/s<br>"
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} FLOP/byte, %{customdata[2]}<br>"
         "%{customdata[3]} a step, %{customdata[4]} of all " + name + "<br>%{customdata[5]}<extra></extra>",
     }
 
@@ -206,7 +204,7 @@ def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[st
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"ceiling in {label(precision, 12)}: {model_rows.flops(speed)}FLOP/s",
+                "name": f"ceiling in {label(precision, 12)}: {model_rows.flops_in(speed, 'FLOP/s')}",
                 "x": [left, ridge, right],
                 "y": [left * rate, speed, speed],
                 "line": {

@@ -97,6 +97,29 @@ def figure(
     )
 
 
+def rows_figure(
+    data: Sequence[Mapping[str, Any]], theme: Theme, *, labels: Sequence[str], axis: str, barmode: str
+) -> go.Figure:
+    """A figure of several bars a row, with a legend.
+
+    Args:
+        data: Bars as plotly's JSON, at the rows 0, 1, 2 ….
+        theme: As for ``figure``.
+        labels: A text a row.
+        axis: What the bars show, with its unit.
+        barmode: How bars of one row lie: ``"stack"``, ``"group"`` or ``"overlay"``.
+    """
+    return figure(
+        data,
+        theme,
+        height=rows_height(len(labels)),
+        has_legend=True,
+        barmode=barmode,
+        xaxis={"title": {"text": axis}, "rangemode": "tozero"},
+        yaxis=rows_axis(labels),
+    )
+
+
 def plain(value: Any) -> Any:
     """The value as pure JSON types; what is not a finite number becomes None."""
     if isinstance(value, Mapping):

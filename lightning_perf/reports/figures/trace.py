@@ -8,7 +8,7 @@ from lightning_perf.records import CATEGORIES, Session, TraceRecord
 from lightning_perf.reports.wording import kernel_name, number, seconds, share
 
 from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
-from .parts import figure, label, rows_axis, rows_height, seconds_scale
+from .parts import figure, label, rows_axis, rows_figure, rows_height, seconds_scale
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -149,14 +149,12 @@ def kernels(session: Session, theme: Theme = "light") -> go.Figure | None:
                 "%{customdata[2]} launches, %{customdata[4]} on average<extra></extra>",
             }
         )  # fmt: skip
-    return figure(
+    return rows_figure(
         data,
         theme,
-        height=rows_height(len(shown)),
-        has_legend=True,
+        labels=[label(kernel_name(one.name), 36) for one in shown],
+        axis=f"time on the device in the window ({unit})",
         barmode="overlay",
-        xaxis={"title": {"text": f"time on the device in the window ({unit})"}, "rangemode": "tozero"},
-        yaxis=rows_axis([label(kernel_name(one.name), 36) for one in shown]),
     )
 
 
@@ -187,12 +185,10 @@ def _traced_operators(trace: TraceRecord, theme: Theme) -> go.Figure:
                 "with what it calls: host %{customdata[3]}, device %{customdata[4]}<extra></extra>",
             }
         )  # fmt: skip
-    return figure(
+    return rows_figure(
         data,
         theme,
-        height=rows_height(len(shown)),
-        has_legend=True,
+        labels=[label(one.name.removeprefix("aten::"), 32) for one in shown],
+        axis=f"time in the window ({unit})",
         barmode="group",
-        xaxis={"title": {"text": f"time in the window ({unit})"}, "rangemode": "tozero"},
-        yaxis=rows_axis([label(one.name.removeprefix("aten::"), 32) for one in shown]),
     )
