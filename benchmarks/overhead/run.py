@@ -7,7 +7,7 @@
 Method. Every arm is a real ``Trainer.fit`` of the same tiny model on the CPU, one torch thread, in a process of its own
 (``arm.py``). All arms are started first and warmed up; then they take turns of 64 steps, in the order A B C … and back
 … C B A, while all others wait. A turn is timed inside the module, but for its first three steps, when caches are cold.
-Sixteen turns an arm make a round; within each round the mean step of the arm that it is compared with is subtracted
+Thirty-two turns an arm make a round; within each round the mean step of the arm that it is compared with is subtracted
 from the arm's, so what else the machine does for longer than a turn falls on both. The figure is the median of these
 differences over all rounds, with its 95 % interval from order statistics. Beside the wall time stands the processor
 time of the whole process, which other programs on the machine disturb less. A round has as many steps as PerfDoctor
@@ -47,7 +47,7 @@ REPOSITORY = HERE.parents[1]
 PAGE = REPOSITORY / "docs" / "benchmarks" / "overhead.md"
 
 STEPS_A_TURN = 64
-TURNS_A_ROUND = 16  # 1024 steps: as many rows as PerfDoctor keeps before it folds them
+TURNS_A_ROUND = 32  # 2048 steps: as many rows as PerfDoctor keeps before it folds them
 WARMUP_STEPS = 600  # PerfDoctor's own warm-up, its first folding and its watch on gradients lie in these
 TRACEML = "traceml-ai==0.5.0"
 DEFAULT_VENV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lightning-perf" / "traceml-venv"
@@ -220,7 +220,7 @@ def traceml_venv(venv: Path) -> bool:
 def parsed_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of 1024 steps an arm (default: 20)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of 2048 steps an arm (default: 20)")
     parser.add_argument("--starts", type=int, default=5, help="times that all arms are started (default: 5)")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), metavar="ARM", help="only these: " + ", ".join(ARMS))
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="TraceML's environment (default: %(default)s)")

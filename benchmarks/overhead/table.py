@@ -143,7 +143,7 @@ def _verdict(is_met: bool) -> str:
 _PAGE = """# What PerfDoctor costs a step
 
 Written by `python benchmarks/overhead/run.py --write`; do not edit. The method is described at the top of that script:
-all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 1024 steps an arm, in processes that
+all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 2048 steps an arm, in processes that
 were started afresh {n_starts} times; figures are medians of the differences within a round, with their 95 % interval.
 
 Machine: {machine}. {versions}.

@@ -18,7 +18,7 @@ FIRST_STRIDE = 5
 MAX_READINGS = 128
 """Readings kept; when there are more, every second one goes and the stride doubles: constant memory, any length."""
 
-COST_NS_A_STEP = 1000
+COST_NS_A_STEP = 500
 """What reading may cost a step in the long run; dearer readings are made more rarely."""
 
 FREE_READINGS = 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -27,7 +28,9 @@ _AUTO_FIRST_COST_S = {"cpu": 0.3}  # seen for small models on CPUs; the first CU
 _AUTO_FIRST_COST_ELSEWHERE_S = 3.0
 _AUTO_STEPS_BEFORE = 60  # enough to have left the warm-up behind
 _AUTO_CHECK_EVERY = 64
-_AUTO_MAX_MEDIAN_EVERY = 512  # a median takes a fifth of a millisecond: it is asked for ever more rarely
+_AUTO_MAX_CHECK_EVERY = 512  # where so many steps take no time to speak of
+_AUTO_CHECKED_S = 0.25  # looks that follow one another faster than this become rarer
+_AUTO_MAX_MEDIAN_EVERY = 512  # a median is asked for ever more rarely
 _AUTO_MAX_WINDOWS = 4
 _AUTO_CHANGE = 1.3  # a median step this many times the one at the last window asks for another
 _AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
@@ -112,6 +115,8 @@ class WindowProbe:
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
         self._median_at_window_ns: float | None = None
         self._next_median = 0
+        self._check_every = _AUTO_CHECK_EVERY
+        self._checked_s = -math.inf
         self._has_changed = False  # whether the median step stood elsewhere at the last look
         self._is_closed = False
         self._n_scheduled = 0
@@ -188,8 +193,12 @@ class WindowProbe:
             self._look_at = self._next_look()
             return "asked for"
         if self.options.is_auto:
-            self._look_at = self._step + _AUTO_CHECK_EVERY
-            return self._file_request() or self._auto_reason()
+            now_s = time.monotonic()
+            is_soon = now_s - self._checked_s < _AUTO_CHECKED_S
+            self._check_every = min(2 * self._check_every, _AUTO_MAX_CHECK_EVERY) if is_soon else _AUTO_CHECK_EVERY
+            self._checked_s = now_s
+            self._look_at = self._step + self._check_every
+            return self._file_request(now_s) or self._auto_reason()
         if self._step < self._planned_at:
             self._look_at = self._planned_at
             return None
@@ -211,11 +220,10 @@ class WindowProbe:
             return "the Trainer's PyTorchProfiler profiles this run"
         return None
 
-    def _file_request(self) -> str | None:
-        now = time.monotonic()
-        if now < self._next_request_check:
+    def _file_request(self, now_s: float) -> str | None:
+        if now_s < self._next_request_check:
             return None
-        self._next_request_check = now + _REQUEST_CHECK_S
+        self._next_request_check = now_s + _REQUEST_CHECK_S
         try:
             (self._folder / REQUEST_FILE).unlink()
         except OSError:
