@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.pauses import GarbagePauses
-from lightning_perf.seams import _Timed
+from lightning_perf.seams.timed import _Timed
 
 Make = Callable[..., Trainer]
 

@@ -1,0 +1,87 @@
+"""The only package that touches private parts of Lightning: one function a seam, each guarded for Lightning 2.4 … 2.6.
+
+A seam that this version of Lightning lacks gives None, and the caller records why its measurement is missing. Whatever
+a seam puts in place is taken out by the function it returns, and only if it still stands there.
+"""
+
+from .actions import (
+    Action,
+    describe_action,
+    is_checkpoint_callback,
+    is_fitting,
+    is_overridden,
+    is_progress_bar,
+    namespace,
+)
+from .changes import (
+    change_ddp_arguments,
+    change_refresh_rate,
+    compile_module,
+    stop_anomaly_detection,
+    write_checkpoints_beside,
+)
+from .loaders import exchange_train_loaders, tap_train_loaders, tap_train_loaders_ready
+from .profiler import tap_profiler
+from .scratch import lead_loggers_away, redirected_logger, stop_fit, wrap_checkpoint_io
+from .settings import (
+    ddp_arguments,
+    is_anomaly_detection_asked,
+    live_console,
+    logged_step,
+    refreshes_by_step,
+    step_logging,
+    user_batch_sampler,
+    user_profiler,
+)
+from .timed import (
+    silence_hooks,
+    tap_backward,
+    tap_logging,
+    tap_optimizers,
+    tap_progress_bar,
+    tap_reduce,
+    tap_sigterm_broadcast,
+    tap_validation,
+)
+from .undo import Undo, change_attribute
+
+__all__ = [
+    "Action",
+    "Undo",
+    "change_attribute",
+    "change_ddp_arguments",
+    "change_refresh_rate",
+    "compile_module",
+    "ddp_arguments",
+    "describe_action",
+    "exchange_train_loaders",
+    "is_anomaly_detection_asked",
+    "is_checkpoint_callback",
+    "is_fitting",
+    "is_overridden",
+    "is_progress_bar",
+    "lead_loggers_away",
+    "live_console",
+    "logged_step",
+    "namespace",
+    "redirected_logger",
+    "refreshes_by_step",
+    "silence_hooks",
+    "step_logging",
+    "stop_anomaly_detection",
+    "stop_fit",
+    "tap_backward",
+    "tap_logging",
+    "tap_optimizers",
+    "tap_profiler",
+    "tap_progress_bar",
+    "tap_reduce",
+    "tap_sigterm_broadcast",
+    "tap_train_loaders",
+    "tap_train_loaders_ready",
+    "tap_validation",
+    "user_batch_sampler",
+    "user_profiler",
+    "wrap_checkpoint_io",
+    "write_checkpoints_beside",
+]

@@ -1,0 +1,89 @@
+"""Who is who in Lightning: the actions its loops announce, its base classes in either namespace, the stage."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+_LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
+
+
+class Action(NamedTuple):
+    """What an action's name says.
+
+    Attributes:
+        kind: ``callback``, ``module``, ``datamodule``, ``strategy``, ``fetch`` or ``other``.
+        owner: Class name of who acts; for a fetch the stage: ``train``, ``val``, ``test`` or ``predict``.
+        hook: The hook or method.
+        target: The callback meant, or None.
+    """
+
+    kind: str
+    owner: str
+    hook: str
+    target: Any = None
+
+
+_ACTION = re.compile(
+    r"\[(?P<kind>Callback|LightningModule|LightningDataModule|Strategy)\](?P<who>.*)\.(?P<hook>\w+)", re.S
+)
+_FETCH = re.compile(r"\[\w+\]\.(?P<stage>train|val|validation|test|predict)(_dataloader)?_next")
+_KINDS = {
+    "Callback": "callback",
+    "LightningModule": "module",
+    "LightningDataModule": "datamodule",
+    "Strategy": "strategy",
+}
+
+
+def describe_action(trainer: Any, action_name: str) -> Action:
+    """Takes an action's name apart; a name of unknown form is kind ``other``."""
+    if match := _FETCH.fullmatch(action_name):
+        stage = match["stage"]
+        return Action("fetch", {"validation": "val"}.get(stage, stage), "next")
+    if match := _ACTION.fullmatch(action_name):
+        who, hook = match["who"], match["hook"]
+        target = None
+        if match["kind"] == "Callback":
+            target = next((c for c in trainer.callbacks if c.state_key == who), None)
+        owner = type(target).__name__ if target is not None else re.split(r"\W", who)[0] or who
+        return Action(_KINDS[match["kind"]], owner, hook, target)
+    return Action("other", "", action_name)
+
+
+def is_overridden(target: Any, hook: str) -> bool:
+    """Whether a callback's or module's hook does anything: it is not just the one inherited from Lightning's base."""
+    if hook in vars(target):
+        return True
+    base = base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
+    return base is None or getattr(type(target), hook, None) is not getattr(base, hook, None)
+
+
+def is_progress_bar(callback: Any) -> bool:
+    """Whether a callback is one of Lightning's progress bars or derives from one."""
+    return base_class(type(callback), ("ProgressBar",)) is not None
+
+
+def is_checkpoint_callback(callback: Any) -> bool:
+    """Whether a callback saves checkpoints (derives from Lightning's ``Checkpoint``)."""
+    return base_class(type(callback), ("Checkpoint",)) is not None
+
+
+def base_class(cls: type, names: tuple[str, ...]) -> type | None:
+    """Lightning's own class of one of these names that a class is or derives from; None without one."""
+    for base in reversed(cls.__mro__):
+        if base.__name__ in names and base.__module__.startswith(_LIGHTNING_PACKAGES):
+            return base
+    return None
+
+
+def namespace(trainer: Any) -> str:
+    """``"lightning.pytorch"`` or ``"pytorch_lightning"``: where the Trainer's class comes from."""
+    base = base_class(type(trainer), ("Trainer",))
+    return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"
+
+
+def is_fitting(trainer: Any) -> bool:
+    """Whether the Trainer is in ``fit``."""
+    function = getattr(getattr(trainer, "state", None), "fn", None)
+    return getattr(function, "value", function) == "fit"

@@ -1,0 +1,88 @@
+"""Other changes of a run that is set up or under way."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .actions import namespace
+from .settings import ddp_arguments, refreshes_by_step
+from .undo import Undo, change_attribute
+
+
+def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
+    """Lets the progress bar show itself every ``n_steps``; None when there is none, or one that refreshes by time."""
+    bar = getattr(trainer, "progress_bar_callback", None)
+    if bar is None or not refreshes_by_step(bar):
+        return None
+    name = "_refresh_rate" if "_refresh_rate" in vars(bar) else "refresh_rate"
+    return change_attribute(bar, name, n_steps) if name in vars(bar) else None
+
+
+def stop_anomaly_detection(trainer: Any) -> Undo | None:
+    """Takes ``detect_anomaly`` out of a Trainer that is not yet training; None when this version does not keep it."""
+    return change_attribute(trainer, "_detect_anomaly", False) if hasattr(trainer, "_detect_anomaly") else None
+
+
+def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | None:
+    """Changes what torch's DistributedDataParallel will be given; None when the strategy is not a DDP one."""
+    before = ddp_arguments(strategy)
+    if before is None:
+        return None
+    strategy._ddp_kwargs = {**before, **arguments}
+
+    def undo() -> None:
+        strategy._ddp_kwargs = before
+
+    return undo
+
+
+def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo | None:
+    """Compiles a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does; None when it is compiled.
+
+    Args:
+        trainer: The Trainer, whose namespace the module is of.
+        module: The LightningModule.
+        options: Keyword arguments of ``torch.compile``.
+
+    Returns:
+        The undo.
+    """
+    import torch
+
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return None
+    lightning = importlib.import_module(f"{namespace(trainer)}.utilities.compile")
+    methods = ("forward", "training_step", "validation_step", "test_step", "predict_step")
+    names = set(vars(module))
+    before = {name: vars(module)[name] for name in methods if name in names}
+    lightning.from_compiled(torch.compile(module, **options))
+    added = set(vars(module)) - names  # besides the methods what Lightning and torch note down
+
+    def undo() -> None:
+        if module._compiler_ctx is None:
+            return
+        lightning.to_uncompiled(module)
+        for name in {*methods, *added}:  # Lightning leaves the plain methods as attributes of the instance
+            vars(module).pop(name, None)
+        vars(module).update(before)
+
+    return undo
+
+
+def write_checkpoints_beside(trainer: Any) -> Undo | None:
+    """Lets a thread write checkpoints; None where something else than Lightning's plain way writes them."""
+    strategy = trainer.strategy
+    before = getattr(strategy, "_checkpoint_io", None)
+    if before is not None and type(before).__name__ != "TorchCheckpointIO":
+        return None
+    plugins = importlib.import_module(f"{namespace(trainer)}.plugins.io")
+    beside = plugins.AsyncCheckpointIO(before if before is not None else plugins.TorchCheckpointIO())
+    strategy.checkpoint_io = beside
+
+    def undo() -> None:
+        beside.teardown()  # waits for what is being written
+        if getattr(strategy, "_checkpoint_io", None) is beside:
+            strategy._checkpoint_io = before
+
+    return undo

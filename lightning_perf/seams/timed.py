@@ -1,0 +1,273 @@
+"""Methods that no action announces, each enclosed in a span on its instance; and hooks that are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from threading import get_ident
+from typing import Any
+
+from .undo import Undo
+
+_EVALUATIONS = ("validate", "test")
+
+
+class _Timed:
+    """A method inside a span. Copies and pickles as the plain method, so that its owner stays picklable."""
+
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[None]) -> None:
+        self._owner, self._name, self._thread = owner, name, get_ident()
+        self.__wrapped__ = getattr(owner, name)
+        self.__name__ = name
+        self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
+        self.span: AbstractContextManager[None] | None = span
+
+    def is_measuring(self) -> bool:
+        """Whether this call is the loop's: time is kept for one thread, loggers may be called from others."""
+        return self.span is not None and get_ident() == self._thread
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.span is None or get_ident() != self._thread:
+            return self.__wrapped__(*args, **kwargs)
+        with self.span:
+            return self.__wrapped__(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)
+
+
+class _Once:
+    """Calls what it was given the first time, and never again."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+
+    def __call__(self) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+
+class _TimedFromFirst(_Timed):
+    """A method inside a span, whose first call has something else done before."""
+
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[None], first: _Once) -> None:
+        super().__init__(owner, name, span)
+        self._first = first
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_measuring():
+            self._first()
+        return super().__call__(*args, **kwargs)
+
+
+class _TimedLogMetrics(_Timed):
+    """``logger.log_metrics`` inside a span, with the doctor's own figures added once when there are new ones."""
+
+    def __init__(
+        self, owner: Any, name: str, span: AbstractContextManager[None], more_metrics: Callable[[Any], dict[str, float]]
+    ) -> None:
+        super().__init__(owner, name, span)
+        self._more_metrics = more_metrics
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        more = self._more_metrics(self._owner) if self.is_measuring() else None
+        if more:
+            if "metrics" in kwargs:
+                kwargs["metrics"] = {**more, **kwargs["metrics"]}
+            elif args and isinstance(args[0], dict):
+                args = ({**more, **args[0]}, *args[1:])
+        return super().__call__(*args, **kwargs)
+
+
+class _MoreBarMetrics(_Timed):
+    """``progress_bar.get_metrics`` with the doctor's own figures behind the bar's."""
+
+    def __init__(self, owner: Any, more: Callable[[], dict[str, str]]) -> None:
+        super().__init__(owner, "get_metrics", nullcontext())
+        self._more = more
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        metrics = self.__wrapped__(*args, **kwargs)
+        if not self.is_measuring() or not isinstance(metrics, dict):
+            return metrics
+        return {**metrics, **{name: text for name, text in self._more().items() if name not in metrics}}
+
+
+def _put(timed: _Timed) -> Undo:
+    owner, name = timed._owner, timed._name
+    had_own = name in vars(owner)
+    setattr(owner, name, timed)
+
+    def undo() -> None:
+        timed.span = None  # inert, should someone have wrapped it again
+        if vars(owner).get(name) is timed:
+            if had_own:
+                setattr(owner, name, timed.__wrapped__)
+            else:
+                delattr(owner, name)
+
+    return undo
+
+
+def tap_logging(
+    trainer: Any,
+    collecting: AbstractContextManager[None],
+    logger_span: Callable[[str, str], AbstractContextManager[None]],
+    more_metrics: Callable[[Any], dict[str, float]],
+) -> Undo | None:
+    """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
+
+    Of ``self.log`` it is what updates the values collected: its checks of arguments stay with the hook that logs.
+    Before the first value there is nothing to collect, and the collection is not timed: who logs nothing pays nothing.
+
+    Args:
+        trainer: The Trainer.
+        collecting: The span of Lightning's logger connector.
+        logger_span: (logger's class name, method) → its span.
+        more_metrics: Asked before each ``logger.log_metrics`` for figures to log along with it; an empty dict for none.
+
+    Returns:
+        The undo; None when this version has no logger connector that takes attributes.
+    """
+    connector = getattr(trainer, "_logger_connector", None)
+    if not hasattr(connector, "__dict__"):
+        return None
+    methods = (
+        "on_batch_end",
+        "update_train_step_metrics",
+        "update_train_epoch_metrics",
+        "update_eval_step_metrics",
+        "update_eval_epoch_metrics",
+        "log_eval_end_metrics",
+        "on_epoch_end",
+    )
+    # with slots only, none of it can be replaced
+    loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
+    results = list(_result_collections(trainer))
+    put = ExitStack()
+
+    def collect() -> None:
+        for method in methods:
+            if callable(getattr(connector, method, None)):
+                put.callback(_put(_Timed(connector, method, collecting)))
+
+    try:
+        if not results:
+            collect()
+        else:
+            first = _Once(collect)
+            for one in results:
+                put.callback(_put(_TimedFromFirst(one, "log", collecting, first)))
+        for logger in loggers:
+            kind = type(logger).__name__
+            span = logger_span(kind, "log_metrics")
+            put.callback(_put(_TimedLogMetrics(logger, "log_metrics", span, more_metrics)))
+            put.callback(_put(_Timed(logger, "save", logger_span(kind, "save"))))
+    except BaseException:
+        put.close()  # those before the one that failed are put back
+        raise
+    return put.close
+
+
+def _result_collections(trainer: Any) -> Iterator[Any]:
+    """Where the loops collect what ``self.log`` is given."""
+    training = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    loops = (
+        training,
+        getattr(training, "val_loop", None),
+        *(getattr(trainer, f"{n}_loop", None) for n in _EVALUATIONS),
+    )
+    for loop in loops:
+        results = getattr(loop, "_results", None)
+        if callable(getattr(results, "log", None)) and hasattr(results, "__dict__"):
+            yield results
+
+
+def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]]) -> Undo | None:
+    """Lets the progress bar show some figures more, whenever it collects its own.
+
+    Args:
+        trainer: The Trainer.
+        more: The figures by name; must not raise.
+
+    Returns:
+        The undo; None where there is no bar.
+    """
+    bar = getattr(trainer, "progress_bar_callback", None)
+    if not callable(getattr(bar, "get_metrics", None)) or not hasattr(bar, "__dict__"):
+        return None
+    return _put(_MoreBarMetrics(bar, more))
+
+
+def tap_validation(trainer: Any, around: AbstractContextManager[None]) -> Undo | None:
+    """Encloses every run of the validation loop inside fit, the sanity check's too; None when it is not to be found."""
+    loop = getattr(getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None), "val_loop", None)
+    if loop is None or not callable(getattr(loop, "run", None)):
+        return None
+    return _put(_Timed(loop, "run", around))
+
+
+def tap_backward(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+    """Encloses ``strategy.backward``, which manual optimization calls without announcing an action."""
+    strategy = getattr(trainer, "strategy", None)
+    if strategy is None or not callable(getattr(strategy, "backward", None)):
+        return None
+    return _put(_Timed(strategy, "backward", span))
+
+
+def tap_reduce(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+    """Encloses ``strategy.reduce``, by which metrics logged with ``sync_dist=True`` are reduced over the ranks."""
+    strategy = getattr(trainer, "strategy", None)
+    if strategy is None or not callable(getattr(strategy, "reduce", None)):
+        return None
+    return _put(_Timed(strategy, "reduce", span))
+
+
+def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+    """Encloses the broadcast with which every training step of a run on several ranks begins; None before 2.6."""
+    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    if loop is None or not callable(getattr(loop, "_broadcast_sigterm_tensor", None)):
+        return None
+    return _put(_Timed(loop, "_broadcast_sigterm_tensor", span))
+
+
+def tap_optimizers(
+    optimizers: Iterable[Any], span: AbstractContextManager[None], after_step: Callable[[Any], None]
+) -> Undo:
+    """Encloses every ``optimizer.step`` by torch's step hooks: also of optimizers used without Lightning's wrapper."""
+
+    def before(*_: Any) -> None:
+        span.__enter__()
+
+    def after(used: Any, *_: Any) -> None:
+        span.__exit__(None, None, None)
+        after_step(used)
+
+    with ExitStack() as put:
+        for optimizer in optimizers:
+            put.callback(optimizer.register_step_pre_hook(before).remove)
+            put.callback(optimizer.register_step_post_hook(after).remove)
+        return put.pop_all().close
+
+
+def silence_hooks(callback: Any, hooks: Iterable[str]) -> Undo:
+    """Lets Lightning pass over hooks of a callback: it calls, and announces, only what is callable.
+
+    Args:
+        callback: The callback.
+        hooks: Names of hooks; one that the instance has of its own stays as it is.
+
+    Returns:
+        The undo.
+    """
+    names = [hook for hook in hooks if hook not in vars(callback)]
+    for name in names:
+        setattr(callback, name, None)
+
+    def undo() -> None:
+        for name in names:
+            if vars(callback).get(name, callback) is None:
+                delattr(callback, name)
+
+    return undo
