@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
-from lightning_perf.probes.window import WindowOptions
+from lightning_perf.probes.recording import WindowOptions
 from lightning_perf.treatments.doses import parse_all
 from lightning_perf.treatments.registry import all_treatments
 

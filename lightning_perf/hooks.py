@@ -1,6 +1,7 @@
 """The doctor's logic, for whichever namespace's ``Callback`` it is mixed into: hooks to probes, rules, reports.
 
-It imports neither Lightning namespace.
+It imports neither Lightning namespace. Every hook that Lightning calls stands here, with the order in which probes and
+reports take part in it: that order is what this file is about, so it is longer than others.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
+from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.loader_model import Forecast
-from lightning_perf.rules.loader_plan import feeding_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "loader.md"
 N_BATCHES, BATCH_SIZE, WARMUP = 80, 16, 16

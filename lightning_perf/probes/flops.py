@@ -11,11 +11,9 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -24,9 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 
-from .flop_formulas import Formula, formula_of, is_uncounted, name_of
 from .module_tree import listed_modules
-from .traffic import Traffic, traffic_of
+from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of
 
 Direction = Literal["forward", "backward"]
 
@@ -35,19 +32,6 @@ MAX_OPERATORS = 50_000
 and a small GPT on one core), which makes it some seconds at most."""
 
 MAX_OPERATORS_TOLD = 24
-_DENORMAL_SAMPLE = 1024
-_TINY = np.float32(torch.finfo(torch.float32).tiny)
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-
-
-class _Operator(NamedTuple):
-    """What is known of an operator before it runs."""
-
-    name: str
-    formula: Formula | None
-    traffic: Traffic
-    is_uncounted: bool
-    is_composite: bool
 
 
 class _Row:
@@ -88,7 +72,7 @@ class ArithmeticCounter:
         self._modules = listed_modules(module, depth)
         self._owners = _owners(module, self._modules)
         self._rows: dict[tuple[Direction, str, str, str], _Row] = {}
-        self._known: dict[Any, _Operator] = {}
+        self._known: dict[Any, Operator] = {}
         self._mode = _Mode(self)
         self._is_entered = False
         self._handles: list[Any] = []
@@ -173,7 +157,7 @@ class ArithmeticCounter:
         known = self._known.get(func)
         if known is None:
             try:
-                known = self._known[func] = _describe(func)
+                known = self._known[func] = describe(func)
             except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
                 self.failure = f"{type(error).__name__}: {error}"
                 return func(*args, **kwargs)
@@ -193,7 +177,7 @@ class ArithmeticCounter:
             self.own_ns += self._now_ns() - end
         return out
 
-    def _count(self, known: _Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int) -> None:
+    def _count(self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int) -> None:
         self.n_seen += 1
         if self.n_seen > MAX_OPERATORS:
             self.failure = f"the step ran more than {MAX_OPERATORS:,} operators"
@@ -201,7 +185,7 @@ class ArithmeticCounter:
         node = torch._C._current_autograd_node()
         direction: Direction = "forward" if node is None and self.direction == "forward" else "backward"
         path = (self._running[-1] if self._running else "") if node is None else self._path_of(node)
-        dtype = _dtype_of(args)
+        dtype = dtype_of(args)
         key = (direction, path, known.name, str(dtype).removeprefix("torch.") if dtype is not None else "")
         row = self._rows.get(key)
         if row is None:
@@ -212,16 +196,16 @@ class ArithmeticCounter:
         row.n_bytes += known.traffic.n_bytes(args, kwargs, out)
         self.has_backward |= direction == "backward"
         if known.formula is not None:
-            flops = known.formula(_positional(args, kwargs), out)
+            flops = known.formula(positional(args, kwargs), out)
             row.flops += flops
-            share = _denormal_fraction(args) if self._times else None
+            share = denormal_fraction(args) if self._times else None
             if share is not None:
                 row.denormal += share
                 row.n_looked += 1
             if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
                 row.recomputed += flops
             if dtype is not None and flops:
-                precision = _precision(dtype, args)
+                precision = precision_of(dtype, args)
                 self.precisions[precision] = self.precisions.get(precision, 0) + flops
         elif known.is_uncounted:
             self.uncounted.add(known.name)
@@ -323,54 +307,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._counter.see(func, args, kwargs or {})
-
-
-def _describe(func: Any) -> _Operator:
-    packet = func._overloadpacket
-    formula = formula_of(packet)
-    traffic = traffic_of(func)
-    is_composite = formula is None and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
-    heavy = formula is None and not traffic.is_view and is_uncounted(packet)
-    return _Operator(name_of(packet), formula, traffic, heavy, is_composite)
-
-
-def _positional(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    return (*args, *kwargs.values()) if kwargs and not args else args
-
-
-def _dtype_of(args: Sequence[Any]) -> torch.dtype | None:
-    """Of the largest tensor, one of floating-point numbers where there is one."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    for value in args:
-        if not tensors and isinstance(value, (list, tuple)):
-            tensors = [a for a in value if isinstance(a, torch.Tensor)]
-    # A library's workspace, of bytes, may be larger than what it computes with.
-    return max(tensors, key=lambda t: (t.is_floating_point(), t.numel())).dtype if tensors else None
-
-
-def _denormal_fraction(args: Sequence[Any]) -> float | None:
-    """The highest share of denormal numbers in any of an operator's tensors, from a sample of each; None without one.
-
-    Where the processor takes denormal numbers as zero already, none is found.
-    """
-    shares = []
-    for tensor in args:
-        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32 and tensor.device.type == "cpu":
-            sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
-            with suppress(RuntimeError):  # a tensor whose numbers lie nowhere, or elsewhere
-                numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
-                if numbers.size:
-                    shares.append(int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size)
-    return max(shares, default=None)
-
-
-def _precision(dtype: torch.dtype, args: Sequence[Any]) -> str:
-    if dtype is torch.float32 and any(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
-        with suppress(Exception):  # newer versions refuse to tell where both of their interfaces were used
-            return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
-    return _PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:

@@ -1,4 +1,8 @@
-"""Watches one run of the Trainer: hangs spans on its loops and hands the events to the stages' probes."""
+"""Watches one run of the Trainer: hangs spans on its loops and hands the events to the stages' probes.
+
+Which action of Lightning's becomes which span, and which event begins and ends what, are two sides of one table; they
+stay together, which makes this file longer than others.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import platform
 import socket
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import psutil
 import torch
@@ -249,3 +250,11 @@ def _read_shm_bytes(root: Path) -> int | None:
     except (AttributeError, OSError):  # Windows has no statvfs, macOS no /dev/shm
         return None
     return statistics.f_frsize * statistics.f_blocks
+
+
+def local_world_size(trainer: Any) -> int:
+    """Ranks on this node."""
+    told = os.environ.get("LOCAL_WORLD_SIZE")
+    if told and told.isdigit():
+        return max(1, int(told))
+    return max(1, int(trainer.world_size) // max(1, int(trainer.num_nodes)))

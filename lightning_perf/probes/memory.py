@@ -1,6 +1,7 @@
 """Memory over a run: at the edges of sampled steps, by what it holds, as a trend, and at its end.
 
 Nothing here waits for a device or resets a peak: peaks stay the user's own, and what a phase did not raise is not told.
+Longer than other files: one class decides what is read at which step, and tells all of it in one record.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Follows one run from ``setup`` to its end and writes down its session."""
+"""Follows one run from ``setup`` to its end and writes down its session.
+
+The one place that knows all probes, what each fills, and what is missing where one is not there: longer than others, so
+that this can be read from top to bottom.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import uuid
@@ -16,10 +19,7 @@ import msgspec
 
 from lightning_perf import __version__
 from lightning_perf.records import (
-    PHASES,
-    STEP_PHASES,
     Epoch,
-    LoaderProbe,
     Machine,
     Memory,
     ModelProfile,
@@ -38,19 +38,21 @@ from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
 from .compiler import CompilerProbe
 from .energy import Rates
-from .loader import InProcessCost, LoaderProber
+from .loader import LoaderWatch
 from .looks import ROUNDS, StepLooks
 from .loop import LoopProbe
 from .loss_scaler import ScalerProbe
-from .machine import read_machine
+from .machine import local_world_size, read_machine
 from .memory import MemoryProbe
 from .model import ZeroGradWatch
 from .module_times import ModuleTime, with_times
 from .pauses import GarbagePauses
+from .recording import WindowOptions
 from .settings import read_settings, read_step_logging
 from .spans import Timeline, span_cost_ns
+from .startup import startup_parts
 from .telemetry import TelemetryProbe, open_telemetry, with_cost
-from .window import WindowOptions, WindowProbe
+from .window import WindowProbe
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 
@@ -58,10 +60,7 @@ BUDGET_US = 20.0
 """What measuring may cost a step, beyond what Lightning charges for any callback."""
 
 _EVALUATION_BATCHES_LOOKED_AT = 3
-_SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain anything worth a probe
-_PROBED_WAIT_SHARE = 0.05  # of the time: above it the loader is a bottleneck worth taking apart (as for rule PD101)
 _DEAR_STEP_SHARE = 0.02  # of the median step: measuring that costs more than this and its budget is cut down
-_PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that waiting for the loader's probe may take
 
 
 class Recorder:
@@ -130,11 +129,6 @@ class Recorder:
         self._evaluation_batches_seen = 0
         self._evaluation_has_graph: bool | None = None
         self.zero_grad_watch: ZeroGradWatch | None = None
-        self._in_process: InProcessCost | None = None
-        self._in_process_result: float | str | None = None
-        self._wants_data_probe = wants_data_probe
-        self._prober: LoaderProber | None = None
-        self.loader_probe: LoaderProbe | None = None
         self._span_cost_ns = span_cost_ns(lambda: Timeline(clock, lambda _: None))
         events = None
         if wants_device_clock:
@@ -150,6 +144,7 @@ class Recorder:
         self.loop = LoopProbe(
             trainer, pl_module, owner, stage, clock, lambda error: on_fail("steps", error), device_clock=events
         )
+        self._loader = LoaderWatch(trainer, self.loop, wants_data_probe, self._set_telemetry_aside)
         self.looks: StepLooks | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
@@ -249,10 +244,7 @@ class Recorder:
             error: What ended the run; None if it ended well.
         """
         with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
-            if self._in_process is not None:
-                stop.callback(self._in_process.close)
-            if self._prober is not None:
-                stop.callback(self._close_prober, self._prober)
+            stop.callback(self._loader.close)
             stop.callback(self.pauses.stop)
             for probe in (self.compiler, self.scaler, self.looks):
                 if probe is not None:
@@ -324,58 +316,12 @@ class Recorder:
     def epoch_ended(self, is_last: bool) -> None:
         """Asks what batches cost, once there is reason to; measures less where measuring is dear."""
         self._keep_to_budget()
-        if self.stage == "fit" and self._wants_data_probe:
-            self._probe_data(is_last)
-        elif self.stage == "fit" and self._in_process_result is None:
-            self._time_in_process(is_last)
-
-    def _time_in_process(self, is_last: bool) -> None:
-        if self._in_process is None:
-            # Without workers the loader's own fetches are that cost.
-            loader = self._suspicious_loader(_SUSPICIOUS_WAIT_SHARE, needs_workers=True)
-            if loader is None:
-                return
-            self._in_process = InProcessCost()
-            refusal = self._in_process.start(loader)
-            if refusal is not None:
-                self._in_process_result = refusal
-                return
-        patience_s = min(1.0, _PROBE_COST_SHARE * self.loop.wall_ns() / 1e9) if is_last else 0.0
-        until = time.monotonic() + patience_s
-        while (result := self._in_process.poll()) is None and time.monotonic() < until:
-            time.sleep(0.01)
-        self._in_process_result = result
-
-    def _probe_data(self, is_last: bool) -> None:
-        """Takes the loader apart beside the training; at the end of the run it is waited for, until its own limit."""
-        if self.loader_probe is not None or not self.trainer.is_global_zero:
-            return
-        if self._prober is None:
-            if not is_last and self._is_last_epoch():
-                return  # the training is over in a moment: better nothing beside it
-            loader = self._suspicious_loader(_PROBED_WAIT_SHARE)
-            if loader is None:
-                return
-            self._prober = LoaderProber(is_beside_training=not is_last, local_world_size=local_world_size(self.trainer))
-            self.loader_probe = self._prober.start(loader)
-            self._set_telemetry_aside(self.loader_probe is None)  # the probe's workers are not the training's
-        if self.loader_probe is None:
-            self.loader_probe = self._prober.wait() if is_last else self._prober.poll()
-            self._set_telemetry_aside(self.loader_probe is None)
+        if self.stage == "fit":
+            self._loader.epoch_ended(self.settings, is_last)
 
     def _set_telemetry_aside(self, is_aside: bool) -> None:
         if self.telemetry is not None:
             self.telemetry.set_aside(is_aside)
-
-    def _is_last_epoch(self) -> bool:
-        trainer = self.trainer
-        epochs, steps = trainer.max_epochs, trainer.max_steps
-        is_last = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
-        return bool(is_last or trainer.should_stop or 0 <= steps <= trainer.global_step)
-
-    def _close_prober(self, prober: LoaderProber) -> None:
-        prober.close()
-        self.loader_probe = prober.poll()
 
     def _keep_to_budget(self) -> None:
         step_ns = self.loop.main.recent_median_ns()
@@ -383,32 +329,6 @@ class Recorder:
         is_dear = step_ns is not None and per_step_us > max(BUDGET_US, _DEAR_STEP_SHARE * step_ns / 1e3)
         if is_dear and not self.loop.backed_off:
             self.loop.back_off()
-
-    def _suspicious_loader(self, share: float, needs_workers: bool = False) -> Any:
-        """The training loader if the run waits for it, or for its start, for more than a share of its time; or None."""
-        loaders = [s for s in self.settings.loaders if s.stage == "train"]
-        steady = self.loop.main.stage_times()
-        if len(loaders) != 1 or loaders[0].num_workers is None or steady is None:
-            return None
-        shares = [steady.phases[name].share for name in ("data_wait", "epoch_boundary") if name in steady.phases]
-        if sum(shares) <= share or (needs_workers and not loaders[0].num_workers):
-            return None
-        return only_loader(self.trainer.train_dataloader)
-
-    def _why_no_probe(self) -> str:
-        if not self._wants_data_probe:
-            return "probe_data=False"
-        if self._prober is not None:
-            return "the probe runs"
-        if not self.trainer.is_global_zero:
-            return "rank 0 probes"
-        loaders = [s for s in self.settings.loaders if s.stage == "train"]
-        if len(loaders) > 1:
-            return (
-                f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and tells "
-                "the costliest"
-            )
-        return f"no epoch ended that waited for its data for more than {_PROBED_WAIT_SHARE:.0%} of the time"
 
     # -- the session ------------------------------------------------------------------------------------------------
 
@@ -421,8 +341,8 @@ class Recorder:
             missing.setdefault("steady", f"{loop.main.n_steps} steps: too few to tell warm-up from steady state")
         validation = loop.validation.stage_times() if self.stage == "fit" else None
         epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
-        if self.loader_probe is None:
-            missing.setdefault("loader_probe", self._why_no_probe())
+        if self._loader.probe is None:
+            missing.setdefault("loader_probe", self._loader.why_no_probe(self.settings))
         wall_s = self._wall_s()  # after all that is within it
         return Session(
             run=self._run(status, error, wall_s, steady),
@@ -436,7 +356,7 @@ class Recorder:
             overhead=self._overhead(wall_s),
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
-            loader_probe=self.loader_probe,
+            loader_probe=self._loader.probe,
             **self._looked_at(missing, steady),
         )
 
@@ -502,31 +422,13 @@ class Recorder:
     def _completed(self, steady: StageTimes | None, missing: dict[str, str]) -> StageTimes | None:
         if steady is None:
             return None
-        fetch = steady.fetch
-        if fetch is not None and isinstance(self._in_process_result, float):
-            fetch = msgspec.structs.replace(
-                fetch,
-                in_process_batch_s=self._in_process_result,
-                in_process_basis="batches made in a child process without workers",
-            )
-        elif fetch is not None and self.loader_probe is not None:
-            alone = next((point for point in self.loader_probe.curve if point.num_workers == 0), None)
-            fetch = msgspec.structs.replace(
-                fetch,
-                in_process_batch_s=None if alone is None else alone.batch_s,
-                in_process_basis="the loader without workers, in a child process"
-                if alone is not None
-                else f"not measured: {self.loader_probe.reason}",
-            )
-        elif fetch is not None and isinstance(self._in_process_result, str):
-            fetch = msgspec.structs.replace(fetch, in_process_basis=self._in_process_result)
         device = self.loop.main.device_times()
         if device is None:
             missing.setdefault("steady.device", "no step was resolved on the device yet")
         return msgspec.structs.replace(
             steady,
             named=self.loop.named(),
-            fetch=fetch,
+            fetch=self._loader.completed(steady.fetch),
             device=device,
             gc_s=self.pauses.total_ns / 1e9,
         )
@@ -628,50 +530,6 @@ class Recorder:
             budget_us=BUDGET_US,
             backed_off=tuple(self.loop.backed_off),
         )
-
-
-def startup_parts(
-    startup_ns: dict[str, int], sanity_ns: int, first_step_ns: tuple[int, ...] | None, steady: StageTimes | None
-) -> dict[str, float]:
-    """Where the time to the end of the first step went: ``Run.startup``.
-
-    Args:
-        startup_ns: Nanoseconds before the first fetch, by phase.
-        sanity_ns: Of these, the sanity validation's.
-        first_step_ns: The first step's phases in the order of ``PHASES``; None where they are not known.
-        steady: What is usual; None while that is not known, and the first step then counts whole.
-
-    Returns:
-        Seconds by part, without the parts that took no time.
-    """
-    parts = {name: ns / 1e9 for name, ns in startup_ns.items()}
-    parts["other"] = parts.pop("startup", 0.0) - sanity_ns / 1e9 + parts.pop("other", 0.0)
-    parts["sanity_validation"] = sanity_ns / 1e9
-    if first_step_ns is not None:
-        phases_s = {name: ns / 1e9 for name, ns in zip(PHASES, first_step_ns, strict=True)}
-        wait_s = phases_s["data_wait"]
-        rest_s = sum(phases_s[name] for name in STEP_PHASES) - wait_s
-        fetch = None if steady is None else steady.phases.get("data_wait")
-        usual_wait_s = (fetch.p50_s or 0.0) if fetch is not None else 0.0
-        usual_s = 0.0 if steady is None else steady.step_s.p50
-        parts["loader_start"] = wait_s - usual_wait_s
-        parts["first_step"] = rest_s - max(0.0, usual_s - usual_wait_s)
-    return {name: value for name, value in parts.items() if value > 0}
-
-
-def local_world_size(trainer: Any) -> int:
-    """Ranks on this node."""
-    told = os.environ.get("LOCAL_WORLD_SIZE")
-    if told and told.isdigit():
-        return max(1, int(told))
-    return max(1, int(trainer.world_size) // max(1, int(trainer.num_nodes)))
-
-
-def only_loader(loaders: Any) -> Any:
-    """The loader itself, where a Trainer was given a collection of one."""
-    while isinstance(loaders, (list, tuple, dict)) and len(loaders) == 1:
-        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-    return loaders
 
 
 def _has_graph(outputs: Any, depth: int = 3) -> bool:

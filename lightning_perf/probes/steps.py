@@ -1,4 +1,7 @@
-"""Cuts a stage into steps and keeps what each phase of them took."""
+"""Cuts a stage into steps and keeps what each phase of them took.
+
+One class, whose events and what they come to share all of its state: longer than others for that.
+"""
 
 from __future__ import annotations
 

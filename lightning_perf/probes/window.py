@@ -1,21 +1,18 @@
-"""Profiler windows: short stretches of steps under ``torch.profiler``, opened by schedule, by need or on demand."""
+"""When profiler windows open: by schedule, by need or on demand. What one records is in ``recording``."""
 
 from __future__ import annotations
 
 import math
-import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Any, Literal
 
 from lightning_perf import seams
 from lightning_perf.records import TraceRecord, Window
 
 from .loop import LoopProbe
+from .recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
 
 REQUEST_FILE = "PROFILE_NOW"
 """Touching a file of this name in the run's folder opens a window."""
@@ -33,50 +30,7 @@ _AUTO_CHECKED_S = 0.25  # looks that follow one another faster than this become 
 _AUTO_MAX_MEDIAN_EVERY = 512  # a median is asked for ever more rarely
 _AUTO_MAX_WINDOWS = 4
 _AUTO_CHANGE = 1.3  # a median step this many times the one at the last window asks for another
-_AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
 _REQUEST_CHECK_S = 2.0
-
-
-class WindowOptions(NamedTuple):
-    """How windows are opened and what is recorded.
-
-    Attributes:
-        wait: Steps before each window; None lets windows open by themselves.
-        warmup: Steps recorded and thrown away, so that the profiler's own start is not measured.
-        active: Steps recorded.
-        repeat: Windows; 0 for as many as there are steps for.
-        skip_first: Steps before the first ``wait``.
-        record_shapes: Operators' input shapes.
-        with_stack: Python stacks, so that costs get a file and line; large, and slows the steps recorded.
-        profile_memory: Allocations.
-        with_flops: Estimated operations.
-        ranks: Which ranks record: ``"all"``, or a tuple of ranks.
-        stages: Of ``fit``, ``validate``, ``test``, ``predict``.
-        emit: ``"kineto"`` records here; ``"nsys"`` only starts and stops the capture range of ``nsys profile
-            --capture-range=cudaProfilerApi`` and marks steps and phases with NVTX.
-        export_stacks: Also write the stacks in the format that flame graph tools read.
-        max_events: A window with more events is not kept nor read: it would take more memory than it is worth.
-    """
-
-    wait: int | None = None
-    warmup: int = _AUTO_WARMUP
-    active: int = _AUTO_ACTIVE
-    repeat: int = 1
-    skip_first: int = 0
-    record_shapes: bool = True
-    with_stack: bool = False
-    profile_memory: bool = False
-    with_flops: bool = False
-    ranks: Literal["all"] | tuple[int, ...] = (0,)
-    stages: tuple[str, ...] = ("fit",)
-    emit: Literal["kineto", "nsys"] = "kineto"
-    export_stacks: bool = False
-    max_events: int = 3_000_000
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether windows open by themselves."""
-        return self.wait is None
 
 
 class WindowProbe:
@@ -110,7 +64,7 @@ class WindowProbe:
         self._folder = folder
         self._is_worth_keeping = is_worth_keeping
         self._step = 0
-        self._recording: _Recording | None = None
+        self._recording: Recording | None = None
         self._is_requested = False
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
         self._median_at_window_ns: float | None = None
@@ -181,7 +135,7 @@ class WindowProbe:
         self._median_at_window_ns, self._has_changed = self._loop.main.recent_median_ns(), False
         self._loop.enter_window(annotation_for(self.options.emit))
         try:
-            self._recording = _Recording(self.options, self._device, self._step, reason)
+            self._recording = Recording(self.options, self._device, self._step, reason)
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
             self._leave()
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
@@ -255,11 +209,11 @@ class WindowProbe:
         spent_s = sum(window.cost_s for window in self.windows)
         recorded = [window.cost_s for window in self.windows if window.status == "recorded"]
         first_s = _AUTO_FIRST_COST_S.get(self._device.type, _AUTO_FIRST_COST_ELSEWHERE_S)
-        next_s = max(recorded) if recorded else first_s + _AUTO_ACTIVE * median_step_ns / 1e9
+        next_s = max(recorded) if recorded else first_s + self.options.active * median_step_ns / 1e9
         run_s = self._loop.wall_ns() / 1e9 if recorded else self._loop.expected_wall_s(median_step_ns)
         return spent_s + next_s <= AUTO_SHARE * run_s
 
-    def _advance(self, recording: _Recording) -> None:
+    def _advance(self, recording: Recording) -> None:
         try:
             if not recording.step():
                 return
@@ -290,7 +244,7 @@ class WindowProbe:
     def _leave(self) -> None:
         self._loop.leave_window()
 
-    def _read(self, recording: _Recording) -> Window:
+    def _read(self, recording: Recording) -> Window:
         started = time.perf_counter()
         n_active = self.options.active
         if self.options.emit == "nsys":
@@ -337,179 +291,3 @@ def _window(
     return Window(
         first_step=first_step, n_steps=n_steps, status=status, reason=reason, cost_s=cost_s, file=file, trace=trace
     )
-
-
-class _Recording:
-    """One window under way."""
-
-    def __init__(self, options: WindowOptions, device: Any, first_step: int, reason: str) -> None:
-        self.first_step = first_step + options.warmup
-        self.reason = reason
-        self.n_done = 0
-        self.cost_s = 0.0
-        self._options = options
-        self._n_steps = options.warmup + options.active
-        self._events: Any = None
-        self._profile: Any = None
-        started = time.perf_counter()
-        if options.emit == "kineto":
-            self._profile = _kineto_profile(options, device)
-            with _QuietKineto():
-                self._profile.start()
-        elif options.warmup == 0:
-            _cuda_capture(True)
-        self.cost_s += time.perf_counter() - started
-
-    def step(self) -> bool:
-        """A step is over; whether the window is complete."""
-        started = time.perf_counter()
-        self.n_done += 1
-        if self._profile is not None:
-            with _QuietKineto():
-                self._profile.step()
-        elif self.n_done == self._options.warmup:
-            _cuda_capture(True)
-        is_complete = self.n_done >= self._n_steps
-        if is_complete:
-            self._stop()
-        self.cost_s += time.perf_counter() - started
-        return is_complete
-
-    def abandon(self) -> None:
-        """Stops without reading anything: events must not be read before a window is complete."""
-        try:
-            self._stop()
-        except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
-            self.reason = f"{self.reason}; stopping: {error}"
-
-    def _stop(self) -> None:
-        if self._profile is None:
-            _cuda_capture(False)
-            return
-        with _QuietKineto():
-            self._profile.stop()
-
-    def n_events(self) -> int:
-        """How many events were recorded."""
-        self._events = self._profile.profiler.kineto_results.events()
-        return len(self._events)
-
-    def trace_record(self) -> TraceRecord:
-        """What the events say, read without a file."""
-        from lightning_perf.traces import analyze_trace, from_events, live_events
-
-        return analyze_trace(from_events(live_events(self._events)))
-
-    @staticmethod
-    def trace_of_file(file: Path) -> TraceRecord:
-        """What the exported trace says, Python stacks included."""
-        from lightning_perf.traces import analyze
-
-        return msgspec.structs.replace(analyze(file), source="live")
-
-    @staticmethod
-    def remove(file: Path) -> None:
-        """Deletes what ``export`` wrote."""
-        file.unlink(missing_ok=True)
-        stem = file.name.removesuffix(".pt.trace.json.gz")
-        file.with_name(f"{stem}.stacks.txt").unlink(missing_ok=True)
-
-    @property
-    def is_in_last_step(self) -> bool:
-        """Whether the window is complete once the step under way is over."""
-        return self.n_done == self._n_steps - 1
-
-    def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
-        """Writes the trace under the name that TensorBoard's profiler tabs look for; its name."""
-        folder.mkdir(parents=True, exist_ok=True)
-        stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
-        name = f"{stem}.pt.trace.json.gz"
-        with _QuietKineto():
-            self._profile.export_chrome_trace(str(folder / name))
-        if with_stacks:
-            self._profile.export_stacks(str(folder / f"{stem}.stacks.txt"))
-        return name
-
-
-def _kineto_profile(options: WindowOptions, device: Any) -> Any:
-    import torch.profiler
-
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    elif device.type == "xpu":
-        activities.append(torch.profiler.ProfilerActivity.XPU)
-    return torch.profiler.profile(
-        activities=activities,
-        schedule=torch.profiler.schedule(wait=0, warmup=options.warmup, active=options.active, repeat=1),
-        record_shapes=options.record_shapes,
-        with_stack=options.with_stack,
-        profile_memory=options.profile_memory,
-        with_flops=options.with_flops,
-    )
-
-
-class _QuietKineto:
-    """Keeps Kineto from printing to the terminal, unless the user has set how much it should say."""
-
-    def __enter__(self) -> None:
-        self._is_mine = "KINETO_LOG_LEVEL" not in os.environ
-        if self._is_mine:
-            os.environ["KINETO_LOG_LEVEL"] = "6"
-
-    def __exit__(self, *exception: object) -> None:
-        if self._is_mine:
-            os.environ.pop("KINETO_LOG_LEVEL", None)
-
-
-def _cuda_capture(is_on: bool) -> None:
-    import torch
-
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if is_on:
-        runtime.cudaProfilerStart()
-    else:
-        runtime.cudaProfilerStop()
-
-
-def nsys_obstacle(device: Any) -> str | None:
-    """Why a window cannot be given to nsys; None when it can.
-
-    Args:
-        device: The ``torch.device`` trained on.
-    """
-    import torch
-
-    if device.type != "cuda":
-        return f"emit='nsys' needs a CUDA device, this run is on {device.type}; use emit='kineto'"
-    try:
-        torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.nvtx.mark("perfdoctor:window")  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError, AttributeError) as error:
-        return f"emit='nsys' needs CUDA's runtime and NVTX: {error}; use emit='kineto'"
-    return None
-
-
-def active_profiler(emit: str = "kineto") -> str | None:
-    """What else is profiling this process, so that no window can be opened beside it; None when nothing is.
-
-    Args:
-        emit: What the window would record with; one for nsys is meant to open below nsys.
-    """
-    import torch
-
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    if enabled is not None and enabled():
-        return "another torch.profiler is active in this process"
-    if emit != "nsys" and os.environ.get("NSYS_PROFILING_SESSION_ID"):
-        return "nsys profiles this process; schedule windows for it with emit='nsys'"
-    return None
-
-
-def annotation_for(emit: str) -> Callable[[str], Any]:
-    """Makes the mark that a phase leaves in the trace: phase name → context manager."""
-    import torch
-
-    if emit == "nsys":
-        return lambda phase: torch.cuda.nvtx.range(f"perfdoctor:{phase}")
-    return lambda phase: torch.profiler.record_function(f"perfdoctor:{phase}")

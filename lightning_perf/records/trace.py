@@ -1,4 +1,7 @@
-"""What a profiler trace says. The field names are a contract: ``lightning-perf analyze --json`` prints these."""
+"""What a profiler trace says. The field names are a contract: ``lightning-perf analyze --json`` prints these.
+
+Longer than other files because every field is told with its unit and what None means.
+"""
 
 from __future__ import annotations
 

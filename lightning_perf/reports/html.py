@@ -12,7 +12,7 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_perf.records import Finding, Session, StageTimes, Trial
 
@@ -28,6 +28,7 @@ from . import (
     trial_rows,
     wording,
 )
+from .page_items import Code, Diagnosis, Facts, Figure, Folded, Heading, Item, Part, Statements, Table
 
 MAX_ROWS = 200
 """Of a table; a report that is mailed is read, not searched."""
@@ -40,79 +41,6 @@ MAX_WINDOWS = 12
 """Profiler windows told in full, the last ones."""
 
 _STATIC = importlib.resources.files(__package__) / "static"
-
-
-class Facts(NamedTuple):
-    """Short statements."""
-
-    facts: Sequence[str]
-
-
-class Statements(NamedTuple):
-    """Sentences, one below the other."""
-
-    lines: Sequence[str]
-
-
-class Table(NamedTuple):
-    """Text in rows; ``alignments`` has ``l`` or ``r`` for each column. ``bars`` are start and length, 0…1, by row."""
-
-    heads: Sequence[str]
-    alignments: str
-    rows: Sequence[Sequence[str]]
-    bars: Sequence[tuple[float, float]] = ()
-
-
-class Figure(NamedTuple):
-    """The place of a figure, by its name in ``figures.FIGURES``."""
-
-    name: str
-    title: str
-
-
-class Code(NamedTuple):
-    """Lines to paste."""
-
-    label: str
-    lines: Sequence[str]
-
-
-class Heading(NamedTuple):
-    """A heading within a part."""
-
-    text: str
-
-
-class Folded(NamedTuple):
-    """A table that opens on a click."""
-
-    title: str
-    table: Table
-
-
-class Diagnosis(NamedTuple):
-    """A finding, whose evidence opens on a click."""
-
-    code: str
-    title: str
-    severity: str
-    remarks: str
-    summary: str
-    evidence: Table | None
-    fixes: Sequence[tuple[str, str, Sequence[str]]]
-    gain: str
-    is_open: bool
-
-
-Item = Facts | Statements | Table | Figure | Code | Heading | Folded | Diagnosis
-
-
-class Part(NamedTuple):
-    """A part of the page with a heading that the contents link to."""
-
-    id: str
-    title: str
-    items: list[Item]
 
 
 def to_page(session: Session) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lightning_perf.records import LoaderProbe, Session
+from lightning_perf.rules.feeding import Feeding, feeding_of
 from lightning_perf.rules.loader_model import Forecast
-from lightning_perf.rules.loader_plan import Feeding, feeding_of
 from lightning_perf.rules.loader_signals import blamed, place
 from lightning_perf.rules.rule import Skip
 

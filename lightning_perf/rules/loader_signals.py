@@ -7,8 +7,8 @@ from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, LoaderProbe, Session, StageTimes
 
+from .feeding import Feeding
 from .loader_model import COMPUTES_FRACTION, TRANSPORT_HIGH_S, burst_share
-from .loader_plan import Feeding
 from .wording import percent
 
 # Where waiting begins to count: the bound of PD101.

@@ -11,8 +11,7 @@ import msgspec
 
 from lightning_perf import __version__, seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, time_passing, time_pinning
-from lightning_perf.probes.machine import read_machine
-from lightning_perf.probes.recorder import local_world_size
+from lightning_perf.probes.machine import local_world_size, read_machine
 from lightning_perf.probes.settings import read_settings
 from lightning_perf.records import LoaderProbe, Run, Session
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_perf.probes import flops
+from lightning_perf.probes import flops, operators
 from lightning_perf.probes.flop_formulas import formula_of
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.records import ModelProfile
@@ -348,7 +348,7 @@ def test_step_of_too_many_operators_goes_on_uncounted(monkeypatch: pytest.Monkey
 
 
 def test_denormal_share_is_a_plain_number_that_json_can_hold() -> None:
-    found = flops._denormal_fraction((torch.tensor([1e-40, 1.0]),))
+    found = operators.denormal_fraction((torch.tensor([1e-40, 1.0]),))
     assert type(found) is float
 
 

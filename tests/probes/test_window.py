@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from lightning_perf import PerfDoctor
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes import window as window_module
-from lightning_perf.probes.window import REQUEST_FILE, WindowOptions, WindowProbe
+from lightning_perf.probes.recording import WindowOptions, active_profiler
+from lightning_perf.probes.window import REQUEST_FILE, WindowProbe
 from lightning_perf.records import Session
 from tests.rules.session_builder import build_trace
 
@@ -99,7 +100,7 @@ def test_window_is_incomplete_when_the_run_is_shorter_than_the_schedule(fit, tmp
     ((status, _, n_steps),) = stands(session)
     assert (status, n_steps) == ("incomplete", n_done)
     assert "PD907" in {finding.code for finding in session.findings}
-    assert window_module.active_profiler() is None
+    assert active_profiler() is None
 
 
 def test_no_window_opens_when_there_is_no_schedule(fit, tmp_path):
@@ -118,7 +119,7 @@ def test_window_fails_and_everything_is_put_back_when_the_training_raises_inside
     ((status, _, _),) = stands(watched.session)
     assert status == "failed"
     assert "RuntimeError ended the run" in watched.session.windows[0].reason
-    assert window_module.active_profiler() is None
+    assert active_profiler() is None
     assert "KINETO_LOG_LEVEL" not in os.environ
 
 
@@ -302,7 +303,7 @@ class FakeRecording:
 
 @pytest.fixture
 def made(monkeypatch, tmp_path):
-    monkeypatch.setattr(window_module, "_Recording", FakeRecording)
+    monkeypatch.setattr(window_module, "Recording", FakeRecording)
 
     def make(loop: FakeLoop, is_worth: bool = True, **options: Any) -> WindowProbe:
         device = SimpleNamespace(type="cpu")
@@ -449,7 +450,7 @@ class FailingRecording(FakeRecording):
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_window_fails_once_and_is_left_when_its_profiler_raises_in_a_step(made, monkeypatch, fails_at):
-    monkeypatch.setattr(window_module, "_Recording", FailingRecording)
+    monkeypatch.setattr(window_module, "Recording", FailingRecording)
     monkeypatch.setattr(FailingRecording, "fails_at", fails_at)
     monkeypatch.setattr(FailingRecording, "n_abandoned", 0)
     loop = FakeLoop()
@@ -463,7 +464,7 @@ def test_window_fails_once_and_is_left_when_its_profiler_raises_in_a_step(made, 
 
 
 def test_window_fails_and_is_left_when_the_last_step_raises_at_the_end_of_the_run(made, monkeypatch):
-    monkeypatch.setattr(window_module, "_Recording", FailingRecording)
+    monkeypatch.setattr(window_module, "Recording", FailingRecording)
     monkeypatch.setattr(FailingRecording, "fails_at", 3)
     monkeypatch.setattr(FailingRecording, "n_abandoned", 0)
     loop = FakeLoop()
@@ -484,7 +485,7 @@ def test_training_goes_on_measured_when_the_profiler_raises(fit, tmp_path, monke
     assert [window.status for window in session.windows] == ["failed"]
     assert session.probes_off == ()
     assert session.steady is not None
-    assert window_module.active_profiler() is None
+    assert active_profiler() is None
 
 
 def test_nsys_window_is_refused_at_its_opening_when_there_is_no_cuda(fit, tmp_path):

@@ -173,7 +173,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "after_backward": ("gradients", at(model.ZeroGradWatch, "after_backward")),
     "before_zero_grad": ("gradients", at(model.ZeroGradWatch, "before_zero_grad")),
     "gradients_summary": ("session", at(model.ZeroGradWatch, "summary")),
-    "suspicious_loader": ("loader", at(recorder.Recorder, "_suspicious_loader")),
+    "suspicious_loader": ("loader", at(loader.LoaderWatch, "_suspicious_loader")),
     "stop": ("teardown", at(loader.InProcessCost, "close")),
     "device_clock": ("device", at(recorder, "device_clock")),
     "event_record": ("device", events_fail_later("record")),
@@ -204,7 +204,7 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
     doctor = PerfDoctor(schedule=(2, 1, 2) if probe == "windows" else None)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         if fault == "stop":
-            patch.setattr(recorder.Recorder, "_suspicious_loader", lambda *_, **__: object())
+            patch.setattr(loader.LoaderWatch, "_suspicious_loader", lambda *_, **__: object())
         plant(patch)
         assert outcome(make_trainer, doctor) == without
     assert len(warnings_of(caplog)) == 1, warnings_of(caplog)

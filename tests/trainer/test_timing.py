@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import recorder
+from lightning_perf.probes.loader import LoaderWatch
 from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
 from lightning_perf.probes.tally import KIND, USUAL_STEP
 
@@ -155,7 +155,7 @@ NAMED_AS = {"callback": "SleepyCallback", "logger": "SleepyLogger", "module_hook
 @pytest.fixture(autouse=True)
 def _no_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the sleeps is timed here: no child process that takes a core."""
-    monkeypatch.setattr(recorder.Recorder, "_suspicious_loader", lambda self, *args, **kwargs: None)
+    monkeypatch.setattr(LoaderWatch, "_suspicious_loader", lambda self, *args, **kwargs: None)
 
 
 def trained(make_trainer: Make, variant: str, sleeps: Sleeps, *callbacks: Any, **arguments: Any) -> tuple[Any, Any]:

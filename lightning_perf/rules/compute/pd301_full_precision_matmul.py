@@ -1,4 +1,7 @@
-"""PD301: matrix products in full precision on hardware that has faster ones."""
+"""PD301: matrix products in full precision on hardware that has faster ones.
+
+Longer than other rules: a window, counted arithmetic and settings alone are three ways to its finding.
+"""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
+from lightning_perf.rules.feeding import foretold_steps
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
-from lightning_perf.rules.loader_plan import WorkerPlan, foretold_steps, plan_evidence, plan_workers
+from lightning_perf.rules.loader_plan import WorkerPlan, plan_evidence, plan_workers
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of

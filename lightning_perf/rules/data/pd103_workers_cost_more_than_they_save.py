@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
+from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_plan import feeding_of
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE

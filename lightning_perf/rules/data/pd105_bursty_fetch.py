@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
+from lightning_perf.rules.feeding import Feeding, feeding_of
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import PREFETCH_FACTORS, SLACK, burst_share
-from lightning_perf.rules.loader_plan import Feeding, feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_BURST_SHARE,
     function_evidence,

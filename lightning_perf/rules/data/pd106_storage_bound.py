@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe, Prescription, Session, StageTimes
+from lightning_perf.rules.feeding import timed_steps_of
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import COMPUTES_FRACTION
-from lightning_perf.rules.loader_plan import timed_steps_of
 from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip

@@ -1,0 +1,234 @@
+"""One profiler window: what it records, and with what."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from lightning_perf.records import TraceRecord
+
+_AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
+
+
+class WindowOptions(NamedTuple):
+    """How windows are opened and what is recorded.
+
+    Attributes:
+        wait: Steps before each window; None lets windows open by themselves.
+        warmup: Steps recorded and thrown away, so that the profiler's own start is not measured.
+        active: Steps recorded.
+        repeat: Windows; 0 for as many as there are steps for.
+        skip_first: Steps before the first ``wait``.
+        record_shapes: Operators' input shapes.
+        with_stack: Python stacks, so that costs get a file and line; large, and slows the steps recorded.
+        profile_memory: Allocations.
+        with_flops: Estimated operations.
+        ranks: Which ranks record: ``"all"``, or a tuple of ranks.
+        stages: Of ``fit``, ``validate``, ``test``, ``predict``.
+        emit: ``"kineto"`` records here; ``"nsys"`` only starts and stops the capture range of ``nsys profile
+            --capture-range=cudaProfilerApi`` and marks steps and phases with NVTX.
+        export_stacks: Also write the stacks in the format that flame graph tools read.
+        max_events: A window with more events is not kept nor read: it would take more memory than it is worth.
+    """
+
+    wait: int | None = None
+    warmup: int = _AUTO_WARMUP
+    active: int = _AUTO_ACTIVE
+    repeat: int = 1
+    skip_first: int = 0
+    record_shapes: bool = True
+    with_stack: bool = False
+    profile_memory: bool = False
+    with_flops: bool = False
+    ranks: Literal["all"] | tuple[int, ...] = (0,)
+    stages: tuple[str, ...] = ("fit",)
+    emit: Literal["kineto", "nsys"] = "kineto"
+    export_stacks: bool = False
+    max_events: int = 3_000_000
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether windows open by themselves."""
+        return self.wait is None
+
+
+class Recording:
+    """One window under way."""
+
+    def __init__(self, options: WindowOptions, device: Any, first_step: int, reason: str) -> None:
+        self.first_step = first_step + options.warmup
+        self.reason = reason
+        self.n_done = 0
+        self.cost_s = 0.0
+        self._options = options
+        self._n_steps = options.warmup + options.active
+        self._events: Any = None
+        self._profile: Any = None
+        started = time.perf_counter()
+        if options.emit == "kineto":
+            self._profile = _kineto_profile(options, device)
+            with _QuietKineto():
+                self._profile.start()
+        elif options.warmup == 0:
+            _cuda_capture(True)
+        self.cost_s += time.perf_counter() - started
+
+    def step(self) -> bool:
+        """A step is over; whether the window is complete."""
+        started = time.perf_counter()
+        self.n_done += 1
+        if self._profile is not None:
+            with _QuietKineto():
+                self._profile.step()
+        elif self.n_done == self._options.warmup:
+            _cuda_capture(True)
+        is_complete = self.n_done >= self._n_steps
+        if is_complete:
+            self._stop()
+        self.cost_s += time.perf_counter() - started
+        return is_complete
+
+    def abandon(self) -> None:
+        """Stops without reading anything: events must not be read before a window is complete."""
+        try:
+            self._stop()
+        except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
+            self.reason = f"{self.reason}; stopping: {error}"
+
+    def _stop(self) -> None:
+        if self._profile is None:
+            _cuda_capture(False)
+            return
+        with _QuietKineto():
+            self._profile.stop()
+
+    def n_events(self) -> int:
+        """How many events were recorded."""
+        self._events = self._profile.profiler.kineto_results.events()
+        return len(self._events)
+
+    def trace_record(self) -> TraceRecord:
+        """What the events say, read without a file."""
+        from lightning_perf.traces import analyze_trace, from_events, live_events
+
+        return analyze_trace(from_events(live_events(self._events)))
+
+    @staticmethod
+    def trace_of_file(file: Path) -> TraceRecord:
+        """What the exported trace says, Python stacks included."""
+        from lightning_perf.traces import analyze
+
+        return msgspec.structs.replace(analyze(file), source="live")
+
+    @staticmethod
+    def remove(file: Path) -> None:
+        """Deletes what ``export`` wrote."""
+        file.unlink(missing_ok=True)
+        stem = file.name.removesuffix(".pt.trace.json.gz")
+        file.with_name(f"{stem}.stacks.txt").unlink(missing_ok=True)
+
+    @property
+    def is_in_last_step(self) -> bool:
+        """Whether the window is complete once the step under way is over."""
+        return self.n_done == self._n_steps - 1
+
+    def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
+        """Writes the trace under the name that TensorBoard's profiler tabs look for; its name."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
+        name = f"{stem}.pt.trace.json.gz"
+        with _QuietKineto():
+            self._profile.export_chrome_trace(str(folder / name))
+        if with_stacks:
+            self._profile.export_stacks(str(folder / f"{stem}.stacks.txt"))
+        return name
+
+
+def _kineto_profile(options: WindowOptions, device: Any) -> Any:
+    import torch.profiler
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    elif device.type == "xpu":
+        activities.append(torch.profiler.ProfilerActivity.XPU)
+    return torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=options.warmup, active=options.active, repeat=1),
+        record_shapes=options.record_shapes,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        with_flops=options.with_flops,
+    )
+
+
+class _QuietKineto:
+    """Keeps Kineto from printing to the terminal, unless the user has set how much it should say."""
+
+    def __enter__(self) -> None:
+        self._is_mine = "KINETO_LOG_LEVEL" not in os.environ
+        if self._is_mine:
+            os.environ["KINETO_LOG_LEVEL"] = "6"
+
+    def __exit__(self, *exception: object) -> None:
+        if self._is_mine:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
+
+
+def _cuda_capture(is_on: bool) -> None:
+    import torch
+
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if is_on:
+        runtime.cudaProfilerStart()
+    else:
+        runtime.cudaProfilerStop()
+
+
+def nsys_obstacle(device: Any) -> str | None:
+    """Why a window cannot be given to nsys; None when it can.
+
+    Args:
+        device: The ``torch.device`` trained on.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return f"emit='nsys' needs a CUDA device, this run is on {device.type}; use emit='kineto'"
+    try:
+        torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.nvtx.mark("perfdoctor:window")  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        return f"emit='nsys' needs CUDA's runtime and NVTX: {error}; use emit='kineto'"
+    return None
+
+
+def active_profiler(emit: str = "kineto") -> str | None:
+    """What else is profiling this process, so that no window can be opened beside it; None when nothing is.
+
+    Args:
+        emit: What the window would record with; one for nsys is meant to open below nsys.
+    """
+    import torch
+
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    if enabled is not None and enabled():
+        return "another torch.profiler is active in this process"
+    if emit != "nsys" and os.environ.get("NSYS_PROFILING_SESSION_ID"):
+        return "nsys profiles this process; schedule windows for it with emit='nsys'"
+    return None
+
+
+def annotation_for(emit: str) -> Callable[[str], Any]:
+    """Makes the mark that a phase leaves in the trace: phase name → context manager."""
+    import torch
+
+    if emit == "nsys":
+        return lambda phase: torch.cuda.nvtx.range(f"perfdoctor:{phase}")
+    return lambda phase: torch.profiler.record_function(f"perfdoctor:{phase}")
