@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from lightning_perf.traces import analyze, json_stream
 from .events import SMALL, document, event
 
 FIXTURE = gzip.decompress((Path(__file__).parent / "fixtures" / "cpu-plain.json.gz").read_bytes())
-fuzzed = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+N_EXAMPLES = 120 * int(os.environ.get("FUZZ", "1"))
+fuzzed = settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 values = st.recursive(
