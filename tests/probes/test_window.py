@@ -155,11 +155,14 @@ def test_window_is_not_read_when_it_holds_too_many_events(fit, tmp_path):
     assert "max_events" in window.reason
 
 
+SLOW_S = 0.25  # longer than all that a busy machine adds to a hundred steps
+
+
 def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_path):
     class Slow(Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             if torch.autograd._profiler_enabled():
-                time.sleep(0.05)
+                time.sleep(SLOW_S)
 
     # Looking at memory, arithmetic and code leaves out steps of its own.
     watching = PerfDoctor(
@@ -176,8 +179,8 @@ def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_p
     # Six rows touch the window: its five steps, and the one in which it opened or closed.
     n_left_out = session.run.n_steps - steady.n_warmup_steps - steady.n_steps
     assert 5 <= n_left_out <= 8
-    assert steady.phases["callbacks"].total_s < 0.05
-    assert steady.step_s.p99 < 0.05
+    assert steady.phases["callbacks"].total_s < SLOW_S
+    assert steady.step_s.p99 < SLOW_S
 
 
 def test_training_is_bit_identical_when_windows_are_recorded(fit, tmp_path):
