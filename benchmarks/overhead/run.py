@@ -3,6 +3,7 @@
     python benchmarks/overhead/run.py                  the table, on the terminal
     python benchmarks/overhead/run.py --write          and into docs/benchmarks/overhead.md
     python benchmarks/overhead/run.py --arms bare "PerfDoctor()" --rounds 10
+    python benchmarks/overhead/run.py --alone --write  each arm by itself, into docs/benchmarks/overhead-alone.md
 
 Method. Every arm is a real ``Trainer.fit`` of the same tiny model on the CPU, one torch thread, in a process of its own
 (``arm.py``). All arms are started first and warmed up; then they take turns of 64 steps, in the order A B C … and back
@@ -15,6 +16,11 @@ keeps rows before it folds them, so nearly each round pays for one folding.
 
 Two processes of the same arm differ by several microseconds a step for as long as they live, by where their memory
 happens to lie. So all arms are started afresh for every few rounds (``--starts``).
+
+With ``--alone`` no two arms live at once: in each round every arm is started, warmed up, timed for 4096 steps and
+ended, in the order A B C and the next round C B A. So an arm finds the processor's caches as it left them itself, as a
+training does that has its core to itself; with many arms alive, each turn begins with what the others have left there.
+Rounds cost more time, so by default only the arms that the targets are about take part.
 
 TraceML is measured in an environment of its own, made on first use from PyPI with this repository's constraints (so
 with the same torch), alone as a callback and under its launcher with its default settings. Its aggregator is another
@@ -40,15 +46,17 @@ from pathlib import Path
 import parts
 import simulated
 from arm import ANSWER, ARM_VARIABLE, ARMS, CORE_VARIABLE, SOCKET_VARIABLE
-from table import Comparison, Turn, as_text, compare, write_page
+from table import Comparison, Page, Turn, as_text, compare
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 PAGE = REPOSITORY / "docs" / "benchmarks" / "overhead.md"
+PAGE_ALONE = REPOSITORY / "docs" / "benchmarks" / "overhead-alone.md"
 
 STEPS_A_TURN = 64
 TURNS_A_ROUND = 32  # 2048 steps: as many rows as PerfDoctor keeps before it folds them
 WARMUP_STEPS = 600  # PerfDoctor's own warm-up, its first folding and its watch on gradients lie in these
+STEPS_ALONE = 4096
 TRACEML = "traceml-ai==0.5.0"
 DEFAULT_VENV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lightning-perf" / "traceml-venv"
 START_TIMEOUT_S = 180.0
@@ -75,6 +83,10 @@ Taken = dict[str, list[Turn]]
 
 DOCTORS = ("PerfDoctor(schedule=None, reports=())", "PerfDoctor()")
 """These are compared with the bare loop too."""
+
+
+ALONE = ("bare", "empty callback", *DOCTORS, "bare, TraceML's environment", "TraceML launcher")
+"""The arms that the targets are about."""
 
 
 def is_traceml(arm: str) -> bool:
@@ -178,6 +190,18 @@ def measure_afresh(
     return taken, warmups
 
 
+def measure_alone(arms: Sequence[str], n_rounds: int, venv: Path, core: int | None) -> tuple[Taken, Taken]:
+    """One figure an arm and round, in a process that lives alone; one an arm and warm-up."""
+    taken: Taken = {arm: [] for arm in arms}
+    warmups: Taken = {arm: [] for arm in arms}
+    for number in range(n_rounds):
+        for arm in arms if number % 2 == 0 else reversed(arms):
+            with running([arm], venv, core) as (runner,):
+                warmups[arm].append(runner.turn(WARMUP_STEPS))
+                taken[arm].append(runner.turn(STEPS_ALONE))
+    return taken, warmups
+
+
 def measure(runners: Sequence[Runner], n_rounds: int) -> Taken:
     """One figure an arm and round."""
     taken: Taken = {runner.arm: [] for runner in runners}
@@ -226,7 +250,8 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="TraceML's environment (default: %(default)s)")
     parser.add_argument("--no-traceml", action="store_true", help="leave TraceML out")
     parser.add_argument("--core", type=int, help="the only core that the arms may use")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(REPOSITORY)}")
+    parser.add_argument("--alone", action="store_true", help="no two arms alive at once; --rounds starts of each")
+    parser.add_argument("--write", action="store_true", help="write the page of the docs")
     parser.add_argument("--simulate", type=int, nargs="?", const=1_000_000, metavar="STEPS", help="simulate only")
     parser.add_argument("--parts", action="store_true", help="the parts only")
     return parser.parse_args()
@@ -241,18 +266,23 @@ def main() -> None:
     if arguments.parts:
         print(parts.as_text(parts.measure()))
         return
-    arms = arguments.arms or list(ARMS)
+    arms = arguments.arms or list(ALONE if arguments.alone else ARMS)
     if arguments.no_traceml or (any(map(is_traceml, arms)) and not traceml_venv(arguments.venv)):
         arms = [arm for arm in arms if not is_traceml(arm)]
     n_starts = max(1, min(arguments.starts, arguments.rounds))
-    taken, warmups = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
+    if arguments.alone:
+        taken, warmups = measure_alone(arms, arguments.rounds, arguments.venv, arguments.core)
+    else:
+        taken, warmups = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
     found = comparisons(taken)
     once = comparisons({arm: warmups[arm] for arm in arms if arm in (*DOCTORS, "empty callback")})
     print(as_text(taken, found, once, WARMUP_STEPS))
     if arguments.write:
-        simulation, costs = simulated.run(1_000_000), parts.measure()
-        write_page(PAGE, taken, found, once, WARMUP_STEPS, simulation, costs, arguments.venv, n_starts)
-        print(f"wrote {PAGE.relative_to(REPOSITORY)}")
+        page = Page(taken, found, once, WARMUP_STEPS, arguments.venv)
+        if arguments.alone:
+            page.write_alone(PAGE_ALONE, STEPS_ALONE)
+        else:
+            page.write(PAGE, n_starts, simulated.run(1_000_000), parts.measure())
 
 
 if __name__ == "__main__":

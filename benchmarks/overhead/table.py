@@ -140,11 +140,10 @@ def _verdict(is_met: bool) -> str:
 
 # -- the page ------------------------------------------------------------
 
-_PAGE = """# What PerfDoctor costs a step
+_HEAD = """# What PerfDoctor costs a step{title}
 
-Written by `python benchmarks/overhead/run.py --write`; do not edit. The method is described at the top of that script:
-all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 2048 steps an arm, in processes that
-were started afresh {n_starts} times; figures are medians of the differences within a round, with their 95 % interval.
+Written by `python benchmarks/overhead/run.py {options}--write`; do not edit. The method is described at the top of that
+script: {method} figures are medians of the differences within a round, with their 95 % interval.
 
 Machine: {machine}. {versions}.
 
@@ -166,7 +165,9 @@ What the first {n_warmup_steps} steps took longer in all, which no figure above 
 first close looks at single steps, the first readings of memory, and those steps' own share of the figures above.
 
 {once}
+"""
 
+_MORE = """
 ## A million simulated steps
 
 {simulation}
@@ -174,51 +175,89 @@ first close looks at single steps, the first readings of memory, and those steps
 ## Where PerfDoctor's share goes
 
 {parts}
+"""
 
+_TAIL = """
 ## How to read this
 
 The model is a single linear layer, so a step is almost only Lightning's own loop: the added microseconds are what
 matters, not the ratio, which shrinks as the model grows. Wall times include whatever else ran on the machine;
-processor times leave it out. TraceML's aggregator process and the work that its threads do between turns are not
-counted. Full profilers answer questions that PerfDoctor's steady-state probes do not ask;
-they are here to show what always-on profiling costs.
+processor times leave it out. TraceML's aggregator process is not counted. {other}
 """
 
+_ALTERNATING = (
+    "all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 2048 steps\n"
+    "an arm, in processes that were started afresh {n_starts} times;"
+)
+_ALONE = (
+    "no two arms are alive at once; in each of {n_rounds} rounds every arm is started, warmed up, and timed\nfor "
+    "{n_steps} steps;"
+)
+_OF_ALTERNATING = """Nor is the work that its threads do between turns. Each turn begins with
+caches that fifteen other trainings have filled, which costs the arm most that has most to keep there;
+[each arm alone](overhead-alone.md) has what a training with a core of its own pays. Full profilers answer questions
+that PerfDoctor's steady-state probes do not ask; they are here to show what always-on profiling costs."""
+_OF_ALONE = "[All arms, alternating](overhead.md), has more of them."
 
-def write_page(
-    page: Path,
-    taken: Mapping[str, Sequence[Turn]],
-    found: Sequence[Comparison],
-    once: Sequence[Comparison],
-    n_warmup_steps: int,
-    simulation: simulated.Simulation,
-    costs: Sequence[parts.Part],
-    venv: Path,
-    n_starts: int,
-) -> None:
-    """Writes the page of the docs."""
-    steps = [
-        (arm, *(f"{statistics.median(column):.1f}" for column in zip(*turns, strict=True)))
-        for arm, turns in taken.items()
-    ]
-    added = [(c.arm, c.base, str(c.wall_us), str(c.process_us), f"{c.ratio:.3f}") for c in found]
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(
-        _PAGE.format(
-            n_rounds=len(next(iter(taken.values()))),
-            n_starts=n_starts,
-            machine=_machine(),
-            versions=_versions(venv),
-            arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
-            comparisons=_table(("arm", "over", "wall, µs a step", "processor, µs a step", "wall ratio"), added),
-            targets=_table(("target", "measured", ""), targets(found)),
-            n_warmup_steps=n_warmup_steps,
-            once=_table(("arm", "wall"), _paid_once(once, n_warmup_steps)),
+
+class Page(NamedTuple):
+    """A page of the docs.
+
+    Attributes:
+        taken: Arm → what a step took in each round.
+        found: Arms beside one another.
+        once: Likewise, their warm-ups.
+        n_warmup_steps: Of a warm-up.
+        venv: TraceML's environment.
+    """
+
+    taken: Mapping[str, Sequence[Turn]]
+    found: Sequence[Comparison]
+    once: Sequence[Comparison]
+    n_warmup_steps: int
+    venv: Path
+
+    def write(self, path: Path, n_starts: int, simulation: simulated.Simulation, costs: Sequence[parts.Part]) -> None:
+        """Writes what arms took that alternate."""
+        more = _MORE.format(
             simulation=simulated.as_text(simulation),
             parts=_table(("part", "µs a step"), [(part.name, f"{part.step_us:.2f}") for part in costs]),
-        ),
-        encoding="utf-8",
-    )
+        )
+        method = _ALTERNATING.format(n_rounds=self._n_rounds(), n_starts=n_starts)
+        self._put(path, self._head("", "", method) + more + _TAIL.format(other=_OF_ALTERNATING))
+
+    def write_alone(self, path: Path, n_steps: int) -> None:
+        """Writes what arms took of which no two were alive at once."""
+        method = _ALONE.format(n_rounds=self._n_rounds(), n_steps=n_steps)
+        self._put(path, self._head(", each arm alone", "--alone ", method) + _TAIL.format(other=_OF_ALONE))
+
+    def _n_rounds(self) -> int:
+        return len(next(iter(self.taken.values())))
+
+    def _head(self, title: str, options: str, method: str) -> str:
+        steps = [
+            (arm, *(f"{statistics.median(column):.1f}" for column in zip(*turns, strict=True)))
+            for arm, turns in self.taken.items()
+        ]
+        added = [(c.arm, c.base, str(c.wall_us), str(c.process_us), f"{c.ratio:.3f}") for c in self.found]
+        return _HEAD.format(
+            title=title,
+            options=options,
+            method=method,
+            machine=_machine(),
+            versions=_versions(self.venv),
+            arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
+            comparisons=_table(("arm", "over", "wall, µs a step", "processor, µs a step", "wall ratio"), added),
+            targets=_table(("target", "measured", ""), targets(self.found)),
+            n_warmup_steps=self.n_warmup_steps,
+            once=_table(("arm", "wall"), _paid_once(self.once, self.n_warmup_steps)),
+        )
+
+    @staticmethod
+    def _put(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.name}")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
