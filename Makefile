@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck imports pytest docs docs-rules gpu-check torture bench-overhead clinic clean
+.PHONY: demo test lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench-overhead clinic clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
@@ -58,6 +58,19 @@ TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trai
 torture: $(STAMP)
 	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q
 
+# The oldest Lightning that is supported, in an environment of its own: what touches the Trainer.
+OLDEST := .venv-oldest
+test-oldest:
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' \
+	  'lightning==2.4.0' 'pytorch-lightning==2.4.0'
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal -q \
+	  tests/trainer tests/treatments tests/trials tests/probes/test_loop.py tests/probes/test_settings.py
+
+# The wheel: what is in it, and whether it runs where nothing else of this is.
+wheel-check: $(STAMP)
+	$(BIN)/python tests/check_wheel.py
+
 bench-overhead: $(STAMP)
 	$(BIN)/python benchmarks/overhead/run.py
 
@@ -66,4 +79,4 @@ clinic: $(STAMP)
 	$(BIN)/python benchmarks/clinic/run.py --healthy-rounds 3 --write
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
