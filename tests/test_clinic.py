@@ -27,7 +27,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the doctor said of each fast case."""
     file = tmp_path_factory.mktemp("clinic") / "said.json"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, str(CLINIC / "run.py"), "--fast", "--json", str(file)]
+    command = [sys.executable, str(CLINIC / "run.py"), "--fast", "--at-once", "2", "--json", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert file.exists(), done.stderr[-2000:]
     rows: list[dict[str, Any]] = json.loads(file.read_text())

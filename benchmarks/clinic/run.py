@@ -40,7 +40,10 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--no-gains", action="store_true", help="diagnose only")
     parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy one is diagnosed")
     parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed, as it is and mended")
-    parser.add_argument("--cores", type=int, default=2, help="cores in use: so many cases at once (default: 2)")
+    parser.add_argument("--cores", type=int, default=2, help="cores in use (default: 2)")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs beside one another (default: 1, to time them well)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each diagnosed run said")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument("--traceml", action="store_true", help="ask TraceML too, in an environment of its own")
@@ -66,7 +69,7 @@ def chosen(arguments: argparse.Namespace) -> list[Case]:
 
 
 def orders_for(cases: Sequence[Case], arguments: argparse.Namespace) -> list[Order]:
-    """The runs; those on one core first, two at a time."""
+    """The runs; those on one core first, so that several fit beside one another."""
     orders: list[Order] = []
     for case in sorted(cases, key=lambda case: case.n_cores):
         orders += [Order(case, "run")] * (arguments.healthy_rounds if case.kind == "healthy" else 1)
@@ -129,7 +132,9 @@ def main() -> int:
     started_s = time.monotonic()
     for n_threads in (1, 2):
         measure_ceilings(n_threads)
-    ended = run_all(orders_for(cases, arguments), arguments.cores, lambda end: tell(end, arguments.show))
+    ended = run_all(
+        orders_for(cases, arguments), arguments.cores, arguments.at_once, lambda end: tell(end, arguments.show)
+    )
     outcomes = outcomes_of(cases, ended)
     is_part = bool(arguments.cases or arguments.fast)
     recorded, made = ([], []) if is_part else (traces.diagnosed(), sessions.diagnosed())

@@ -93,12 +93,20 @@ def measure_ceilings(n_threads: int) -> None:
             print(f"this CPU's ceilings are not known with {n_threads} threads: {reason}", file=sys.stderr)
 
 
-def run_all(orders: Iterable[Order], n_cores: int, told: Callable[[Ended], None]) -> list[Ended]:
-    """Runs all, in order, each on cores of its own; one that needs more than there are gets all of them."""
+def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, told: Callable[[Ended], None]) -> list[Ended]:
+    """Runs all, in order, each on cores of its own; one that needs more than there are gets all of them.
+
+    Args:
+        orders: The runs.
+        n_cores: Cores in use.
+        n_at_once: Runs beside one another at most. Cores share caches, memory and, on many a virtual machine, what
+            computes: a run that is timed wants to be alone.
+        told: Called with each as it ends.
+    """
     free = sorted(os.sched_getaffinity(0))[:n_cores]
     waiting, running, ended = list(orders), [], []
     while waiting or running:
-        while waiting and len(free) >= (n := min(waiting[0].case.n_cores, n_cores)):
+        while waiting and len(running) < n_at_once and len(free) >= (n := min(waiting[0].case.n_cores, n_cores)):
             running.append(_Running(waiting.pop(0), [free.pop() for _ in range(n)]))
         time.sleep(0.02)
         for run in [run for run in running if run.is_over()]:

@@ -43,7 +43,7 @@ FIRST_SAMPLED_STEPS = (1, 2)
 """The very first step allocates what later ones reuse; the next ones show where the peak rises."""
 
 SAMPLE_EVERY = 50
-_SAMPLES_BEFORE_RARER = 16  # then every so many steps become twice as many: a long run learns nothing new
+_SAMPLES_BEFORE_RARER = 8  # then every so many steps become twice as many: a long run learns nothing new
 
 _BREAKDOWN_ATTEMPTS = 3
 _HOST_EVERY_NS = 30 * 10**9

@@ -98,7 +98,6 @@ def check(session: Session) -> Finding | None:
         claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
         low_s=plan.saved_low_s * scale if can_prescribe else 0.0,
         basis="the model of PD101 over validation's batches, by validation's share of the time",
-        confidence="medium",
     )
 
 

@@ -186,4 +186,4 @@ def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescriptio
     return Prescription(treatment="", summary=summaries[part], safety="exact", effort="minutes")
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD702",))
