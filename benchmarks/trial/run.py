@@ -39,7 +39,7 @@ FATES = {
 }
 """What becomes of each, and the reason that must be told."""
 
-FATES_LIMITS = ("--steps", "200", "--repeats", "2", "--time-limit", "20", "--memory-limit", "2G")
+FATES_LIMITS = ("--steps", "200", "--repeats", "5", "--time-limit", "20", "--memory-limit", "2G")
 LADDER_LIMITS = ("--steps", "120", "--repeats", "2")
 ALONE = ("loader-workers", "log-every-n")
 OUTSIDE_STEPS, OUTSIDE_RUNS = 100, 3
