@@ -29,7 +29,7 @@ class Chain(LightningModule):
         """One step."""
         x = batch * self.scale
         for _ in range(20):
-            x = torch.tanh(x * 0.9 + 0.1)
+            x = torch.relu(x * 0.9 + 0.1)  # cheap ones: what they cost is reading and writing the tensor
         return x.mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
