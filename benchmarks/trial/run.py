@@ -9,8 +9,8 @@
 - ``compile``: must gain on a long chain of element-wise operations.
 - ``tiny``: must lose on a loop of tiny operations.
 
-Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some two
-and a half minutes for a round of ``fates``, six for ``ladder``, three for each of the others.
+Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some three
+minutes for a round of ``fates``, five for ``ladder``, two for each of the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FATES = {
 }
 """What becomes of each, and the reason that must be told."""
 
-FATES_LIMITS = ("--steps", "200", "--repeats", "5", "--time-limit", "20", "--memory-limit", "2G")
+FATES_LIMITS = ("--steps", "200", "--repeats", "8", "--time-limit", "20", "--memory-limit", "2G")
 LADDER_LIMITS = ("--steps", "120", "--repeats", "2")
 ALONE = ("loader-workers", "log-every-n")
 OUTSIDE_STEPS, OUTSIDE_RUNS = 100, 3
