@@ -9,8 +9,8 @@
 - ``compile``: must gain on a long chain of element-wise operations.
 - ``tiny``: must lose on a loop of tiny operations.
 
-Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some three
-minutes for a round of ``fates``, five for ``ladder``, two for each of the others.
+Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some
+three minutes for a round of ``fates``, five for ``ladder``, two for each of the others.
 """
 
 from __future__ import annotations

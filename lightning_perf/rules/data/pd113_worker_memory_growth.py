@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
+from lightning_perf.rules.feeding import foretold_steps
 from lightning_perf.rules.loader_signals import costliest, place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
 from lightning_perf.rules.rule import Rule, Skip
@@ -81,19 +82,19 @@ def check(session: Session) -> Finding | None:
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
     where = f"{candidates[0]} can be what they fill." if candidates else f"Look at what {dataset} keeps."
-    lasts_s = _lasts_s(session, n_workers * growth.bytes_per_step)
+    lasting = _lasting_of(session, n_workers * growth.bytes_per_step)
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity=_severity(lasts_s),
+        severity=_severity(lasting),
         summary=(
             f"Each worker's memory grows by {size_text(growth.bytes_per_step)} a step, that of {n_workers} together by "
-            f"{size_text(n_workers * growth.bytes_per_step)}. {_end(lasts_s)}{where}"
+            f"{size_text(n_workers * growth.bytes_per_step)}. {_end(lasting)}{where}"
         ),
         evidence=(
             *growth_evidence(growth),
-            *_lasting(lasts_s),
+            *_told(lasting),
             *(Evidence(metric=f"container of {dataset}", value=name) for name in candidates),
         ),
         prescriptions=PRESCRIPTIONS,
@@ -101,29 +102,40 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _lasts_s(session: Session, bytes_per_step: float) -> float | None:
-    """Seconds until the memory that is free is used up; None where steps or memory were not measured."""
+class _Lasting(NamedTuple):
+    """How long memory lasts at a rate: ``what`` is free, or all that there is where nobody watched what is free."""
+
+    what: str
+    seconds: float
+
+
+def _lasting_of(session: Session, bytes_per_step: float) -> _Lasting | None:
+    """How long memory lasts; None where neither steps were timed or foretold, nor memory is known."""
     host = session.telemetry.host if session.telemetry is not None else None
-    if host is None or host.available_bytes is None or session.steady is None:
+    what, n_bytes = "all of this machine's memory", session.machine.memory_bytes
+    if host is not None and host.available_bytes is not None:
+        what, n_bytes = "the memory that is free", int(host.available_bytes.p5)
+    stage = session.steady or foretold_steps(session)
+    if n_bytes is None or stage is None or stage.span_s <= 0:
         return None
-    steps_per_s = session.steady.n_steps / session.steady.span_s
-    return host.available_bytes.p5 / (bytes_per_step * steps_per_s)
+    return _Lasting(what, n_bytes / (bytes_per_step * stage.n_steps / stage.span_s))
 
 
-def _severity(lasts_s: float | None) -> Literal["high", "medium"]:
-    return "high" if lasts_s is not None and lasts_s < MIN_LASTING_S else "medium"
+def _severity(lasting: _Lasting | None) -> Literal["high", "medium"]:
+    return "high" if lasting is not None and lasting.seconds < MIN_LASTING_S else "medium"
 
 
-def _end(lasts_s: float | None) -> str:
-    if lasts_s is None or lasts_s >= MIN_LASTING_S:
+def _end(lasting: _Lasting | None) -> str:
+    if lasting is None or lasting.seconds >= MIN_LASTING_S:
         return ""
-    return f"At this rate the memory that is free lasts {lasts_s / 60:.0f} minutes. "
+    return f"At this rate {lasting.what} lasts {lasting.seconds / 60:.0f} minutes. "
 
 
-def _lasting(lasts_s: float | None) -> tuple[Evidence, ...]:
-    if lasts_s is None:
+def _told(lasting: _Lasting | None) -> tuple[Evidence, ...]:
+    if lasting is None:
         return ()
-    return (Evidence(metric="free memory lasts at this rate", value=lasts_s, unit="s", threshold=MIN_LASTING_S),)
+    metric = f"{lasting.what} lasts at this rate"
+    return (Evidence(metric=metric, value=lasting.seconds, unit="s", threshold=MIN_LASTING_S),)
 
 
 def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
@@ -135,22 +147,22 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
         return None
     dataset = loader.dataset_class or "the dataset"
     function = costliest(probe, "getitem")
-    lasts_s = _lasts_s(session, per_step)
+    lasting = _lasting_of(session, per_step)
     where = f"Look at what {dataset} keeps" + (f", e.g. in {place(function)}." if function is not None else ".")
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity=_severity(lasts_s),
+        severity=_severity(lasting),
         summary=(
             f"Making samples keeps {size_text(probe.rss_growth_bytes)} of each: {size_text(per_step)} a step, spread "
-            f"over {loader.num_workers} workers. {_end(lasts_s)}{where}"
+            f"over {loader.num_workers} workers. {_end(lasting)}{where}"
         ),
         evidence=(
             Evidence(metric="kept of a sample in the loader probe", value=probe.rss_growth_bytes, unit="bytes"),
             Evidence(metric="a thousand steps keep", value=1000 * per_step, unit="bytes",
                      threshold=1000 * LEAK_BYTES_PER_STEP),
-            *_lasting(lasts_s),
+            *_told(lasting),
         ),
         prescriptions=PRESCRIPTIONS,
         confidence="medium",
