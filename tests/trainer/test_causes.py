@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import recorder
-from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.probes.loader import LoaderProber, watch
 from lightning_perf.records import Finding, Session
 
 from .conftest import Make
@@ -44,7 +43,7 @@ def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(**arguments: Any) -> LoaderProber:
         return LoaderProber(6.0, **arguments)
 
-    monkeypatch.setattr(recorder, "LoaderProber", short)
+    monkeypatch.setattr(watch, "LoaderProber", short)
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes import recorder
-from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.probes.loader import LoaderProber, watch
 from lightning_perf.records import Session
 
 from .conftest import Make
@@ -70,7 +69,7 @@ def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(**arguments: Any) -> LoaderProber:
         return LoaderProber(3.0, **arguments)
 
-    monkeypatch.setattr(recorder, "LoaderProber", short)
+    monkeypatch.setattr(watch, "LoaderProber", short)
 
 
 def fitted(make_trainer: Make, dataset: Any, doctor: PerfDoctor, **arguments: Any) -> Session:
@@ -149,7 +148,7 @@ def test_training_is_bit_identical_when_its_data_is_probed(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     without = outcome(make_trainer, num_workers=num_workers)
-    monkeypatch.setattr(recorder, "_PROBED_WAIT_SHARE", -1.0)  # whatever the share: it is probed
+    monkeypatch.setattr(watch, "_PROBED_WAIT_SHARE", -1.0)  # whatever the share: it is probed
     doctor = PerfDoctor(probe_data=True)
     assert outcome(make_trainer, doctor, num_workers=num_workers) == without
     assert doctor.session is not None
