@@ -13,6 +13,7 @@ import torch
 from lightning_perf.records import Ceilings, ModelProfile
 
 from . import ceilings
+from .compiler import has_compiled
 from .flops import ArithmeticCounter, Direction
 from .loop import LoopProbe
 from .model import is_compiled
@@ -100,7 +101,7 @@ class ArithmeticProbe:
 
     def _refusal(self) -> str:
         strategy = type(self._trainer.strategy).__name__
-        if is_compiled(self._module):
+        if has_compiled() or is_compiled(self._module):
             return "a compiled model runs its operators where they cannot be counted: quick_profile counts them outside"
         if strategy not in _STRATEGIES:
             return f"{strategy} shards or moves tensors by itself: only part of the arithmetic would be counted"

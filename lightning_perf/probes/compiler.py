@@ -180,7 +180,18 @@ class CompilerProbe:
                 n=1 if before is None else before.n + 1,
                 code=place.text(),
             )
-        if not found:  # breaks that ended the whole function are only counted
+        for _, metrics in self._metrics:  # one in a loop leaves the whole function uncompiled
+            reason = _first_line(getattr(metrics, "fail_reason", "") or "")
+            if not reason or not _is_a_frame(metrics):
+                continue
+            file, line = _failed_at(metrics)
+            if (file, line, reason) not in found and not file.startswith(_OURS):
+                name = _function(metrics)[0]
+                code = Place(USER, file, line, name).text()
+                found[file, line, reason] = GraphBreak(
+                    reason=reason, file=file, line=line, function=name, n=1, code=code
+                )
+        if not found:  # others that ended the whole function are only counted
             utils = dynamo("utils")
             counted = dict(getattr(utils, "counters", {}).get("graph_break", {}))
             for reason, n in counted.items():
@@ -203,6 +214,12 @@ def _is_a_frame(metrics: Any) -> bool:
 def _function(metrics: Any) -> tuple[str, str, int]:
     name, file = str(metrics.co_name), str(getattr(metrics, "co_filename", "") or "")
     return name, file, int(getattr(metrics, "co_firstlineno", 0) or 0)
+
+
+def _failed_at(metrics: Any) -> tuple[str, int]:
+    """The line that could not be compiled; where torch does not tell, that of the function."""
+    file, line = getattr(metrics, "fail_user_frame_filename", None), getattr(metrics, "fail_user_frame_lineno", None)
+    return (str(file), int(line)) if file and line else _function(metrics)[1:]
 
 
 def _seconds(metrics: Any) -> float:

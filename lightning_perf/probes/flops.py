@@ -305,6 +305,14 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A function that is compiled for the first time meanwhile is compiled (torch 2.10 and newer ask).
+
+        Below any other mode dynamo leaves it uncompiled for good, with all that it was compiled for before.
+        """
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._counter.see(func, args, kwargs or {})
 

@@ -91,13 +91,20 @@ def is_compiled(module: nn.Module) -> bool:
     if eval_frame is None:
         return False
     optimized_class = getattr(eval_frame, "OptimizedModule", ())
+    classes = {cls for part in module.modules() for cls in type(part).__mro__}
+    if any(map(_is_compiled_function, (value for cls in classes for value in vars(cls).values()))):
+        return True  # a method that was decorated
     for part in module.modules():
         if isinstance(part, optimized_class) or getattr(part, "_compiled_call_impl", None) is not None:
             return True
         # Lightning unwraps a compiled LightningModule and leaves the compiled methods on the instance.
-        if any(callable(value) and hasattr(value, "_torchdynamo_orig_callable") for value in vars(part).values()):
+        if any(map(_is_compiled_function, vars(part).values())):
             return True
     return False
+
+
+def _is_compiled_function(value: Any) -> bool:
+    return callable(value) and hasattr(value, "_torchdynamo_orig_callable")
 
 
 class _Watched:

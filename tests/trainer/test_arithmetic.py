@@ -228,6 +228,18 @@ def test_ceilings_measured_before_are_read(make_trainer: Make, monkeypatch: pyte
     assert profile.bound is not None
 
 
+def test_ceilings_are_forgotten_when_the_model_outran_them(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    slow = msgspec.structs.replace(fake_ceilings(device), matmul_flops_per_s={"fp32": 1.0})
+    monkeypatch.setattr(ceilings, "measure", lambda device: slow)
+    assert ceilings.measured(device) == ceilings.cached(device) == slow
+    _, session = diagnosed(make_trainer, Net())
+    assert session.model_profile is not None
+    assert session.model_profile.ceilings is None
+    assert "something else used it then" in session.missing["model_profile.ceilings"]
+    assert ceilings.cached(device) is None
+
+
 def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
 

@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import compiler, looks, loss_scaler
+from lightning_perf.probes import arithmetic, compiler, looks, loss_scaler
+from lightning_perf.probes.model import is_compiled
 from lightning_perf.records import CompilerWatch, Session
 
 from .conftest import Make
@@ -104,6 +105,79 @@ def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
     assert watch.compile_s > 0
     (finding,) = (finding for finding in session.findings if finding.code == "PD311")
     assert f"{HERE}:{recompile.line} in net" in finding.summary
+
+
+class Lengths(IterableDataset):
+    """Another length in every third step: some are new in the step whose arithmetic is counted or operators seen."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for i in range(3 * N_STEPS):
+            yield torch.ones(4 + i // 3, WIDTH)
+
+
+class Decorated(Compiled):
+    """A method that is compiled where it is defined, so that nothing about the module tells of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.compiled
+
+    @torch.compile(backend="eager", dynamic=False)
+    def decorated(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.decorated(batch).square().mean()
+
+
+def test_module_counts_as_compiled_when_a_method_was_decorated():
+    assert is_compiled(Decorated())
+    assert is_compiled(nn.Sequential(Decorated()))
+    assert not is_compiled(nn.Sequential(nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize("first", [8, 9, 10])
+def test_functions_are_compiled_as_often_as_without_the_doctor(make_trainer, monkeypatch, first: int):
+    monkeypatch.setattr(arithmetic, "FIRST_STEP", first)
+    with torch._dynamo.config.patch(recompile_limit=3 * N_STEPS):
+        make_trainer(PerfDoctor(reports=())).fit(Decorated(), DataLoader(Lengths(), batch_size=None))
+    assert torch._dynamo.utils.counters["frames"]["ok"] == N_STEPS
+
+
+def test_function_stays_compiled_when_its_first_call_is_in_the_step_that_is_counted(make_trainer):
+    compiled_calls = []
+
+    def counting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return lambda *arguments: [compiled_calls.append(1), graph.forward(*arguments)][1]
+
+    class Late(Compiled):
+        """Compiled from a later step on, as a discriminator or an auxiliary loss may be."""
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            net = late if batch_idx >= arithmetic.FIRST_STEP else self.net
+            return net(batch).square().mean()
+
+    model = Late()
+    late = torch.compile(model.net, backend=counting)
+    del model.compiled
+    make_trainer(PerfDoctor(reports=())).fit(model, DataLoader(Batches(is_ragged=False), batch_size=None))
+    assert len(compiled_calls) >= N_STEPS - arithmetic.FIRST_STEP - 1  # the step that is counted may be another one
+
+
+def test_line_and_reason_are_named_when_a_break_in_a_loop_leaves_the_whole_function_uncompiled(make_trainer):
+    class Looping(Compiled):
+        """Reads a number in each round of a loop."""
+
+        def net(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = self.layer(x) + x.mean().item()  # breaks
+            return x
+
+    session = fitted(make_trainer, Looping())
+    (found,) = watch_of(session).graph_breaks
+    assert (Path(found.file).name, found.line, found.function) == (HERE, line_of(Looping.net, "# breaks"), "net")
+    assert "Tensor.item()" in found.reason
+    assert "PD312" in codes(session)
 
 
 def test_function_is_told_when_torch_gave_it_up_in_the_first_steps(make_trainer, monkeypatch: pytest.MonkeyPatch):
