@@ -65,11 +65,12 @@ class QuickProfile:
     __repr__ = __str__
 
 
-def measure_ceilings(device: str | torch.device = "cpu") -> Ceilings:
+def measure_ceilings(device: str | torch.device = "cpu", *, again: bool = False) -> Ceilings:
     """What a device can do at most: read from the user's cache, else measured now, for up to three seconds, and kept.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` …
+        again: Whether to measure now in any case, for instance because other programs used the device the last time.
 
     Returns:
         The record. On a CPU its figures hold for the number of threads that torch uses now.
@@ -77,7 +78,10 @@ def measure_ceilings(device: str | torch.device = "cpu") -> Ceilings:
     Raises:
         ConfigError: There is no such device.
     """
-    return ceilings_probe.measured(_checked_device(device))
+    checked = _checked_device(device)
+    if again:
+        ceilings_probe.forget(checked)
+    return ceilings_probe.measured(checked)
 
 
 def quick_profile(

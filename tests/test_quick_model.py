@@ -136,6 +136,13 @@ def test_ceilings_that_others_disturbed_are_not_used(monkeypatch: pytest.MonkeyP
     assert profile.missing["ceilings"] == "other processes"
 
 
+def test_measure_ceilings_measures_once_and_again_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_ceilings("cpu")
+    monkeypatch.setattr(ceilings, "measure", lambda device: fake(copy_bytes_per_s=1.0))
+    assert measure_ceilings("cpu").copy_bytes_per_s != 1.0
+    assert measure_ceilings("cpu", again=True).copy_bytes_per_s == 1.0
+
+
 def test_measure_ceilings_gives_the_record() -> None:
     assert measure_ceilings("cpu") == fake()
     with pytest.raises(ConfigError, match="nonsense"):

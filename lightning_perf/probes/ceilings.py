@@ -70,6 +70,12 @@ def measured(device: torch.device, folder: Path | None = None) -> Ceilings:
     return found
 
 
+def forget(device: torch.device, folder: Path | None = None) -> None:
+    """Takes the device's ceilings out of the cache, if they are there and it can be written."""
+    with suppress(OSError):
+        _file(device, folder).unlink(missing_ok=True)
+
+
 def is_quiet(found: Ceilings) -> bool:
     """Whether the device was free enough while it was measured for its figures to be kept."""
     return "is_quiet" not in found.missing

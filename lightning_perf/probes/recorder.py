@@ -34,6 +34,7 @@ from lightning_perf.records import (
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
 
+from . import ceilings as ceilings_probe
 from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
 from .compiler import CompilerProbe
@@ -397,9 +398,12 @@ class Recorder:
         if profile is None:
             return None
         chip = next((datasheet_of(device.name) for device in self.machine.devices), None)
-        if steady is None:
-            return assessed(profile, ceilings, chip)
-        return assessed(profile, ceilings, chip, steady.step_s, steady.n_steps, is_optimizer_timed=True)
+        timed = () if steady is None else (steady.step_s, steady.n_steps, True)
+        found = assessed(profile, ceilings, chip, *timed)
+        if ceilings is not None and found.ceilings is None:  # not to be believed: the next run measures anew
+            missing["model_profile.ceilings"] = found.missing["ceilings"]
+            ceilings_probe.forget(self.trainer.strategy.root_device)
+        return found
 
     def bare_session(self, status: Status, error: BaseException | None) -> Session:
         """What is known without any measurement."""

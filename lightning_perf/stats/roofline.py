@@ -23,6 +23,9 @@ from lightning_perf.records import (
     Utilisation,
 )
 
+# Convolutions by Winograd's algorithm multiply up to four times less often than is counted; nothing else outruns a
+# ceiling that was measured on a quiet device.
+MAX_BELIEVABLE_FRACTION = 5.0
 EXPLAINED_FRACTION = 0.6
 """Below this share of the time explained by any ceiling, latency decides: Nsight Compute's guide speaks of low
 utilisation, and of latency, where both compute and memory are below 60 %."""
@@ -124,7 +127,7 @@ def assessed(
 
     Args:
         profile: Counted; times of modules as far as they are known.
-        ceilings: Of the device; None where not measured.
+        ceilings: Of the device; None where not measured. Ceilings that the model outran are left out, with a reason.
         datasheet: None for an unknown chip.
         step_s: Of a training step; None to keep the profile's own.
         n_timed: Steps behind it.
@@ -134,6 +137,14 @@ def assessed(
         profile = msgspec.structs.replace(
             profile, step_s=step_s, n_timed=n_timed, is_optimizer_timed=is_optimizer_timed
         )
+    used = utilisation(profile, ceilings, datasheet)
+    if used is not None and (used.measured_fraction or 0.0) > MAX_BELIEVABLE_FRACTION:
+        reason = (
+            f"this device was measured at {(used.measured_flops_per_s or 0.0) / 1e9:.3g} GFLOP/s, of which the model "
+            f"reached {used.measured_fraction:.3g} times as much: something else used it then"
+        )
+        profile = msgspec.structs.replace(profile, missing={**profile.missing, "ceilings": reason})
+        ceilings = None
     if ceilings is None:
         bound, modules, operators = None, profile.modules, profile.operators
     else:

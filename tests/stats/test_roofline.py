@@ -82,6 +82,15 @@ def test_utilisation_has_both_denominators_and_leaves_recomputation_out() -> Non
     assert used.datasheet == "X: its datasheet"
 
 
+def test_ceilings_are_left_out_when_the_model_outran_them() -> None:
+    fast = assessed(profile(), CEILINGS, None, times(3e9 / 1e11 / 5.01))
+    assert fast.ceilings is None
+    assert fast.utilisation is None
+    assert fast.bound is None
+    assert "100 GFLOP/s, of which the model reached 5.01 times as much" in fast.missing["ceilings"]
+    assert assessed(profile(), CEILINGS, None, times(3e9 / 1e11 / 4.99)).ceilings == CEILINGS
+
+
 def test_utilisation_is_missing_when_the_device_is_unknown_or_nothing_was_timed() -> None:
     assert assessed(profile(), None, None, times(0.1)).utilisation is None
     assert assessed(profile(), CEILINGS, None).utilisation is None
