@@ -67,9 +67,10 @@ class DoctorHooks:
         device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
             host beside the training (about once a second, in a thread that uses at most 0.5 % of a core).
         probe_data: Take the training loader apart when an epoch ends that waited for it for more than 5 % of its time:
-            once, beside the training, for at most 20 seconds, in a child process that works on copies. It tells which
-            function of the dataset costs the time and how many workers are enough, and uses cores meanwhile; at the
-            end of ``fit`` a probe that still runs is waited for. False: only a few batches are timed there.
+            once, for at most 20 seconds, in a child process that works on copies. It tells which function of the
+            dataset costs the time and how many workers are enough, and uses cores meanwhile. That is beside a training
+            that goes on for minutes; a shorter one is probed at the end of ``fit``, which then waits for it. False:
+            only a few batches are timed.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
         ignore: Codes or prefixes of rules to leave out; the longest match decides.
         profiler: What windows record, as keyword arguments of ``WindowOptions``: ``with_stack``, ``record_shapes``,

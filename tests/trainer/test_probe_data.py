@@ -70,6 +70,7 @@ def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
         return LoaderProber(3.0, **arguments)
 
     monkeypatch.setattr(watch, "LoaderProber", short)
+    monkeypatch.setattr(watch, "BESIDE_FROM_S", 0.0)  # these trainings last a second
 
 
 def fitted(make_trainer: Make, dataset: Any, doctor: PerfDoctor, **arguments: Any) -> Session:
@@ -109,6 +110,16 @@ def test_probe_waits_for_the_end_when_the_epoch_is_the_last(make_trainer: Make) 
     assert doctor.session.loader_probe is not None
     assert doctor.session.loader_probe.getitem is not None
     assert not doctor.session.loader_probe.is_beside_training
+
+
+def test_probe_waits_for_the_end_when_the_training_is_short(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "BESIDE_FROM_S", 200.0)
+    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=True, reports=[]))
+    assert session.loader_probe is not None
+    assert session.loader_probe.getitem is not None
+    assert not session.loader_probe.is_beside_training
 
 
 def test_nothing_is_probed_when_it_was_not_asked_for_or_nobody_waits(make_trainer: Make) -> None:

@@ -21,6 +21,10 @@ _SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain a
 _PROBED_WAIT_SHARE = 0.05  # of the time: above it the loader is a bottleneck worth taking apart (as for rule PD101)
 _PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that waiting for the loader's probe may take
 
+BESIDE_FROM_S = 200.0
+"""A training that goes on for less is probed at its end: a probe of up to 20 s beside it would make much of what is
+measured of its steps, which share their cores with it."""
+
 
 class LoaderWatch:
     """Times a few batches of a suspicious training loader, or takes it apart; in a child process either way.
@@ -126,8 +130,8 @@ class LoaderWatch:
         if self.probe is not None or not self.trainer.is_global_zero:
             return
         if self._prober is None:
-            if not is_last and self._is_last_epoch():
-                return  # the training is over in a moment: better nothing beside it
+            if not is_last and self._is_over_soon():
+                return  # better nothing beside it
             loader = self._suspicious_loader(settings, _PROBED_WAIT_SHARE)
             if loader is None:
                 return
@@ -138,11 +142,17 @@ class LoaderWatch:
             self.probe = self._prober.wait() if is_last else self._prober.poll()
             self._set_telemetry_aside(self.probe is None)
 
-    def _is_last_epoch(self) -> bool:
-        trainer = self.trainer
+    def _is_over_soon(self) -> bool:
+        trainer, loop = self.trainer, self.loop
         epochs, steps = trainer.max_epochs, trainer.max_steps
         is_last = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
-        return bool(is_last or trainer.should_stop or 0 <= steps <= trainer.global_step)
+        if is_last or trainer.should_stop or 0 <= steps <= trainer.global_step:
+            return True
+        step_ns = loop.main.recent_median_ns()
+        has_end = (epochs is not None and epochs >= 0) or steps >= 0
+        if step_ns is None or not has_end:
+            return False
+        return loop.expected_wall_s(step_ns) - loop.wall_ns() / 1e9 < BESIDE_FROM_S
 
     def _suspicious_loader(self, settings: Settings, share: float, needs_workers: bool = False) -> Any:
         """The training loader if the run waits for it, or for its start, for more than a share of its time; or None."""
@@ -153,10 +163,10 @@ class LoaderWatch:
         shares = [steady.phases[name].share for name in ("data_wait", "epoch_boundary") if name in steady.phases]
         if sum(shares) <= share or (needs_workers and not loaders[0].num_workers):
             return None
-        return only_loader(self.trainer.train_dataloader)
+        return _only_loader(self.trainer.train_dataloader)
 
 
-def only_loader(loaders: Any) -> Any:
+def _only_loader(loaders: Any) -> Any:
     """The loader itself, where a Trainer was given a collection of one."""
     while isinstance(loaders, (list, tuple, dict)) and len(loaders) == 1:
         loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
