@@ -122,7 +122,7 @@ class LoopProbe:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = self._span("logging", "metrics", "loop", "")
         self._keep(
-            seams.tap_logging(self.trainer, collecting, self._logger_span, more_metrics),
+            seams.tap_logging(self.trainer, collecting, self._logger_span, more_metrics, self.timeline.fail),
             "steady.phases.logging",
             "this Lightning has no logger connector",
         )
@@ -419,14 +419,17 @@ class LoopProbe:
         if self.first_step_end_ns is None:
             return ()
         self.timeline.charge()
-        elapsed_ns = max(1, self.timeline.last_ns - self.first_step_end_ns)
+        own_ns = 0  # reading, probing and reporting are no part of the training's time
         merged: dict[tuple[str, str, str, int], list[int]] = {}
         for span in self._spans:
             ns_before, n_before = self._named_at_first_step.get(id(span), (0, 0))
-            if span.kind != "self" and span.n > n_before:
+            if span.kind == "self":
+                own_ns += span.ns - ns_before
+            elif span.n > n_before:
                 total = merged.setdefault((span.name, span.kind, span.hook, span.phase), [0, 0])
                 total[0] += span.ns - ns_before
                 total[1] += span.n - n_before
+        elapsed_ns = max(1, self.timeline.last_ns - self.first_step_end_ns - own_ns)
         times = [
             NamedTime(
                 name=name,

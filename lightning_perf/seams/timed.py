@@ -37,15 +37,20 @@ class _Timed:
 
 
 class _Once:
-    """Calls what it was given the first time, and never again."""
+    """Does what it was given the first time, and never again; an error is handed over, for it is in the user's call."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: Callable[[], None], on_fail: Callable[[Exception], None]) -> None:
         self._action: Callable[[], None] | None = action
+        self._on_fail = on_fail
 
     def __call__(self) -> None:
         action, self._action = self._action, None
-        if action is not None:
+        if action is None:
+            return
+        try:
             action()
+        except Exception as error:  # noqa: BLE001 - reported
+            self._on_fail(error)
 
 
 class _TimedFromFirst(_Timed):
@@ -115,6 +120,7 @@ def tap_logging(
     collecting: AbstractContextManager[None],
     logger_span: Callable[[str, str], AbstractContextManager[None]],
     more_metrics: Callable[[Any], dict[str, float]],
+    on_fail: Callable[[Exception], None],
 ) -> Undo | None:
     """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
 
@@ -126,6 +132,7 @@ def tap_logging(
         collecting: The span of Lightning's logger connector.
         logger_span: (logger's class name, method) → its span.
         more_metrics: Asked before each ``logger.log_metrics`` for figures to log along with it; an empty dict for none.
+        on_fail: Called with an error once the run is under way; what is logged is logged all the same.
 
     Returns:
         The undo; None when this version has no logger connector that takes attributes.
@@ -156,7 +163,7 @@ def tap_logging(
         if not results:
             collect()
         else:
-            first = _Once(collect)
+            first = _Once(collect, on_fail)
             for one in results:
                 put.callback(_put(_TimedFromFirst(one, "log", collecting, first)))
         for logger in loggers:

@@ -21,6 +21,7 @@ from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, Fake
 from lightning_perf.records import Session
 from lightning_perf.reports import console, tensorboard
 from lightning_perf.rules import engine
+from lightning_perf.seams import timed
 
 from .conftest import Make, assert_nothing_left
 from .models import N_FEATURES, Tiny
@@ -138,6 +139,16 @@ def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
     return plant
 
 
+def collecting_cannot_be_timed(patch: pytest.MonkeyPatch) -> None:
+    """What Lightning collects cannot be tapped when the first value is logged, within the user's own call."""
+    works = timed._put
+
+    def put(method: Any) -> Any:
+        return raises() if method.__name__ == "on_batch_end" else works(method)
+
+    patch.setattr(timed, "_put", put)
+
+
 def at(owner: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
     """``owner.name`` raises."""
     return lambda patch: patch.setattr(owner, name, raises)
@@ -156,6 +167,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "install": ("setup", at(loop.LoopProbe, "install")),
     "pauses": ("setup", at(pauses.GarbagePauses, "start")),
     "tap_logging": ("setup", at(loop.seams, "tap_logging")),
+    "first value logged": ("steps", collecting_cannot_be_timed),
     "tap_validation": ("setup", at(loop.seams, "tap_validation")),
     "stage_times": ("session", at(steps.StageProbe, "stage_times")),
     "named": ("session", at(loop.LoopProbe, "named")),
