@@ -26,6 +26,7 @@ from lightning_perf.records import (
     Window,
 )
 
+from .gain import with_warm_rest
 from .rank_signals import where_found
 from .rule import Rule, Skip
 from .selection import check_known, is_selected
@@ -98,7 +99,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            findings.append(_placed(session, _weakened(finding, weakening)))
+            findings.append(_placed(session, with_warm_rest(_weakened(finding, weakening), session)))
     findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(
         session,

@@ -77,6 +77,7 @@ class Result(Record, frozen=True, kw_only=True):
         reason: Why it failed.
         wall_block_means_s: As ``block_means_s``, with validation, checkpoints and the boundaries of epochs; in whole
             epochs where at least three fitted in.
+        usual_step_s: Median of the later half of all steps timed, whether steady or not; None where there were none.
         train_s: From the start of the first batch to the end of the last.
         epochs: Epochs ended.
         n_batches: Batches trained.
@@ -100,6 +101,7 @@ class Result(Record, frozen=True, kw_only=True):
     peak_host_bytes: int | None = None
     losses: tuple[float, ...] = ()
     loss_every: int = 1
+    usual_step_s: float | None = None
     train_s: float = 0.0
     epochs: int = 0
     world_size: int = 1

@@ -6,6 +6,7 @@ import contextlib
 import math
 import multiprocessing
 import resource
+import statistics
 import sys
 import time
 from array import array
@@ -271,6 +272,7 @@ class MeterHooks:
             peak_host_bytes=_peak_host_bytes(),
             losses=tuple(value for value in self._losses if math.isfinite(value)),
             loss_every=self._loss_every,
+            usual_step_s=statistics.median(self.step_ns[len(self.step_ns) // 2 :]) / 1e9 if self.step_ns else None,
             train_s=(self._ended_ns - self._started_ns) / 1e9,
             epochs=self.n_epochs,
             world_size=world_size,

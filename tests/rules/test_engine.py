@@ -306,3 +306,53 @@ def test_finding_names_the_ranks_when_others_did_not_find_it(use_rules):
     assert len(finding.evidence) == 1
     (finding,) = diagnose(build_session({"rank_parts_ms": parts})).findings  # no rank told what it found
     assert len(finding.evidence) == 1
+
+
+PAUSED = {"shares": {"callbacks": 0.3, "forward": 0.3, "backward": 0.4}}
+"""Steps of 20 ms."""
+
+
+def _left_s(
+    use_rules, paused_s: float, settings: object = None, phases: tuple[str, ...] = ("callbacks",), **changes: object
+) -> tuple[float, float]:
+    """What is left of the time at best, as a rule said that wins back so many seconds, and as the engine says."""
+    session = build_session(settings or PAUSED)
+    span_s = session.steady.span_s
+    gain = Gain(low=1.0, high=span_s / (span_s - paused_s), basis="all of it")
+    claims = dict.fromkeys(phases, paused_s / len(phases))
+    use_rules(_rule("PD999", lambda session: _finding(claims=claims, gain=gain, **changes)))
+    told = diagnose(session).findings[0].gain
+    assert (told.low, told.basis) == (1.0, "all of it")
+    return span_s - paused_s, span_s / told.high
+
+
+def test_gain_reaches_two_milliseconds_a_step_further_when_a_pause_was_long(use_rules):
+    said_s, told_s = _left_s(use_rules, 6.0)
+    assert said_s - told_s == pytest.approx(1000 * 2e-3)
+
+
+def test_gain_reaches_half_of_the_pause_further_when_it_was_short(use_rules):
+    said_s, told_s = _left_s(use_rules, 0.2)
+    assert said_s - told_s == pytest.approx(0.1)
+
+
+def test_gain_leaves_three_tenths_of_the_rest_when_steps_are_short(use_rules):
+    starved = {"shares": {"data_wait": 0.9}, "step_ms": 2.0, "n_steps": 10_000}
+    said_s, told_s = _left_s(use_rules, 18.0, starved, ("data_wait",))
+    assert told_s == pytest.approx(0.3 * said_s)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"phases": ("forward",)},
+        {"phases": ("callbacks", "forward")},
+        {"settings": {**PAUSED, "settings": {"trainer": {"accelerator": "cuda"}}}},
+        {"prescriptions": (Prescription(treatment="loader-workers", summary="", safety="exact", effort="one line",
+                                        loader_args={"num_workers": 2}),)},
+    ],
+    ids=["computing", "computing-too", "a-device-computes", "workers-come"],
+)  # fmt: skip
+def test_gain_stays_as_the_rule_said_when_nothing_cools_down(use_rules, changes):
+    said_s, told_s = _left_s(use_rules, 6.0, **changes)
+    assert said_s == pytest.approx(told_s)
