@@ -78,7 +78,7 @@ class NamedTime(Record, frozen=True, kw_only=True):
         hook: The hook or method, e.g. ``"on_train_batch_end"``.
         phase: The phase that the time is counted in.
         total_s: Seconds, without what was spent in other names called from it.
-        share: ``total_s`` ÷ the steady span.
+        share: ``total_s`` ÷ the time since the end of the first step, PerfDoctor's own left out.
         n_calls: How often it was entered.
     """
 

@@ -21,6 +21,8 @@ MIN_BURST_RATIO = 5.0
 MIN_SLOW_SAMPLES = 5
 # The project's catalogue: what moving a batch from worker to main process takes of fetching it.
 MIN_TRANSPORT_SHARE = 0.30
+# Looking a row up takes some microseconds a field. A sample that takes longer costs by what else is done for it.
+MAX_LOOKUP_S = 200e-6
 # What makes a batch costly to move. Each tensor is a segment of shared memory of its own, with a descriptor that
 # travels through a socket (some 50 us); objects are pickled one by one; 4 MiB take as long to copy as a dozen tensors
 # to send.
@@ -46,8 +48,9 @@ def is_bursty(probe: LoaderProbe) -> bool:
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:
-    """Whether samples are rows of tensors in memory, fetched one at a time."""
-    return bool(probe.indexes_tensors) and not probe.dataset_is_batched
+    """Whether samples are rows of tensors in memory, fetched one at a time, and nothing else is done for them."""
+    is_lookup = probe.getitem is None or probe.getitem.p50_s <= MAX_LOOKUP_S
+    return bool(probe.indexes_tensors) and not probe.dataset_is_batched and is_lookup
 
 
 def sample_share(probe: LoaderProbe) -> float:

@@ -2,14 +2,16 @@
 
 Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; forward and backward fill up to 1),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
-``timeline_ms`` (forward stays as it is unless ``is_uniform``), ``validation`` (``step_ms``, ``n_steps``,
-``shares``), ``trace`` (a recorded window of three steps of 100 ms that keep a GPU busy for 80 ms; merged into
-``TRACE``, a value of None takes a part away). Every other key is a field of Session and is merged into it.
+``timeline_ms`` (forward stays as it is unless ``is_uniform``; the loop's ``other`` is ``loop_ms``, if any),
+``validation`` (``step_ms``, ``n_steps``, ``shares``), ``trace`` (a recorded window of three steps of 100 ms that keep a
+GPU busy for 80 ms; merged into ``TRACE``, a value of None takes a part away). Every other key is a field of Session and
+is merged into it.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -198,7 +200,9 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
     steady = _stage(
         rest.pop("step_ms", 20.0 if trace is None else 100.0), rest.pop("n_steps", 1000), rest.pop("shares", {}), SHARES
     )
-    steady["timeline"] = _timeline(rest.pop("timeline_ms", [20.0] * 40), rest.pop("is_uniform", False))
+    steady["timeline"] = _timeline(
+        rest.pop("timeline_ms", [20.0] * 40), rest.pop("is_uniform", False), rest.pop("loop_ms", ())
+    )
     document["steady"] = steady
     validation = rest.pop("validation", {})
     if validation is not None:
@@ -286,7 +290,7 @@ def _distribution(value: float) -> dict[str, float]:
     return {"p50": value, "p95": 1.2 * value, "p99": 1.5 * value, "mean": value, "std": 0.1 * value}
 
 
-def _timeline(steps_ms: list[float], is_uniform: bool) -> list[dict[str, Any]]:
+def _timeline(steps_ms: list[float], is_uniform: bool, loop_ms: Sequence[float]) -> list[dict[str, Any]]:
     return [
         {
             "first_step": 25 * i,
@@ -297,6 +301,7 @@ def _timeline(steps_ms: list[float], is_uniform: bool) -> list[dict[str, Any]]:
             "phases": {
                 "backward": (ms - (forward_ms := 0.4 * (ms if is_uniform else 20.0))) / 1e3,
                 "forward": forward_ms / 1e3,
+                **({"other": loop_ms[i] / 1e3} if loop_ms else {}),
             },
         }
         for i, ms in enumerate(steps_ms)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_perf.records import PHASES, SEVERITIES, Finding
 from lightning_perf.rules.engine import diagnose, preflight
-from lightning_perf.rules.gain import MAX_RECOVERABLE_SHARE
+from lightning_perf.rules.gain import COLD_PART, COLD_S, COLD_SHARE, MAX_RECOVERABLE_SHARE
 
 from .session_builder import build_session
 
@@ -109,7 +109,9 @@ def test_rules_answer_within_bounds_when_a_session_holds_anything(description):
         span_s = session.steady.span_s
         assert 1.0 <= finding.gain.low <= finding.gain.high
         recoverable_s = min(sum(finding.claims.values()), MAX_RECOVERABLE_SHARE * span_s)
-        assert finding.gain.high <= span_s / (span_s - recoverable_s) * (1 + 1e-9)
+        rest_s = span_s - recoverable_s
+        warmed_s = min(COLD_SHARE * rest_s, COLD_S * session.steady.n_steps, COLD_PART * recoverable_s)
+        assert finding.gain.high <= span_s / (rest_s - warmed_s) * (1 + 1e-9)
 
 
 def _check_order(findings: Sequence[Finding]) -> None:

@@ -56,6 +56,7 @@ def check(session: Session) -> Finding | None:
         raise Skip("no epoch has been followed by another one yet")
     each_s = boundary_s / n_boundaries
     share = boundary_s / steady.span_s
+    first_waits_s = sum(epoch.first_fetch_s or 0.0 for epoch in session.epochs[1:])
     if share < MIN_SHARE and each_s < MIN_BOUNDARY_S:
         return None
     return timed_finding(
@@ -79,9 +80,9 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="persistent_workers", value=False),
         ),
         prescriptions=(_prescription(loader),),
-        claims={"epoch_boundary": boundary_s},
+        claims={"epoch_boundary": boundary_s, "data_wait": first_waits_s},
         low_s=LOW_FRACTION * boundary_s,
-        basis="from half to all of the measured time between epochs",
+        basis="from half of the measured time between epochs to all of it with the wait for each epoch's first batch",
     )
 
 

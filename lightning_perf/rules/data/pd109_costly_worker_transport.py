@@ -16,6 +16,7 @@ from lightning_perf.rules.loader_signals import (
 )
 from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD109"
@@ -30,7 +31,8 @@ DOCS = """\
 The loader probe times how long a batch takes from the end of collating in a worker until the training process holds it:
 pickling, shared memory, the queue, and rebuilding. This rule fires where the training waits for data, that takes 30 %
 or more of fetching a batch, and the batch is made of what is costly to move: 16 tensors or more, a thousand Python
-objects, or several megabytes.
+objects, or several megabytes. Lightning also looks through a batch piece by piece for what to move to the device, be it
+the CPU: of many pieces that time counts for the upper end of the gain.
 
 ## Why it costs
 Each tensor of a batch becomes a piece of shared memory of its own, whose descriptor is sent through a socket. The
@@ -84,6 +86,8 @@ def check(session: Session) -> Finding | None:
         code="DataLoader(..., num_workers=0)",
     )
     waited_s = feeding.stage.n_steps * feeding.wait_s
+    is_in_pieces = (probe.n_tensors or 0) >= MIN_TENSORS or (probe.n_objects or 0) >= MIN_OBJECTS
+    handed_on_s = phase_s(feeding.stage, "transfer") if is_in_pieces else 0.0
     can_do_without = feeding.plan.chosen is not None and feeding.plan.chosen.num_workers == 0
     return timed_finding(
         feeding.stage,
@@ -103,9 +107,9 @@ def check(session: Session) -> Finding | None:
             *told("bytes of a batch", probe.batch_bytes, "bytes", MIN_BYTES),
         ),
         prescriptions=(pack, alone) if can_do_without else (pack,),
-        claims={"data_wait": min(waited_s, feeding.stage.n_steps * moved_s)},
+        claims={"data_wait": min(waited_s, feeding.stage.n_steps * moved_s), "transfer": handed_on_s},
         low_s=min(waited_s, MAIN_PART * share * waited_s),
-        basis="from the training process's half of its share of the waiting to all of moving",
+        basis="from the training process's half of its share of the waiting to all of moving and handing on",
         confidence="medium",
     )
 

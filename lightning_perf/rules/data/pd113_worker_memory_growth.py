@@ -25,7 +25,8 @@ where the loader was probed, also what a process kept that made samples and noth
 
 ## Why it costs
 Each worker keeps what it gains, times the number of workers, until the host's memory is used up and the kernel kills
-one. Where what is free lasts for less than an hour at this rate, that comes before any gain of speed: severity high.
+one. Where what is free (or, where nobody watched that, all there is) lasts for less than an hour at this rate, that
+comes before any gain of speed: severity high.
 
 ## Example
 ```python

@@ -25,6 +25,11 @@ MIN_GROWTH = 0.10
 # nothing in the training's code began there. Alike: by at least half of what the step grew by.
 MIN_WEIGHT = 0.05
 ALIKE = 0.5
+# But a machine at half its speed slows Lightning's own loop too. Where that stays as fast as it was, a step in which
+# forward and backward take this much longer has more to do. Less than this a neighbour that fills memory and caches
+# does as well, which a loop of small Python steps does not feel.
+MIN_OWN_GROWTH = 1.5
+LOOP = "other"
 
 DOCS = """\
 ## What it measures
@@ -47,7 +52,7 @@ By the phase that grew: it names where to look.
 ## When it is wrong
 Batches whose size changes on purpose (progressive resizing, curricula) change the step's time as well. A slow rise is
 shown as one step in its middle. Where all phases grow alike, the machine is more likely the cause than the training:
-that is shown as information only.
+that is shown as information only, unless steps take half as long again while the loop around them does not.
 
 ## Sources
 Pettitt's test for a change point (1979); the steady-state bound of 10 % between halves.
@@ -112,11 +117,14 @@ def check(session: Session) -> Finding | None:
 
 
 def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: float) -> bool:
-    """Whether all phases of some weight, two at least, grew about as much as the step."""
+    """Whether all phases of some weight, two at least, grew about as much as the step, as on a slower machine."""
     step_s = statistics.median(block.step_s for block in before)
     former = {name: _median(before, name) for name in {name for block in before for name in block.phases}}
     heavy = {name: seconds for name, seconds in former.items() if seconds > 0 and seconds >= MIN_WEIGHT * step_s}
     wanted = 1 + ALIKE * (growth_ratio - 1)
+    loop_s = former.get(LOOP, 0.0)
+    if growth_ratio >= MIN_OWN_GROWTH and loop_s > 0 and _median(after, LOOP) < wanted * loop_s:
+        return False
     return len(heavy) > 1 and all(_median(after, name) >= wanted * seconds for name, seconds in heavy.items())
 
 

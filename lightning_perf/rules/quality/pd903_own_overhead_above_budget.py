@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD903"
 NAME = "own-overhead-above-budget"
@@ -55,7 +55,8 @@ def check(session: Session) -> Finding | None:
         severity="info",
         summary=(
             f"PerfDoctor took {overhead.per_step_us:.0f} us a step, its budget is {overhead.budget_us:.0f} us. "
-            f"That is {percent(overhead.share)} of the run.{stopped}"
+            f"With {duration(overhead.reporting_s)} outside the steps that is {percent(overhead.share)} of the run."
+            f"{stopped}"
         ),
         evidence=(
             Evidence(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import severity_of
 from lightning_perf.rules.signals import cores_per_rank, steady_of
 from lightning_perf.rules.wording import percent
 
@@ -18,6 +21,9 @@ CATEGORY = "system"
 # Two busy threads on one core take turns every few milliseconds; an undisturbed thread is moved some times a second.
 MIN_SWITCHES_PER_S = 50.0
 MIN_QUEUEING_FRACTION = 0.10
+# An operation ends with its last thread, and one without a core waits for the others' turns, of milliseconds each:
+# small operations can take ten times as long.
+MAX_LOST_FRACTION = 0.9
 
 DOCS = """\
 ## What it measures
@@ -57,7 +63,8 @@ def check(session: Session) -> Finding | None:
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     queueing = host.process_queueing_fraction or 0.0
-    return timed_finding(
+    n_all = n_threads * n_processes
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -85,11 +92,14 @@ def check(session: Session) -> Finding | None:
                 code=f"torch.set_num_threads({n_fitting})  # or, before the start: OMP_NUM_THREADS={n_fitting}",
             ),
         ),
-        claims=compute_claims(steady, queueing),
+        claims=compute_claims(steady, max(queueing, MAX_LOST_FRACTION)),
         low_s=0.0,
-        basis="from nothing to all the time that the training thread queued for a core",
+        basis=f"from nothing to all that {n_all} threads on {usable:g} cores can lose",
         confidence="medium",
     )  # fmt: skip
+    # How bad this is goes by how long the training thread queued, which is what is known of the harm.
+    known_s = sum(compute_claims(steady, queueing).values())
+    return msgspec.structs.replace(finding, severity=severity_of(known_s / steady.span_s))
 
 
 def _collide(host: HostTelemetry) -> bool:
