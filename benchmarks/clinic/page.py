@@ -26,8 +26,8 @@ Made by `python benchmarks/clinic/run.py {command}` in {minutes:.0f} minutes on 
 
 Each case is a small training with one known fault, two, or none. *Said* are the findings above `info`, in the doctor's
 order; *rank* is the place of the first that names the true cause. *Measured* is the time of a step as it is ÷ mended,
-medians of blocks, both without PerfDoctor; *foretold* is the interval that the finding promised. Thresholds were tuned
-on the half *tune* only. Shares stand with Wilson's 95 % interval.
+medians of blocks, both without PerfDoctor and in processes that keep what they free; *foretold* is the interval that
+the finding promised. Thresholds were tuned on the half *tune* only. Shares stand with Wilson's 95 % interval.
 
 {scores}
 

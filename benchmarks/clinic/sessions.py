@@ -1,7 +1,8 @@
-"""Sessions made by hand for rules that no CPU can show: what is said of each first, with all rules at work.
+"""Sessions made by hand for rules that not every CPU can show: what is said of each first, with all rules at work.
 
 They are the first case of each such rule, in ``tests/rules/cases``, that its rule has to fire on. Live cases show that
-a fault is measured and named; these show only that nothing else comes before it.
+a fault is measured and named; these show only that nothing else comes before it. PD319 is among them because many CPUs
+multiply denormal numbers as fast as others: a live case of it would be none there.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from lightning_perf.rules.engine import diagnose
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CASES = REPOSITORY / "tests" / "rules" / "cases"
-NEEDS_A_GPU = (
-    *("PD112", "PD201", "PD202", "PD204", "PD302", "PD303", "PD305", "PD306", "PD307", "PD310", "PD320"),
+NEEDS_A_DEVICE = (
+    *("PD112", "PD201", "PD202", "PD204", "PD302", "PD303", "PD305", "PD306", "PD307", "PD310", "PD319", "PD320"),
     *("PD401", "PD402", "PD403", "PD404", "PD406", "PD407", "PD410", "PD501", "PD702", "PD706", "PD707", "PD708"),
     *("PD801", "PD802", "PD804", "PD805", "PD806", "PD807", "PD808", "PD809"),
 )
@@ -45,7 +46,7 @@ def diagnosed() -> list[HandMade]:
     from tests.rules.session_builder import build_session
 
     rows = []
-    for code in NEEDS_A_GPU:
+    for code in NEEDS_A_DEVICE:
         known: list[dict[str, Any]] = yaml.safe_load((CASES / f"{code}.yml").read_text(encoding="utf-8"))
         case = next(one for one in known if one["expect"] == "finding")
         session = diagnose(build_session(case.get("session")))

@@ -1,4 +1,4 @@
-"""A compiled step prints to a file and reads a number, and falls apart into pieces.
+"""A compiled function reads a number in each round of a loop, and so is not compiled at all.
 ---
 expect: PD312
 half: score
@@ -18,13 +18,13 @@ class Net(LightningModule):
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
-        self.compiled = torch.compile(self.encode, backend="eager")
+        self.compiled = torch.compile(self.encode)
         self.file = open(os.devnull, "w")  # noqa: SIM115 - for as long as the training lasts
 
     def encode(self, x):
         hidden = self.first(x)
-        for _ in range(8):
-            hidden = nn.functional.gelu(hidden)
+        for _ in range(12):
+            hidden = torch.relu(hidden * 1.01 + 0.01)
             print(float(hidden.mean()), file=self.file)
         return self.last(hidden)
 
@@ -35,8 +35,8 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
-data = TensorDataset(torch.rand(3200, 64))
-batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+data = TensorDataset(torch.rand(12800, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=256, drop_last=True)
 loader = DataLoader(data, sampler=batches, batch_size=None)
 
 trainer = Trainer(

@@ -4,7 +4,7 @@ expect: PD101
 half: tune
 cores: 2
 fix:
-  batch_size=16: batch_size=16, num_workers=1, persistent_workers=True
+  batch_size=16: batch_size=16, num_workers=2, persistent_workers=True
 """
 
 import torch

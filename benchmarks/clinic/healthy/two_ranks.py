@@ -33,7 +33,7 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
-loader = DataLoader(TensorDataset(torch.rand(6400, 64)), batch_size=64)
+loader = DataLoader(TensorDataset(torch.rand(19200, 64)), batch_size=256)
 
 trainer = Trainer(
     max_epochs=3,
