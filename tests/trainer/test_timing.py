@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from .conftest import Make, assert_adds_up
 from .models import FetchesItself, Manual, Sleeps, Tiny, loader, unsized_loader
 
 N_STEPS = 12
-SLEEP_S = 0.03
+SLEEP_S = 0.05
 EXACT_S = max(0.02 * SLEEP_S, 0.0003)  # how exactly a sleep is found
 LONG_SLEEP_S = 0.1  # where more is done beside it, with caches that a sleep leaves cold
 LEAK_S = SLEEP_S / 3  # what a sleep may add to other phases: after it caches are cold
@@ -352,3 +353,13 @@ def test_collecting_is_left_alone_before_the_first_value_is_logged(make_trainer:
     assert doctor.session is not None
     assert doctor.session.steady is not None
     assert any(time.name == "metrics" for time in doctor.session.steady.named)
+
+
+def test_share_of_a_callback_is_of_the_training_when_the_doctor_takes_long_at_its_end(make_trainer, monkeypatch):
+    """Waiting for a loader that is taken apart, say."""
+    sleeps = Sleeps(callback=SLEEP_S)
+    doctor = PerfDoctor(reports=[])
+    monkeypatch.setattr(LoaderWatch, "epoch_ended", lambda *_: sleep(20 * N_STEPS * SLEEP_S))
+    make_trainer(SleepyCallback(sleeps), doctor).fit(Tiny(), loader(N_STEPS))
+    (found,) = (time for time in doctor.session.steady.named if time.name == "SleepyCallback")
+    assert found.share > 0.5  # of the training; of all until the end a twentieth
