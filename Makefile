@@ -28,9 +28,15 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 # One torch thread a worker: two workers on two cores must not fight over them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# A shared machine may take its cores away in the middle of a measurement: what failed is tried once more, one test at a
+# time, and the run says so. What fails again fails.
+ONCE_MORE := --last-failed --last-failed-no-failures none
+TELL := echo "== What failed, once more:"
+
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone -q
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not alone' -n 2 --dist worksteal -q
+	$(PYTEST) -m alone || { test $$? = 1 && $(TELL) && $(PYTEST) -m alone $(ONCE_MORE); }
+	$(PYTEST) -m 'not alone' -n 2 --dist worksteal || { test $$? = 1 && $(TELL) && $(PYTEST) -m 'not alone' $(ONCE_MORE); }
 
 # The site, into build/site, which opens from disk. `make test` builds it too.
 docs: $(STAMP)

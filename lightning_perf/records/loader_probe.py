@@ -108,6 +108,9 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             dataset makes whole batches); None when not measured, as all that follow.
         getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
             it computes, near 0 it waits.
+        slow_again: Of the time that slow samples took beyond usual ones, the share that they took again when they were
+            asked for a second time; samples that waited, for storage for instance, count in full. Near 0 the machine
+            made them slow. None without slow samples, or where none can be asked for twice.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
         indexes_tensors: Whether samples are rows of tensors that lie in memory, fetched one at a time.
         collate: Time of one collate.
@@ -144,6 +147,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     num_workers: int | None = None
     getitem: Repeated | None = None
     getitem_cpu_fraction: float | None = None
+    slow_again: float | None = None
     dataset_is_batched: bool | None = None
     indexes_tensors: bool | None = None
     collate: Repeated | None = None

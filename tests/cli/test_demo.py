@@ -28,7 +28,6 @@ def test_codes_expected_are_codes_of_rules():
 
 
 @pytest.mark.alone
-@pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 @pytest.mark.parametrize("fault", [name for name in FAULT_NAMES if name != "none"])
 def test_demo_names_the_fault_first_when_it_is_planted(fault, tmp_path):
     done = run_demo("--fault", fault, "--out", str(tmp_path))
@@ -41,7 +40,6 @@ def test_demo_names_the_fault_first_when_it_is_planted(fault, tmp_path):
 
 
 @pytest.mark.alone
-@pytest.mark.flaky(reruns=2)  # real processes race here; another load on the cores can blur one run
 def test_demo_ends_healthy_when_no_fault_is_planted(tmp_path):
     done = run_demo("--fault", "none", "--out", str(tmp_path))
 

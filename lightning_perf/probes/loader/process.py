@@ -26,6 +26,14 @@ def queued_s() -> float:
     return 0.0
 
 
+def n_waits() -> int:
+    """How often this thread gave up its core to wait for something; 0 where the kernel does not tell."""
+    import resource  # there is none on Windows, where nothing is probed
+
+    who = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if who is None else resource.getrusage(who).ru_nvcsw
+
+
 def private_bytes(all_of_it: bool) -> float:
     """Memory that is this process's own, without what it has given back; NaN where the kernel does not tell.
 

@@ -36,7 +36,7 @@ DOCS = """\
 ## What it measures
 How unevenly batches arrive: the 90th percentile of the wait over its median, and whether waits recur once every
 `num_workers` steps. Where the loader was probed, how uneven the cost of its samples is: whether slow ones take more
-than a third of the time beyond what usual ones would have taken.
+than a third of the time beyond what usual ones would have taken, and again when they are asked for a second time.
 
 ## Why it costs
 Workers take turns. When one is late, the batches of the others stand ready behind it, since batches are handed out in

@@ -102,6 +102,28 @@ class Bursty(Plain):
         return super().__getitem__(index)
 
 
+class BurstyComputing(Plain):
+    """One sample in 32 computes for 5 ms."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 32 == 7:
+            _compute(0.005)
+        return super().__getitem__(index)
+
+
+class Disturbed(Plain):
+    """Every 32nd call takes 5 ms of the core, whatever was asked for: as another machine on the same host does."""
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.n_calls += 1
+        if self.n_calls % 32 == 7:
+            _compute(0.005)
+        return super().__getitem__(index)
+
+
 class Growing(Plain):
     """Keeps 64 KiB of every sample."""
 
@@ -197,6 +219,12 @@ class ShardedStream(IterableDataset):
         for index in range(first, N_SAMPLES, step):
             time.sleep(0.0005)
             yield torch.full((8,), float(index))
+
+
+def _compute(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
 
 
 def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
