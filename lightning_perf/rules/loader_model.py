@@ -267,18 +267,6 @@ def batch_costs(probe: LoaderProbe) -> tuple[float, ...]:
     return tuple(float(each) for each in costs / costs.mean())
 
 
-def burst_share(probe: LoaderProbe) -> float:
-    """Share of the time of making samples that samples cost beyond a usual one: what evening them out would spare.
-
-    What samples did not take again when they were asked for twice is the machine's doing, and not counted.
-    """
-    getitem = probe.getitem
-    if getitem is None or getitem.mean_s <= 0:
-        return 0.0
-    theirs = 1.0 if probe.slow_again is None else probe.slow_again
-    return theirs * max(0.0, 1.0 - getitem.p50_s / getitem.mean_s)
-
-
 def _made_s(probe: LoaderProbe) -> float | None:
     if probe.getitem is None or not probe.batch_size:
         return None

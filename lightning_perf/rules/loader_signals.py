@@ -8,7 +8,7 @@ from typing import Literal
 from lightning_perf.records import Evidence, HotFunction, LoaderProbe, Session, StageTimes
 
 from .feeding import Feeding
-from .loader_model import COMPUTES_FRACTION, TRANSPORT_HIGH_S, burst_share
+from .loader_model import COMPUTES_FRACTION, TRANSPORT_HIGH_S
 from .wording import percent
 
 # Where waiting begins to count: the bound of PD101.
@@ -34,6 +34,18 @@ MIN_BYTES = 4 * 2**20
 def is_waiting(probe: LoaderProbe) -> bool:
     """Whether making samples waits for something for most of its time."""
     return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_FRACTION
+
+
+def burst_share(probe: LoaderProbe) -> float:
+    """Share of the time of making samples that samples cost beyond a usual one: what evening them out would spare.
+
+    What samples did not take again when they were asked for twice is the machine's doing, and not counted.
+    """
+    getitem = probe.getitem
+    if getitem is None or getitem.mean_s <= 0:
+        return 0.0
+    theirs = 1.0 if probe.slow_again is None else probe.slow_again
+    return theirs * max(0.0, 1.0 - getitem.p50_s / getitem.mean_s)
 
 
 def is_bursty(probe: LoaderProbe) -> bool:

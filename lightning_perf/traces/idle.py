@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_perf.records import DeviceActivity, Idle
 
-from .intervals import Intervals, Times
+from .intervals import Times
 from .nesting import Rows
 from .phases import Phases
 from .spans import SECOND
@@ -131,8 +131,3 @@ def device_kind(timeline: Timeline) -> str:
     if any(name.startswith("hip") for name in names):
         return "rocm"
     return "cuda" if any(name.startswith(("cuda", "cuLaunch", "cuMemcpy")) for name in names) else "unknown"
-
-
-def idle_device(timeline: Timeline) -> Intervals:
-    """Moments of the analysed span in which the device did nothing."""
-    return timeline.windows.intervals - timeline.device

@@ -102,11 +102,6 @@ class Intervals:
         """The part of the set inside [start, end)."""
         return Intervals(np.maximum(self.starts, start), np.minimum(self.ends, end))
 
-    def gaps(self, start: int, end: int) -> Intervals:
-        """The part of [start, end) outside the set."""
-        inside = self.clip(start, end)
-        return Intervals(np.concatenate(([start], inside.ends)), np.concatenate((inside.starts, [end])))
-
     def covered(self, starts: Any, ends: Any) -> Times:
         """For each interval asked about, how many of its nanoseconds lie in the set. They may overlap each other."""
         lo, hi = _times(starts), _times(ends)

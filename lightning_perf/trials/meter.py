@@ -65,7 +65,7 @@ class MeterHooks:
         self._known_steps = 0
         self._next_look = 1
         self._group_from = 0
-        self._samples = self._timed_samples = 0
+        self._samples = 0
         self._size_of: Callable[[Any], int] | None = None
         self._batch_type: Any = None
         self._is_size_known = True

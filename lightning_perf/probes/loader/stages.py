@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +18,14 @@ from torch.utils.data import DataLoader
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 from lightning_perf.stats.leak import fit_trend
 
-from .batch import BatchContents, indexes_tensors
 from .child import Say, one_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import CurveMeasurement, candidates
 from .hot import Hot, find_hot
 from .numbers import repeated
 from .pipeline import Pipeline, Refused
-from .process import limit_memory, n_waits, private_bytes, queued_s, read_bytes
+from .process import limit_memory, private_bytes, read_bytes
+from .samples import Samples
 from .transport import time_transport
 
 PLANNED_SHARE = 0.85
@@ -39,12 +38,8 @@ BURSTY = 1.3
 """Mean ÷ median time of a sample above which a few slow ones decide; an exponential distribution has 1.44."""
 BURSTY_BATCH = 1.5
 """p95 ÷ median time of a batch above which batches themselves come in bursts."""
-SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
-"""A sample is slow from so many times the median on; with so many of them their share is known within a third."""
-WORTH_ASKING_S = 200e-6
-"""Samples that took longer are asked how long they queued for a core, which itself takes some 20 us."""
-MAX_ASKED_AGAIN, AGAIN_SHARE = 20, 0.05
-"""Slow samples that are asked for a second time, and what of the planned time that may take."""
+AGAIN_SHARE = 0.05
+"""Of the planned time: what asking slow samples a second time may take."""
 MEMORY_SHARE = 0.25
 """Of the memory free at the start: what the child may grow by before it stops."""
 _MAX_READINGS = 40
@@ -99,33 +94,6 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> 
     _Stages(loader, plan, first, begin_s, say).run()
 
 
-class _Long(NamedTuple):
-    """A call that took long enough to look at: its seconds a sample, how many it gave, and whether it waited."""
-
-    call: Any
-    sample_s: float
-    n_samples: int
-    has_waited: bool
-
-
-class _Samples:
-    """What a pass over samples showed."""
-
-    def __init__(self) -> None:
-        self.sample_s: list[float] = []
-        self.long: list[_Long] = []
-        self.batch_s: list[float] = []
-        self.collate_s: list[float] = []
-        self.wall_s = 0.0  # without queueing for a core
-        self.cpu_s = 0.0
-        self.n_samples = 0
-        self.readings: list[tuple[float, float]] = []
-        self.contents = BatchContents()
-        self.batch_size: int | None = None
-        self.gotten: list[Any] = []
-        self.indexes: bool | None = None
-
-
 class _Stages:
     def __init__(self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, say: Say) -> None:
         self._loader = loader
@@ -135,7 +103,7 @@ class _Stages:
         self._end_s = begin_s + PLANNED_SHARE * plan.limit_s
         self._say = say
         self._pids: list[int] = []
-        self._asked: Any = None
+        self._samples = Samples()
         self._start_s = 0.0  # of one worker
         self._stage = "taking the loader apart"
         self._missing: dict[str, str] = dict(first.missing)
@@ -156,7 +124,8 @@ class _Stages:
         except Refused as refusal:
             self._tell(refusal=str(refusal))
         except BaseException as error:  # noqa: BLE001 - the user's code, SystemExit too; it is reported
-            what = self._stage if self._asked is None else f"dataset[{repr(self._asked)[:60]}]"
+            asked = self._samples.asked
+            what = self._stage if asked is None else f"dataset[{repr(asked)[:60]}]"
             told = f"{what} raised {one_line(error)}"[:1000]
             if isinstance(error, MemoryError) or "allocate memory" in told:
                 told += f" (a probe may take {self._memory_allowed / 2**30:.1f} GiB, a part of what was free)"
@@ -181,16 +150,16 @@ class _Stages:
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
-    def _time_samples(self, pipeline: Pipeline) -> _Samples:
+    def _time_samples(self, pipeline: Pipeline) -> Samples:
         self._enter("making samples")
-        samples = _Samples()
+        samples = self._samples
         read_before = read_bytes()
         end_s = time.perf_counter() + self._share(SAMPLES_SHARE)
         late_s = end_s + self._share(SAMPLES_SHARE)
         next_reading_s = next_telling_s = 0.0
         try:
             for unit in pipeline.units:
-                gotten = self._make_batch(pipeline, unit, samples, late_s)
+                samples.make_batch(pipeline, unit, late_s)
                 now_s = time.perf_counter()
                 if now_s >= next_reading_s:
                     samples.readings.append(
@@ -207,11 +176,10 @@ class _Stages:
                 is_enough = n >= MAX_SAMPLED_BATCHES or samples.n_samples >= MAX_SAMPLES
                 is_time = n >= MIN_SAMPLED_BATCHES and now_s > end_s
                 if is_time and now_s < 0.5 * (end_s + late_s):
-                    is_time = not _has_few_slow(samples.sample_s)
+                    is_time = not samples.has_few_slow()
                 if is_enough or now_s > late_s or is_time:
-                    samples.gotten = gotten
                     break
-            self._ask_again(pipeline, samples)
+            self._learn(slow_again=samples.slow_again(pipeline, self._share(AGAIN_SHARE)))
         except _TooMuchMemory:
             n_mib = (samples.readings[-1][1] - samples.readings[0][1]) / 2**20
             raise MemoryError(f"{samples.n_samples} samples took {n_mib:.0f} MiB that they do not give back") from None
@@ -219,78 +187,7 @@ class _Stages:
             self._keep_samples(pipeline, samples, read_before)
         return samples
 
-    def _make_batch(self, pipeline: Pipeline, unit: Any, samples: _Samples, late_s: float) -> list[Any]:
-        gotten: list[Any] = []
-        calls = pipeline.calls(unit)
-        waits_before = n_waits()
-        queued_begin_s, cpu_begin_s, begin_s = queued_s(), time.process_time(), time.perf_counter()
-        last_s, queued_before_s = begin_s, queued_begin_s
-        for call in calls:
-            self._asked = call
-            gotten.append(pipeline.fetch(call))
-            self._asked = None
-            now_s = time.perf_counter()
-            n = pipeline.samples_in(call, gotten[-1])
-            taken_s = now_s - last_s
-            if taken_s > WORTH_ASKING_S:  # a core that others hold makes some samples slow that are like all others
-                queued_now_s = queued_s()
-                taken_s -= min(queued_now_s - queued_before_s, 0.95 * taken_s)
-                queued_before_s = queued_now_s
-                waits = n_waits()
-                samples.long.append(_Long(call, taken_s / n, n, waits > waits_before))
-                waits_before = waits
-            samples.sample_s += [taken_s / n] * n
-            samples.n_samples += n
-            last_s = time.perf_counter()
-            if now_s > late_s:
-                break
-        end_s = time.perf_counter()
-        samples.cpu_s += time.process_time() - cpu_begin_s
-        samples.wall_s += end_s - begin_s - (queued_s() - queued_begin_s)
-        if samples.indexes is None:
-            samples.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, gotten[0])
-        if len(gotten) < len(calls):  # slow samples: those there are stand for the others
-            gotten = (gotten * len(calls))[: len(calls)]
-        begin_s = time.perf_counter()
-        batch = pipeline.batch_of(gotten)
-        collated_s = time.perf_counter()
-        samples.collate_s.append(collated_s - begin_s)
-        samples.batch_s.append(sum(samples.sample_s[-len(calls) :]) if not pipeline.is_batched else end_s - begin_s)
-        samples.batch_size = pipeline.samples_in(calls[0], gotten[0]) if pipeline.is_batched else len(calls)
-        if len(samples.collate_s) <= 4:
-            samples.contents.add(batch)
-        return gotten
-
-    def _ask_again(self, pipeline: Pipeline, samples: _Samples) -> None:
-        """Whether slow samples are slow by themselves: what a hypervisor takes from a process no kernel tells.
-
-        One that waited did so for its data, which may lie in a cache by now. One that computes does it again.
-        """
-        usual_s = statistics.median(samples.sample_s)
-        slow = sorted(
-            (each for each in samples.long if each.sample_s > SLOW_RATIO * usual_s), key=lambda each: -each.sample_s
-        )
-        if pipeline.is_iterable or not slow:
-            return
-        first_s = again_s = 0.0
-        n_asked, end_s = 0, time.perf_counter() + self._share(AGAIN_SHARE)
-        for each in slow:
-            beyond_s = beyond_again_s = each.n_samples * (each.sample_s - usual_s)
-            if not each.has_waited:
-                if n_asked == MAX_ASKED_AGAIN or time.perf_counter() > end_s:
-                    continue
-                n_asked += 1
-                self._asked = each.call
-                queued_begin_s, begin_s = queued_s(), time.perf_counter()
-                pipeline.fetch(each.call)
-                taken_s = time.perf_counter() - begin_s - (queued_s() - queued_begin_s)
-                self._asked = None
-                beyond_again_s = min(beyond_s, max(0.0, taken_s - each.n_samples * usual_s))
-            first_s += beyond_s
-            again_s += beyond_again_s
-        self._learn(slow_again=again_s / first_s)
-
-    def _keep_samples(self, pipeline: Pipeline, samples: _Samples, read_before: int | None) -> None:
+    def _keep_samples(self, pipeline: Pipeline, samples: Samples, read_before: int | None) -> None:
         if not samples.sample_s:
             return
         read_after = read_bytes()
@@ -313,7 +210,7 @@ class _Stages:
             narrow_bytes=contents.narrow_bytes,
         )
 
-    def _growth(self, samples: _Samples) -> float | None:
+    def _growth(self, samples: Samples) -> float | None:
         """Bytes a sample that are kept; 0 where memory does not climb steadily."""
         self._missing.pop("rss_growth_bytes", None)
         if any(reading != reading for _, reading in samples.readings):
@@ -328,7 +225,7 @@ class _Stages:
 
     # -- functions ----------------------------------------------------------------------------------------------------
 
-    def _find_functions(self, pipeline: Pipeline, samples: _Samples) -> None:
+    def _find_functions(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("profiling __getitem__")
         assert self._probe.getitem is not None
         per_call = (samples.batch_size or 1) if pipeline.is_batched else 1
@@ -362,7 +259,7 @@ class _Stages:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def _time_transport(self, pipeline: Pipeline, samples: _Samples) -> None:
+    def _time_transport(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("moving batches from a worker")
         if pipeline.is_iterable and pipeline.makes_batches:
             samples.gotten = samples.gotten[:1]
@@ -375,7 +272,7 @@ class _Stages:
         self._learn(transport=repeated(durations_s))
         samples.gotten = []
 
-    def _measure_curve(self, pipeline: Pipeline, samples: _Samples) -> None:
+    def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("running the loader with different numbers of workers")
         getitem, collate = self._probe.getitem, self._probe.collate
         assert getitem is not None
@@ -419,12 +316,6 @@ class _Calls:
 
     def __call__(self) -> Any:
         return self._fetch(next(self._calls))
-
-
-def _has_few_slow(sample_s: list[float]) -> bool:
-    """Whether some samples were slow, but too few to tell a habit from chance: then more are looked at."""
-    slow_s = SLOW_RATIO * statistics.median(sample_s)
-    return 0 < sum(each_s > slow_s for each_s in sample_s) < ENOUGH_SLOW
 
 
 def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.feeding import Feeding, feeding_of
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import PREFETCH_FACTORS, SLACK, burst_share
+from lightning_perf.rules.loader_model import PREFETCH_FACTORS, SLACK
 from lightning_perf.rules.loader_signals import (
     MIN_BURST_SHARE,
+    burst_share,
     function_evidence,
     indexes_rows,
     is_bursty,

@@ -1,0 +1,143 @@
+"""A pass over samples, made one at a time: what each took, and whether slow ones are slow by themselves."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any, NamedTuple
+
+from .batch import BatchContents, indexes_tensors
+from .pipeline import Pipeline
+from .process import n_waits, queued_s
+
+SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
+"""A sample is slow from so many times the median on; with so many of them their share is known within a third."""
+WORTH_ASKING_S = 200e-6
+"""Samples that took longer are asked how long they queued for a core, which itself takes some 20 us."""
+MAX_ASKED_AGAIN = 20
+"""Slow samples that are asked for a second time."""
+
+
+class _Long(NamedTuple):
+    """A call that took long enough to look at: its seconds a sample, how many it gave, and whether it waited."""
+
+    call: Any
+    sample_s: float
+    n_samples: int
+    has_waited: bool
+
+
+class Samples:
+    """What the pass showed.
+
+    Attributes:
+        sample_s: Seconds of each sample, without queueing for a core.
+        batch_s: Seconds to make the samples of each batch.
+        collate_s: Seconds to collate each.
+        wall_s: Of all of them, without queueing.
+        cpu_s: Processor time meanwhile, of all threads.
+        n_samples: How many were made.
+        readings: Samples made so far, and the process's own memory then.
+        contents: What the first batches consist of.
+        batch_size: None before the first batch.
+        gotten: What the calls for the last batch gave.
+        indexes: Whether samples are rows of tensors; None before the first batch.
+        asked: What the dataset is asked for at this moment; None when it has answered.
+    """
+
+    def __init__(self) -> None:
+        self.sample_s: list[float] = []
+        self.batch_s: list[float] = []
+        self.collate_s: list[float] = []
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+        self.n_samples = 0
+        self.readings: list[tuple[float, float]] = []
+        self.contents = BatchContents()
+        self.batch_size: int | None = None
+        self.gotten: list[Any] = []
+        self.indexes: bool | None = None
+        self.asked: Any = None
+        self._long: list[_Long] = []
+
+    def make_batch(self, pipeline: Pipeline, unit: Any, late_s: float) -> None:
+        """Makes the samples of one batch and collates them; where the time is up, those made stand for the others."""
+        gotten: list[Any] = []
+        calls = pipeline.calls(unit)
+        waits_before = n_waits()
+        queued_begin_s, cpu_begin_s, begin_s = queued_s(), time.process_time(), time.perf_counter()
+        last_s, queued_before_s = begin_s, queued_begin_s
+        for call in calls:
+            self.asked = call
+            gotten.append(pipeline.fetch(call))
+            self.asked = None
+            now_s = time.perf_counter()
+            n = pipeline.samples_in(call, gotten[-1])
+            taken_s = now_s - last_s
+            if taken_s > WORTH_ASKING_S:  # a core that others hold makes some samples slow that are like all others
+                queued_now_s, waits = queued_s(), n_waits()
+                taken_s -= min(queued_now_s - queued_before_s, 0.95 * taken_s)
+                self._long.append(_Long(call, taken_s / n, n, waits > waits_before))
+                queued_before_s, waits_before = queued_now_s, waits
+            self.sample_s += [taken_s / n] * n
+            self.n_samples += n
+            last_s = time.perf_counter()
+            if now_s > late_s:
+                break
+        end_s = time.perf_counter()
+        self.cpu_s += time.process_time() - cpu_begin_s
+        self.wall_s += end_s - begin_s - (queued_s() - queued_begin_s)
+        if self.indexes is None:
+            self.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, gotten[0])
+        if len(gotten) < len(calls):
+            gotten = (gotten * len(calls))[: len(calls)]
+        begin_s = time.perf_counter()
+        batch = pipeline.batch_of(gotten)
+        collated_s = time.perf_counter()
+        self.collate_s.append(collated_s - begin_s)
+        self.batch_s.append(sum(self.sample_s[-len(calls) :]) if not pipeline.is_batched else end_s - begin_s)
+        self.batch_size = pipeline.samples_in(calls[0], gotten[0]) if pipeline.is_batched else len(calls)
+        if len(self.collate_s) <= 4:
+            self.contents.add(batch)
+        self.gotten = gotten
+
+    def has_few_slow(self) -> bool:
+        """Whether some samples were slow, but too few to tell a habit from chance: then more are looked at."""
+        slow_s = SLOW_RATIO * statistics.median(self.sample_s)
+        return 0 < sum(each_s > slow_s for each_s in self.sample_s) < ENOUGH_SLOW
+
+    def slow_again(self, pipeline: Pipeline, limit_s: float) -> float | None:
+        """Asks slow samples a second time: what a hypervisor takes from a process no kernel tells.
+
+        One that waited did so for its data, which may lie in a cache by now; one that computes does it again.
+
+        Args:
+            pipeline: What made them.
+            limit_s: What asking may take.
+
+        Returns:
+            Of the time that they took beyond usual ones, the share that they took again; None where none was slow, or
+            none can be asked for twice in that time.
+        """
+        usual_s = statistics.median(self.sample_s)
+        slow = [each for each in self._long if each.sample_s > SLOW_RATIO * usual_s]
+        if pipeline.is_iterable or not slow:
+            return None
+        first_s = again_s = 0.0
+        n_asked, end_s = 0, time.perf_counter() + limit_s
+        for each in sorted(slow, key=lambda each: -each.sample_s):
+            beyond_s = beyond_again_s = each.n_samples * (each.sample_s - usual_s)
+            if not each.has_waited:
+                takes_s = each.n_samples * each.sample_s
+                if n_asked == MAX_ASKED_AGAIN or time.perf_counter() + takes_s > end_s:
+                    continue
+                n_asked += 1
+                self.asked = each.call
+                queued_begin_s, begin_s = queued_s(), time.perf_counter()
+                pipeline.fetch(each.call)
+                taken_s = time.perf_counter() - begin_s - (queued_s() - queued_begin_s)
+                self.asked = None
+                beyond_again_s = min(beyond_s, max(0.0, taken_s - each.n_samples * usual_s))
+            first_s += beyond_s
+            again_s += beyond_again_s
+        return again_s / first_s if first_s > 0 else None
