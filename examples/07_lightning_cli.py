@@ -1,7 +1,8 @@
 """PerfDoctor with LightningCLI: nothing in the code changes.
 
 ``python examples/07_lightning_cli.py fit --trainer.callbacks+=lightning_perf.PerfDoctor`` adds it on the command line.
-Run without arguments the example gives itself these. (Some seconds on a CPU; needs ``jsonargparse[signatures]``.)
+Run without arguments the example gives itself these, and asks for the console's report alone. (Some seconds on a CPU;
+needs ``jsonargparse[signatures]``.)
 """
 
 import sys
