@@ -28,7 +28,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 # One torch thread a worker: two workers on two cores must not fight over them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=12
 # A shared machine may take its cores away in the middle of a measurement: what failed is tried once more, one test at a
 # time, and the run says so. What fails again fails.
 ONCE_MORE := --last-failed --last-failed-no-failures none
