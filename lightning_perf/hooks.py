@@ -60,12 +60,13 @@ class DoctorHooks:
         arithmetic: Whether to count the operations and the memory traffic of one training step (exactly as it would
             have run, only slower; it counts in no statistic).
         ceilings: Whether the device may be measured, once for all runs on it: by a process of its own, after the last
-            step of a run of some minutes. What was measured before is read either way.
+            step of a run of some minutes, on one rank. What was measured before is read either way.
         memory: Whether to read memory use.
         memory_snapshot: Also record torch's history of allocations (CUDA; a bounded number, with Python stacks) and
             write it for torch's own viewer when the run ends or memory runs out. It slows every allocation down.
         device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
-            host beside the training (about once a second, in a thread that uses at most 0.5 % of a core).
+            host beside the training (about once a second, in a thread that uses at most 0.5 % of a core once the
+            first seconds are over).
         probe_data: Take the training loader apart when an epoch ends that waited for it for more than 5 % of its time:
             once, for at most 20 seconds, in a child process that works on copies. It tells which function of the
             dataset costs the time and how many workers are enough, and uses cores meanwhile. That is beside a training

@@ -26,7 +26,7 @@ Made by `python benchmarks/clinic/run.py {command}` in {minutes:.0f} minutes on 
 
 Each case is a small training with one known fault, two, or none. *Said* are the findings above `info`, in the doctor's
 order; *rank* is the place of the first that names the true cause. *Measured* is the time of a step as it is ÷ mended,
-medians of blocks, both without PerfDoctor and in processes that keep what they free; *foretold* is the interval that
+medians of blocks, both without PerfDoctor and in processes that keep what they free; *predicted* is the interval that
 the finding promised. Thresholds were tuned on the half *tune* only. Shares stand with Wilson's 95 % interval.
 
 {scores}
@@ -67,13 +67,13 @@ def _scores(outcomes: Sequence[Outcome]) -> str:
         if of_half:
             sums = score(of_half)
             rows.append((half, *map(str, (sums.first, sums.among_three, sums.accused, sums.covered, sums.second))))
-    head = ("half", "named first", "named among three", "healthy runs accused", "gain as foretold",
+    head = ("half", "named first", "named among three", "healthy runs accused", "gain as predicted",
             "second fault among three")  # fmt: skip
     return _table(head, rows)
 
 
 def _cases(outcomes: Sequence[Outcome]) -> str:
-    head = ("case", "what", "half", "expected", "said", "rank", "foretold", "measured", "")
+    head = ("case", "what", "half", "expected", "said", "rank", "predicted", "measured", "")
     return _table(head, [_row(one) for one in outcomes])
 
 
@@ -81,13 +81,13 @@ def _row(one: Outcome) -> tuple[str, ...]:
     case = one.case
     expected = " or ".join(case.expect) + (f", then {case.second}" if case.second else "")
     said = "no diagnosis" if one.error else ", ".join(f"{f.code} {f.severity}" for f in one.said[:4]) or "healthy"
-    foretold = f"{one.predicted[0]:.2f} to {one.predicted[1]:.2f}" if one.predicted else "–"
+    predicted = f"{one.predicted[0]:.2f} to {one.predicted[1]:.2f}" if one.predicted else "–"
     measured = f"{one.measured:.2f}" if one.measured is not None else "–"
-    remark = {None: "", True: "as foretold", False: "not as foretold"}[one.is_covered]
+    remark = {None: "", True: "as predicted", False: "not as predicted"}[one.is_covered]
     if one.alarms:
         remark = "accused"
     rank = str(one.rank) if one.rank is not None else "–" if case.kind == "healthy" else "missed"
-    return (f"`{case.name}`", case.what, case.half, expected or "healthy", said, rank, foretold, measured, remark)
+    return (f"`{case.name}`", case.what, case.half, expected or "healthy", said, rank, predicted, measured, remark)
 
 
 def _recorded(recorded: Sequence[Recorded]) -> str:

@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
         said: Findings above ``info`` that are not about the measurement, first first.
         rank: Place of the first that names the true cause, from 1; None where none does. Healthy: None.
         second_rank: Place of the smaller of two faults.
-        predicted: The gain foretold by the finding that names the cause.
+        predicted: The gain predicted by the finding that names the cause.
         measured: Old ÷ new time of a step, medians of blocks; None where the case has no fix or was not timed.
         error: Why there is no diagnosis.
     """
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_covered(self) -> bool | None:
-        """Whether the measured gain lies in the interval foretold; None where one of them is missing."""
+        """Whether the measured gain lies in the interval predicted; None where one of them is missing."""
         if self.predicted is None or self.measured is None:
             return None
         return self.predicted[0] <= self.measured <= self.predicted[1]
@@ -71,7 +71,7 @@ class Score(NamedTuple):
         first: Faulty cases whose true cause was named first.
         among_three: The same among the first three.
         accused: Healthy runs with a finding of medium or high severity.
-        covered: Measured gains within the interval foretold.
+        covered: Measured gains within the interval predicted.
         second: Cases with two faults where the smaller was named among the first three too.
     """
 

@@ -5,7 +5,7 @@
 
 Steps of small models on one CPU thread: forward, backward and optimizer are timed, what lies between two steps is not.
 Between them lies nothing, 20 ms of sleep as of a training that waits for data, or about as much work of Python's on
-objects and small tensors. The three take turns; figures are medians. Gains are foretold with this in mind
+objects and small tensors. The three take turns; figures are medians. Gains are predicted with this in mind
 (``lightning_perf/rules/gain.py``).
 """
 

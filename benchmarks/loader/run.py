@@ -1,4 +1,4 @@
-"""Does a step take what the loader probe foretold? For a dataset that computes, and for one that waits.
+"""Does a step take what the loader probe predicted? For a dataset that computes, and for one that waits.
 
 A fit of one epoch without workers is diagnosed with ``PerfDoctor(probe_data=True)``, which probes the loader at its
 end. Then the same fit runs without PerfDoctor: as it was, with the workers recommended, and with as many workers as
@@ -80,14 +80,14 @@ class Row(NamedTuple):
 
     dataset: str
     setting: str
-    foretold: list[Forecast]
+    predicted: list[Forecast]
     measured_s: list[float]
     others: list[float]
 
     @property
     def off(self) -> float:
         """Median over the rounds of forecast ÷ measurement, less one."""
-        pairs = zip(self.foretold, self.measured_s, strict=True)
+        pairs = zip(self.predicted, self.measured_s, strict=True)
         return statistics.median(option.step_s / step_s for option, step_s in pairs) - 1
 
 
@@ -137,7 +137,7 @@ class Others:
 
 
 def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Forecast]:
-    """What a diagnosed fit without workers foretells."""
+    """What a diagnosed fit without workers predicts."""
     with tempfile.TemporaryDirectory() as folder:
         doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)
         step_s(dataset, 0, None, doctor)
@@ -155,19 +155,19 @@ def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]
     for _ in range(rounds):
         for setting, option in forecasts(dataset).items():
             row = rows.setdefault(setting, Row(name, setting, [], [], []))
-            row.foretold.append(option)
+            row.predicted.append(option)
             others = Others()
             row.measured_s.append(step_s(dataset, option.num_workers, option.prefetch_factor))
             row.others.append(others.cores())
     return list(rows.values())
 
 
-HEADER = f"""# Steps foretold by the loader probe
+HEADER = f"""# Steps predicted by the loader probe
 
 Made by `benchmarks/loader/run.py`. In each round, a fit without workers is diagnosed with
 `PerfDoctor(probe_data=True)`; then follow fits of {N_BATCHES} steps without PerfDoctor, one of each setting. Medians
-over the rounds of the mean step in milliseconds, with the median interval foretold; *off by* is the median of
-foretold ÷ measured.
+over the rounds of the mean step in milliseconds, with the median interval predicted; *off by* is the median of
+predicted ÷ measured.
 """
 
 
@@ -181,17 +181,17 @@ def section(rows: list[Row], rounds: int) -> str:
         f"{len(os.sched_getaffinity(0))} cores, {rounds} rounds. Others kept {statistics.median(others):.1f} of "
         f"the cores busy during the fits (median; at most {max(others):.1f}).",
         "",
-        "| dataset | setting | workers | foretold | interval | measured | fastest to slowest | off by |",
+        "| dataset | setting | workers | predicted | interval | measured | fastest to slowest | off by |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        workers = sorted({option.num_workers for option in row.foretold})
-        foretold, low, high = (
-            1e3 * statistics.median(getattr(option, name) for option in row.foretold)
+        workers = sorted({option.num_workers for option in row.predicted})
+        predicted, low, high = (
+            1e3 * statistics.median(getattr(option, name) for option in row.predicted)
             for name in ("step_s", "low_s", "high_s")
         )
         lines.append(
-            f"| {row.dataset} | {row.setting} | {', '.join(map(str, workers))} | {foretold:.1f} | "
+            f"| {row.dataset} | {row.setting} | {', '.join(map(str, workers))} | {predicted:.1f} | "
             f"{low:.1f} to {high:.1f} | "
             f"{1e3 * statistics.median(row.measured_s):.1f} | "
             f"{1e3 * min(row.measured_s):.1f} to {1e3 * max(row.measured_s):.1f} | {100 * row.off:+.0f} % |"

@@ -1,4 +1,4 @@
-"""Does bf16 gain what PD301 foretells from the measured ceilings? On a CPU, in one run.
+"""Does bf16 gain what PD301 predicts from the measured ceilings? On a CPU, in one run.
 
 The device's ceilings are measured first. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A …); those in
 32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward and backward and
@@ -67,7 +67,7 @@ class Result(NamedTuple):
     """One model's forecast and measurement."""
 
     name: str
-    foretold: Gain | None
+    predicted: Gain | None
     fp32_s: float
     bf16_s: float
 
@@ -77,11 +77,11 @@ class Result(NamedTuple):
 
     @property
     def is_inside(self) -> bool | None:
-        return None if self.foretold is None else self.foretold.low <= self.gain <= self.foretold.high
+        return None if self.predicted is None else self.predicted.low <= self.gain <= self.predicted.high
 
 
 def fit(name: str, precision: str, folder: str) -> tuple[list[float], Gain | None]:
-    """Seconds of the steps of one fit, and what PD301 foretells, which looks at fits in 32 bit alone."""
+    """Seconds of the steps of one fit, and what PD301 predicts, which looks at fits in 32 bit alone."""
     torch.manual_seed(0)
     body, sample = MODELS[name]()
     model = Model(body)
@@ -101,14 +101,14 @@ def fit(name: str, precision: str, folder: str) -> tuple[list[float], Gain | Non
 def measure(name: str, rounds: int) -> Result:
     """Fits in turns; the forecast is the last one in 32 bit."""
     taken: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
-    foretold = None
+    predicted = None
     with tempfile.TemporaryDirectory() as folder:
         for i in range(rounds):
             for precision in ("32-true", "bf16-mixed") if i % 2 == 0 else ("bf16-mixed", "32-true"):
                 steps, gain = fit(name, precision, folder)
                 taken[precision] += steps
-                foretold = gain or foretold
-    return Result(name, foretold, statistics.median(taken["32-true"]), statistics.median(taken["bf16-mixed"]))
+                predicted = gain or predicted
+    return Result(name, predicted, statistics.median(taken["32-true"]), statistics.median(taken["bf16-mixed"]))
 
 
 def page(ceilings: Ceilings, results: list[Result]) -> str:
@@ -116,7 +116,7 @@ def page(ceilings: Ceilings, results: list[Result]) -> str:
     speeds = ceilings.matmul_flops_per_s
     faster = speed_up(ceilings, "fp32")
     lines = [
-        "# What PD301 foretells of bf16, and what it gains",
+        "# What PD301 predicts of bf16, and what it gains",
         "",
         "Written by `benchmarks/precision/run.py --write`. Both come from one run: the interval from the ceilings of",
         "the device and the operators of one step in 32 bit, the gain as the ratio of the median steps.",
@@ -126,11 +126,11 @@ def page(ceilings: Ceilings, results: list[Result]) -> str:
         + f"; bf16 is {faster[1]:.1f}x as fast." * (faster is not None)
         + f" Copying moves {(ceilings.copy_bytes_per_s or 0) / 1e9:.0f} GB/s.",
         "",
-        "| model | foretold | measured | inside | step in fp32 | step in bf16-mixed |",
+        "| model | predicted | measured | inside | step in fp32 | step in bf16-mixed |",
         "|---|---|---|---|---:|---:|",
     ]
     for r in results:
-        told = "nothing" if r.foretold is None else f"{r.foretold.low:.2f}x to {r.foretold.high:.2f}x"
+        told = "nothing" if r.predicted is None else f"{r.predicted.low:.2f}x to {r.predicted.high:.2f}x"
         inside = {True: "yes", False: "no", None: ""}[r.is_inside]
         lines.append(
             f"| {r.name} | {told} | {r.gain:.2f}x | {inside} | {r.fp32_s * 1e3:.1f} ms | {r.bf16_s * 1e3:.1f} ms |"

@@ -60,7 +60,8 @@ class Gain(Record, frozen=True, kw_only=True):
 
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
-        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl).
+        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl); where that is a pause of the core
+            that computes, with what the next step takes longer for it.
         basis: What the interval rests on.
     """
 
@@ -77,7 +78,8 @@ class Finding(Record, frozen=True, kw_only=True):
         name: Reads as "allow <name>".
         category: ``data``, ``transfer``, ``compute``, ``memory``, ``host``, ``loop``, ``distributed``, ``system``
             or ``quality``.
-        severity: From the share of wall time that the fix could win back.
+        severity: From the share of wall time that the fix could win back; where no time can be claimed, as for memory,
+            from how near the harm is.
         summary: One or two sentences with the figures.
         evidence: The facts.
         prescriptions: What to change, best first.

@@ -69,14 +69,14 @@ def curve_rows(session: Session) -> list[CurveRow]:
     if probe is None or not (probe.curve or (feeding is not None and feeding.plan.options)):
         return []
     measured = {point.num_workers: point.batch_s for point in probe.curve}
-    foretold: dict[int, Forecast] = {}
+    predicted: dict[int, Forecast] = {}
     marks: dict[int, list[str]] = {}
     if feeding is not None and feeding.plan.chosen is not None and feeding.plan.naive is not None:
         plan = feeding.plan
-        foretold = {each.num_workers: each for each in (*plan.options, feeding.plan.naive)}
+        predicted = {each.num_workers: each for each in (*plan.options, feeding.plan.naive)}
         if plan.now is not None:
-            foretold[plan.n_now] = plan.now
-        foretold[feeding.plan.chosen.num_workers] = feeding.plan.chosen
+            predicted[plan.n_now] = plan.now
+        predicted[feeding.plan.chosen.num_workers] = feeding.plan.chosen
         for n, mark in (
             (feeding.plan.chosen.num_workers, "enough"),
             (plan.n_now, "in use"),
@@ -84,14 +84,14 @@ def curve_rows(session: Session) -> list[CurveRow]:
         ):
             marks.setdefault(n, []).append(mark)
     numbers = sorted({*measured, *marks})
-    fetch = {n: measured.get(n, foretold[n].fetch_s if n in foretold else 0.0) for n in numbers}
+    fetch = {n: measured.get(n, predicted[n].fetch_s if n in predicted else 0.0) for n in numbers}
     fastest_s = min((s for s in fetch.values() if s > 0), default=0.0)
     return [
         CurveRow(
             num_workers=n,
             fetch_s=fetch[n],
             is_measured=n in measured,
-            step_s=foretold[n].step_s if n in foretold else None,
+            step_s=predicted[n].step_s if n in predicted else None,
             mark=", ".join(marks.get(n, ())),
             fill=fastest_s / fetch[n] if fetch[n] > 0 else 0.0,
         )

@@ -18,12 +18,12 @@ class Feeding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         probe: What was measured of it.
-        stage: The steps; where none were timed, the step that the probe foretells.
+        stage: The steps; where none were timed, the step that the probe predicts.
         share: Of the time, what waits for data.
         wait_s: Seconds a step that wait for data.
         batch_s: Seconds to make a batch in one process.
         plan: What workers would do.
-        is_foretold: Whether no step was timed.
+        is_predicted: Whether no step was timed.
     """
 
     probe: LoaderProbe
@@ -33,7 +33,7 @@ class Feeding(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float
     batch_s: float
     plan: WorkerPlan
-    is_foretold: bool
+    is_predicted: bool
 
     def saved_s(self, session: Session, share: float) -> float:
         """Seconds of the span that go away where a batch costs this share less, with the workers in use.
@@ -58,19 +58,19 @@ class Feeding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timed_steps_of(session: Session) -> StageTimes:
-    """The steady steps; without any, those that the probe foretells.
+    """The steady steps; without any, those that the probe predicts.
 
     Raises:
         Skip: Neither were steps timed nor was the model's own step measured.
     """
     if session.steady is not None:
         return steady_of(session)
-    foretold = foretold_steps(session)
-    return steady_of(session) if foretold is None else foretold
+    predicted = predicted_steps(session)
+    return steady_of(session) if predicted is None else predicted
 
 
-def foretold_steps(session: Session) -> StageTimes | None:
-    """A thousand steps as the probe foretells them, from the loader's ceiling and the model's; None where one lacks."""
+def predicted_steps(session: Session) -> StageTimes | None:
+    """A thousand steps as the probe predicts them, from the loader's ceiling and the model's; None where one lacks."""
     probe = session.loader_probe
     if session.steady is not None or probe is None or not probe.compute_s:
         return None
@@ -139,5 +139,5 @@ def feeding_of(session: Session) -> Feeding:
         wait_s=wait_s,
         batch_s=plan.batch_s,
         plan=plan,
-        is_foretold=session.steady is None,
+        is_predicted=session.steady is None,
     )

@@ -285,7 +285,7 @@ def _shm_batches(session: Session, probe: LoaderProbe) -> float | None:
 
 
 def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
-    """The steps that the model foretells; nothing where the loader was not probed."""
+    """The steps that the model predicts; nothing where the loader was not probed."""
     if plan.chosen is None or plan.naive is None:
         return ()
     tried = ", ".join(str(n) for n in plan.points)

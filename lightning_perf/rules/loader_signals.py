@@ -155,9 +155,9 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
 def wait_evidence(feeding: Feeding) -> Evidence:
     """The share of the time that waits for data."""
     return Evidence(
-        metric="share of the time waiting for data" + (" (foretold by the probe)" if feeding.is_foretold else ""),
+        metric="share of the time waiting for data" + (" (predicted by the probe)" if feeding.is_predicted else ""),
         value=feeding.share,
         unit="fraction",
         threshold=MIN_WAIT_SHARE,
-        n=feeding.stage.n_steps if not feeding.is_foretold else None,
+        n=feeding.stage.n_steps if not feeding.is_predicted else None,
     )

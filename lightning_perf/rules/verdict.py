@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict
 
-from .feeding import foretold_steps
+from .feeding import predicted_steps
 from .severity import LOW_SHARE
 from .signals import MIN_STEPS
 from .trace_signals import MIN_LATE_SHARE, is_blind
@@ -28,7 +28,7 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
         ``unknown`` where too little was measured or too few rules ran to say so.
     """
     n_steps = session.steady.n_steps if session.steady else 0
-    if foretold_steps(session) is not None:  # a loader probed without a training
+    if predicted_steps(session) is not None:  # a loader probed without a training
         return _first_of(findings) or _healthy_of(outcomes)
     if n_steps < MIN_STEPS:
         reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")

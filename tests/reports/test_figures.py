@@ -449,7 +449,7 @@ def test_huge_world_stays_small() -> None:
     assert len(json.dumps(document)) < 1_000_000
 
 
-def test_loader_curve_tells_measured_from_foretold() -> None:
+def test_loader_curve_tells_measured_from_predicted() -> None:
     document = drawn("loader_curve", loader_probed())
     probe = loader_probed().loader_probe
     assert probe is not None

@@ -218,7 +218,7 @@ def test_batches_are_even_when_samples_scatter_a_little():
     assert batch_costs(probed({}, getitem=scattered, batch_size=64)) == ()
 
 
-def test_step_is_foretold_warm_when_workers_keep_its_core_from_sleeping():
+def test_step_is_predicted_warm_when_workers_keep_its_core_from_sleeping():
     waits = Delivery(batch_s=0.04, worker_batch_s=0.04, take_s=1e-4, cpu_fraction=0.05)
     as_timed = Demand(compute_s=0.02, cores=8.0)
     cold = changed(as_timed, cold_s=0.002)

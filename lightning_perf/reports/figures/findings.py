@@ -75,19 +75,19 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
         numbers = {id(trial): i + 1 for i, trial in enumerate(session.trials)}
         labels = [f"trial {numbers[id(trial)]}: {one}" for one, (trial, _) in zip(labels, rungs, strict=True)]
     data: list[dict[str, Any]] = []
-    foretold = [(row, rung.predicted) for row, (_, rung) in enumerate(rungs) if rung.predicted is not None]
-    if foretold:
+    predicted = [(row, rung.predicted) for row, (_, rung) in enumerate(rungs) if rung.predicted is not None]
+    if predicted:
         data.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "name": "predicted for it alone",
-                "y": [row for row, _ in foretold],
-                "base": [gain.low for _, gain in foretold],
-                "x": [max(min(gain.high, _WIDEST_GAIN) - gain.low, 0.004) for _, gain in foretold],
+                "y": [row for row, _ in predicted],
+                "base": [gain.low for _, gain in predicted],
+                "x": [max(min(gain.high, _WIDEST_GAIN) - gain.low, 0.004) for _, gain in predicted],
                 "width": 0.7,
                 "marker": {"color": ORANGE, "opacity": 0.35},
-                "customdata": [[wording.gain(gain)] for _, gain in foretold],
+                "customdata": [[wording.gain(gain)] for _, gain in predicted],
                 "hovertemplate": "predicted for it alone: %{customdata[0]}<extra></extra>",
             }
         )
@@ -97,7 +97,7 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
         if points:
             data.append(_measured(f"measured, {name}", symbol, points))
     intervals = [rung.speedup for _, rung in rungs if rung.speedup is not None]
-    ends = [min(one.high, _WIDEST_GAIN) for one in intervals] + [gain.high for _, gain in foretold]
+    ends = [min(one.high, _WIDEST_GAIN) for one in intervals] + [gain.high for _, gain in predicted]
     starts = [max(one.low, 0.0) for one in intervals]
     low, high = min([1.0, *starts]), max([1.05, *(min(end, _WIDEST_GAIN) for end in ends)])
     margin = 0.08 * (high - low)

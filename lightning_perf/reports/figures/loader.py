@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def loader_curve(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Batches a second of the loader by itself against its workers, measured and foretold, and the model's own rate."""
+    """Batches a second of the loader by itself against its workers, measured and predicted, and the model's rate."""
     probe = session.loader_probe
     rows = [row for row in loader_rows.curve_rows(session) if row.fetch_s > 0]
     if probe is None or not rows:
@@ -28,9 +28,9 @@ def loader_curve(session: Session, theme: Theme = "light") -> go.Figure | None:
     tried = [row for row in rows if row.is_measured]
     if tried:
         data.append(_points("measured", "lines+markers", "circle", BLUE, tried, measured))
-    foretold = [row for row in rows if not row.is_measured]
-    if foretold:
-        data.append(_points("foretold", "markers", "circle-open", BLUE, foretold, {}))
+    predicted = [row for row in rows if not row.is_measured]
+    if predicted:
+        data.append(_points("predicted", "markers", "circle-open", BLUE, predicted, {}))
     ends = [rows[0].num_workers, rows[-1].num_workers]
     if probe.compute_s:
         data.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
-from lightning_perf.rules.feeding import foretold_steps
+from lightning_perf.rules.feeding import predicted_steps
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
 from lightning_perf.rules.loader_plan import WorkerPlan, plan_evidence, plan_workers
@@ -64,9 +64,9 @@ and its ResNet-50 case (1.4x by workers); a case study of 40 % in `DataLoader.__
 
 def check(session: Session) -> Finding | None:
     """Compares the starved share with the threshold and asks the worker model what would help."""
-    foretold = foretold_steps(session)
+    predicted = predicted_steps(session)
     try:
-        steady = steady_of(session) if foretold is None else foretold
+        steady = steady_of(session) if predicted is None else predicted
     except Skip:
         if not session.windows:
             raise
@@ -83,7 +83,7 @@ def check(session: Session) -> Finding | None:
     in_process_s, _ = in_process_of(session, steady)
     if plan.n_now and fetch is not None and in_process_s is not None and in_process_s < fetch.wait_s.p50:
         return None  # The workers themselves are what costs: PD103.
-    if foretold is not None and plan.cost_more:
+    if predicted is not None and plan.cost_more:
         return None  # The same without a training: PD103, PD109.
     evidence = (
         Evidence(
@@ -91,7 +91,7 @@ def check(session: Session) -> Finding | None:
             value=share,
             unit="fraction",
             threshold=MIN_SHARE,
-            n=steady.n_steps if foretold is None else None,
+            n=steady.n_steps if predicted is None else None,
         ),
         Evidence(metric=f"time to make one batch ({plan.basis})", value=plan.batch_s, unit="s"),
         Evidence(metric="time of a step without waiting", value=plan.compute_s, unit="s", n=steady.n_steps),
@@ -123,7 +123,7 @@ def check(session: Session) -> Finding | None:
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=_low_s(steady, plan) if can_prescribe else 0.0,
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
-        confidence="high" if foretold is None and (device is not None or plan.n_now == 0) else "medium",
+        confidence="high" if predicted is None and (device is not None or plan.n_now == 0) else "medium",
     )
 
 

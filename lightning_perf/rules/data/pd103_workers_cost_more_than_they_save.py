@@ -49,7 +49,7 @@ Lightning issue 17410 (tiny data trains faster without workers).
 def check(session: Session) -> Finding | None:
     """Compares the cost with workers to the measured cost without."""
     if session.steady is None and session.loader_probe is not None:
-        return _foretold(session)
+        return _predicted(session)
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
@@ -80,7 +80,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _foretold(session: Session) -> Finding | None:
+def _predicted(session: Session) -> Finding | None:
     """The same where no step was timed, from the probe's curve and the model's own step."""
     feeding = feeding_of(session)
     plan = feeding.plan

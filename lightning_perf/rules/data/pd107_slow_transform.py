@@ -97,7 +97,7 @@ def check(session: Session) -> Finding | None:
         claims={"data_wait": feeding.saved_s(session, of_batch)},
         low_s=feeding.saved_s(session, FASTER * of_batch),
         basis="from the function twice as fast to the function gone; with the workers in use",
-        confidence="medium" if feeding.is_foretold else "high",
+        confidence="medium" if feeding.is_predicted else "high",
     )
 
 

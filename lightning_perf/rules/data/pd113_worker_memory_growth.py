@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
-from lightning_perf.rules.feeding import foretold_steps
+from lightning_perf.rules.feeding import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
 from lightning_perf.rules.rule import Rule, Skip
@@ -111,12 +111,12 @@ class _Lasting(NamedTuple):
 
 
 def _lasting_of(session: Session, bytes_per_step: float) -> _Lasting | None:
-    """How long memory lasts; None where neither steps were timed or foretold, nor memory is known."""
+    """How long memory lasts; None where neither steps were timed or predicted, nor memory is known."""
     host = session.telemetry.host if session.telemetry is not None else None
     what, n_bytes = "all of this machine's memory", session.machine.memory_bytes
     if host is not None and host.available_bytes is not None:
         what, n_bytes = "the memory that is free", int(host.available_bytes.p5)
-    stage = session.steady or foretold_steps(session)
+    stage = session.steady or predicted_steps(session)
     if n_bytes is None or stage is None or stage.span_s <= 0:
         return None
     return _Lasting(what, n_bytes / (bytes_per_step * stage.n_steps / stage.span_s))
