@@ -136,11 +136,11 @@ class DoctorHooks:
         self.rates = arguments.checked_rates(price_per_hour, gco2_per_kwh)
         self.apply = arguments.checked_apply(apply)
         self.module_depth = arguments.checked_whole("module_depth", module_depth, least=0)
-        self.session: Session | None = None
         self._forget()
 
     def _forget(self) -> None:
-        """The state between runs."""
+        """The state between runs: what one run showed is no diagnosis of the next."""
+        self.session: Session | None = None
         self._recorder: Recorder | None = None
         self._loop: LoopProbe | None = None
         self._windows: WindowProbe | None = None
@@ -237,9 +237,11 @@ class DoctorHooks:
             self._guard("preflight", self._look_ahead, trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """The same where validation is all there is."""
+        """The same where validation is all there is; within a fit a profiler window ends here."""
         if self._recorder is not None and self._recorder.stage != "fit":
             self._guard("settings", self._recorder.loops_ready)
+        elif self._windows is not None:
+            self._guard("windows", self._windows.validation_begins)
 
     on_test_start = on_validation_start
     on_predict_start = on_validation_start
@@ -516,6 +518,7 @@ class DoctorHooks:
 
     def _finish(self, trainer: Any, status: Status, error: BaseException | None = None) -> None:
         if self._recorder is None:
+            self._end(error)
             return
         if self._loop is not None:
             self._guard("steps", self._loop.run_ends)

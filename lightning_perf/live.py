@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from lightning_perf.errors import TreatmentError
 from lightning_perf.records import AppliedTreatment, Session
 from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.doses import Dose, parse, with_default
@@ -46,7 +48,7 @@ class LiveTreatments:
         for text, code in requests:
             dose = parse(text)
             self._waiting = [one for one in self._waiting if one.treatment.id != dose.treatment.id]
-            applier = Applier([dose])
+            applier = Applier([dose], partial(_tell_kept, text))
             reason = ""
             try:
                 applier.apply_live(trainer, module)
@@ -80,6 +82,10 @@ class LiveTreatments:
                 record.epoch,
                 record.finding,
             )
+
+
+def _tell_kept(treatment: str, error: TreatmentError) -> None:
+    _log.warning("PerfDoctor leaves a training loader as it is, to which %s cannot be applied: %s", treatment, error)
 
 
 def _asking(session: Session, dose: Dose) -> str | None:

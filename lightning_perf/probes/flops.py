@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 
+from .module_hooks import ModuleHook, can_have_hooks
 from .module_tree import listed_modules
 from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of
 
@@ -88,8 +89,9 @@ class ArithmeticCounter:
             # Within a module that was entered before, as in manual optimization, none of its own is running.
             self._running.clear()
             for path, module in self._modules.items():
-                self._handles.append(module.register_forward_pre_hook(self._entering(path)))
-                self._handles.append(module.register_forward_hook(self._leaving, always_call=True))
+                if can_have_hooks(module):
+                    self._handles.append(module.register_forward_pre_hook(ModuleHook(self._entering(path))))
+                    self._handles.append(module.register_forward_hook(ModuleHook(self._leaving), always_call=True))
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
             self.failure = f"{type(error).__name__}: {error}"

@@ -62,6 +62,7 @@ class HostReader:
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._n_samples = self._most_workers = 0
         self._last: dict[str, float] = {}
+        self._disks_s: dict[str, float] = {}
         self._facts = self._read_facts()
         self.read(time.monotonic())
 
@@ -82,18 +83,22 @@ class HostReader:
         """
         now = {"at_s": at_s, **self._counters()}
         last, self._last = self._last, now
+        disks_before_s, self._disks_s = self._disks_s, _disks_busy_s()
         workers = self._read_workers(at_s)
         passed_s = at_s - last.get("at_s", at_s)
         if passed_s <= 0:
             return {}
         sample = {name: max(0.0, now[name] - last[name]) for name in now if name in last and name != "at_s"}
-        for name in ("process_cpu_s", "involuntary", "voluntary", "read_bytes", "write_bytes", "disk_s"):
+        for name in ("process_cpu_s", "involuntary", "voluntary", "read_bytes", "write_bytes"):
             if name in sample:
                 sample[_RATES[name]] = sample.pop(name) / passed_s
         for name in ("read_bytes_per_s", "write_bytes_per_s"):
             if name in sample:
                 sample[name] += workers.pop(name, 0.0) / passed_s
         self._share_core_time(sample)
+        busy_s = [at_end_s - disks_before_s[name] for name, at_end_s in self._disks_s.items() if name in disks_before_s]
+        if busy_s:
+            sample["disk_busy_fraction"] = max(0.0, *busy_s) / passed_s
         return {"passed_s": passed_s, **sample, **self._gauges(workers.pop("rss_bytes", 0.0)), **workers}
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
@@ -152,8 +157,6 @@ class HostReader:
         elif "read_bytes_per_s" not in self.missing:
             self.missing["read_bytes_per_s"] = "the kernel does not tell what this process reads"
         counters |= _core_times(self._cores)
-        if (disk_s := _busiest_disk_s()) is not None:
-            counters["disk_s"] = disk_s
         return counters | throttling(self._quota_files)
 
     def _read_workers(self, at_s: float) -> dict[str, float]:
@@ -243,7 +246,6 @@ _RATES = {
     "voluntary": "voluntary_switches_per_s",
     "read_bytes": "read_bytes_per_s",
     "write_bytes": "write_bytes_per_s",
-    "disk_s": "disk_busy_fraction",
 }
 _SUMMED = {
     "passed_s", "queued_s", "worker_s", "worker_ran_s", "worker_queued_s", "throttle_periods", "throttled_periods",
@@ -328,17 +330,17 @@ def _core_times(cores: list[int]) -> dict[str, float]:
     return dict(counted)
 
 
-def _busiest_disk_s() -> float | None:
-    """Seconds in which the disk that was busiest since the start of the system had a request to serve.
+def _disks_busy_s() -> dict[str, float]:
+    """Seconds since the start of the system in which each disk had a request to serve; empty where that is not told.
 
     psutil's care for counters that wrap would take a lock, which a forked worker could inherit locked.
     """
     try:
         disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
     except (OSError, RuntimeError, psutil.Error):
-        return None
-    busy = [getattr(disk, "busy_time", None) for name, disk in disks.items() if not name.startswith(("loop", "ram"))]
-    return max((ms / 1e3 for ms in busy if ms is not None), default=None)
+        return {}
+    busy_ms = {name: getattr(disk, "busy_time", None) for name, disk in disks.items()}
+    return {name: ms / 1e3 for name, ms in busy_ms.items() if ms is not None and not name.startswith(("loop", "ram"))}
 
 
 def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:

@@ -462,11 +462,16 @@ class LoopProbe:
             step_ns: What a step takes.
         """
         trainer, elapsed_s = self.trainer, self.wall_ns() / 1e9
-        lengths = []
+        lengths: list[float] = []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             lengths.append((trainer.max_epochs - self._done_before[0]) * trainer.num_training_batches)
         if trainer.max_steps is not None and trainer.max_steps >= 0:
-            lengths.append((trainer.max_steps - self._done_before[1]) * trainer.accumulate_grad_batches)
+            made = trainer.global_step - self._done_before[1]
+            # Several optimizers that step by turns count one step each in a batch.
+            per_step = self.main.n_steps / made if made > 0 else math.inf
+            lengths.append(
+                (trainer.max_steps - self._done_before[1]) * min(per_step, float(trainer.accumulate_grad_batches))
+            )
         total = min(lengths, default=math.inf)
         if self.stage != "fit" or not math.isfinite(total):
             return elapsed_s

@@ -19,6 +19,7 @@ from torch import nn
 from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
+from .module_hooks import ModuleHook, can_have_hooks
 from .module_tree import listed_modules
 
 REST = ""
@@ -26,8 +27,6 @@ REST = ""
 
 _MARK = "lightning_perf.module_times"
 _MAX_EVENTS = 4096  # of a device, in one step
-# Their fast path in evaluation, and with it the rounding of their results, depends on whether they have hooks.
-_HOOKS_CHANGE = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 class ModuleTime(NamedTuple):
@@ -40,27 +39,6 @@ class ModuleTime(NamedTuple):
     forward_s: float
     backward_s: float
     calls: int
-
-
-class _Hook:
-    """A module's hook that is none any more in a copy of the module: whoever copies or pickles it within the step that
-    is looked at takes no probe along."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> None:
-        self._function(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _NoHook, ()
-
-
-class _NoHook:
-    """What a copied module has in its place."""
-
-    def __call__(self, *args: Any) -> None:
-        return None
 
 
 class ModuleTimes:
@@ -85,7 +63,7 @@ class ModuleTimes:
         self._now_ns = now_ns
         self._make_event = make_event
         modules = listed_modules(root, depth)
-        self._modules = {path: module for path, module in modules.items() if _can_have_hooks(module)}
+        self._modules = {path: module for path, module in modules.items() if can_have_hooks(module)}
         self._handles: list[Any] = []
         self._running: list[str] = []  # what was current when each running module was entered
         self._current = REST
@@ -103,9 +81,9 @@ class ModuleTimes:
         """The step begins."""
         begin = self._now_ns()
         for path, module in self._modules.items():
-            enter = _Hook(self._entering(path))
+            enter = ModuleHook(self._entering(path))
             self._handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(_Hook(self._leaving(path)), always_call=True))
+            self._handles.append(module.register_forward_hook(ModuleHook(self._leaving(path)), always_call=True))
         self.spent_ns += self._now_ns() - begin
 
     def enters(self, name: str) -> None:
@@ -299,10 +277,6 @@ def with_times(
     ]
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
     return msgspec.structs.replace(profile, modules=tuple(timed))
-
-
-def _can_have_hooks(module: nn.Module) -> bool:
-    return not isinstance(module, torch.jit.ScriptModule) and (module.training or not isinstance(module, _HOOKS_CHANGE))
 
 
 def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:

@@ -6,7 +6,7 @@ import gc
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal
 
@@ -112,7 +112,9 @@ def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[in
         return {place or "batch": tuple(int(n) for n in shape)}
     if depth == 0:
         return {}
-    items = batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
+    items = (
+        batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
+    )
     found: dict[str, tuple[int, ...]] = {}
     for key, value in items:
         found.update(shapes_of(value, f"{place}.{key}" if place else str(key), depth - 1))

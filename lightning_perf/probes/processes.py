@@ -112,7 +112,7 @@ class ScheduleClock:
 
     def __init__(self, path: str) -> None:
         try:
-            self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError:  # not Linux, or a kernel without it
             self._descriptor = None
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.modules.module import register_module_forward_hook
 
+from .module_hooks import ModuleHook, can_have_hooks
 from .storages import Key, StorageCount, storages_of
 
 
@@ -51,8 +52,9 @@ class SavedTensors:
         begin = self._now_ns()
         try:
             for name, module in self._modules.items():
-                self._handles.append(module.register_forward_pre_hook(self._entering(name)))
-                self._handles.append(module.register_forward_hook(self._leaving, always_call=True))
+                if can_have_hooks(module):
+                    self._handles.append(module.register_forward_pre_hook(ModuleHook(self._entering(name))))
+                    self._handles.append(module.register_forward_hook(ModuleHook(self._leaving), always_call=True))
             # Hooks on all modules run before those of one module, which give gathered parameters back.
             self._handles.append(register_module_forward_hook(self._gathered))
             # Below a compiled function dynamo would compile the hook too, and count the user for what breaks in it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -414,7 +414,7 @@ def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
         return () if len(shape) else None
     if depth == 0:
         return None
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         items: Any = batch.items()
     elif isinstance(batch, (list, tuple)):
         items = enumerate(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,13 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
             value = value[0]
         if isinstance(value, (str, os.PathLike)) and os.fspath(value):
             path = Path(os.fsdecode(os.fspath(value)))
-            if path.exists():
-                return path
-    inner = fields.get("dataset") or next(iter(fields.get("datasets") or ()), None)
+            with contextlib.suppress(OSError, ValueError):  # a text, too long for a path or with a null in it
+                if path.exists():
+                    return path
+    inner = fields.get("dataset")
+    several = fields.get("datasets")
+    if inner is None and isinstance(several, (list, tuple)) and several:
+        inner = several[0]
     return None if inner is None or depth == 0 else dataset_path(inner, depth - 1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -272,7 +272,7 @@ def with_cost(telemetry: Telemetry | None, rates: Rates, wall_s: float, epoch_s:
 def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
     if hasattr(batch, "element_size") and hasattr(batch, "numel"):
         yield batch.element_size() * batch.numel()
-    elif depth and isinstance(batch, dict):
+    elif depth and isinstance(batch, Mapping):
         for value in batch.values():
             yield from _tensor_bytes(value, depth - 1)
     elif depth and isinstance(batch, (list, tuple)):

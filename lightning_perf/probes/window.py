@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from lightning_perf import seams
 from lightning_perf.records import TraceRecord, Window
 
@@ -31,6 +33,7 @@ _AUTO_MAX_MEDIAN_EVERY = 512  # a median is asked for ever more rarely
 _AUTO_MAX_WINDOWS = 4
 _AUTO_CHANGE = 1.3  # a median step this many times the one at the last window asks for another
 _REQUEST_CHECK_S = 2.0
+_MAX_TRACES = 64  # kept of the last windows: a schedule without end must not fill memory
 
 
 class WindowProbe:
@@ -75,6 +78,7 @@ class WindowProbe:
         self._is_closed = False
         self._n_scheduled = 0
         self._is_scheduled = False  # whether the window under way is one of the schedule
+        self._is_second_try = False  # whether it follows one that validation cut off
         if options.is_auto:
             self._look_at = _AUTO_STEPS_BEFORE
         else:
@@ -94,6 +98,32 @@ class WindowProbe:
             self._look()
         self._step += 1
 
+    def validation_begins(self) -> None:
+        """What is recorded from here on belongs to no step: an open window ends.
+
+        It is complete if this was its last step. Else it is left incomplete, and opened once more after validation.
+        """
+        recording = self._recording
+        if recording is None:
+            return
+        if recording.is_in_last_step:
+            self._advance(recording)
+            return
+        self._give_up(recording, "incomplete", "validation began inside the window")
+        self._is_second_try = not self._is_second_try
+        if not self._is_second_try:
+            self._look_at = self._next_look()
+            return
+        self._look_at = self._step
+        if self._is_scheduled:
+            self._is_scheduled = False
+            self._n_scheduled -= 1
+            self._planned_at = self._step
+        elif self.options.is_auto:
+            self._next_median = 0
+        else:
+            self._is_requested = True
+
     def close(self, error: BaseException | None = None) -> None:
         """The run is over; a window that is open is left incomplete.
 
@@ -110,16 +140,20 @@ class WindowProbe:
     # -- inside ------------------------------------------------------------
 
     def _close_recording(self, error: BaseException | None) -> None:
-        recording, self._recording = self._recording, None
+        recording = self._recording
         if recording is None:
             if not self.windows and not self.options.is_auto and self._step <= self._look_at:
                 reason = f"the run ended after {self._step} steps, the first window opens after {self._look_at}"
                 self.windows.append(_window(self._step, 0, "incomplete", reason, 0.0))
             return
-        recording.abandon()
-        status: Literal["failed", "incomplete"] = "incomplete" if error is None else "failed"
         cause = "the run ended" if error is None else f"{type(error).__name__} ended the run"
-        reason = f"{recording.reason}; {cause} inside the window"
+        self._give_up(recording, "incomplete" if error is None else "failed", f"{cause} inside the window")
+
+    def _give_up(self, recording: Recording, status: Literal["failed", "incomplete"], cause: str) -> None:
+        """Nothing of it is read."""
+        self._recording = None
+        recording.abandon()
+        reason = f"{recording.reason}; {cause}"
         self.windows.append(_window(recording.first_step, recording.n_done, status, reason, recording.cost_s))
         self._leave()
 
@@ -226,9 +260,17 @@ class WindowProbe:
             self._look_at = self._planned_at = _NEVER
         else:
             self._look_at = self._next_look()
+            self._is_second_try = False
         self._recording = None
         self.windows.append(window)
+        self._forget_old()
         self._leave()
+
+    def _forget_old(self) -> None:
+        """Of windows long past only that they were there is kept, and their files."""
+        old = len(self.windows) - _MAX_TRACES - 1
+        if old >= 0 and self.windows[old].trace is not None:
+            self.windows[old] = msgspec.structs.replace(self.windows[old], trace=None)
 
     def _next_look(self) -> int:
         """When to think of a window again; one that was asked for leaves the schedule as it is."""

@@ -31,12 +31,12 @@ class _LoaderExchange:
         loader = self.inner(loader)  # first, so that several of these are undone in the opposite order
         if self.change is None or not _is_training_stage(self.trainer):
             return loader
-        return self.exchanged(loader)
+        return self.exchanged(loader, self.change)
 
-    def exchanged(self, loader: Any) -> Any:
-        assert self.change is not None
-        new = self.change(loader)
-        self.originals[new] = loader
+    def exchanged(self, loader: Any, change: Callable[[Any], Any]) -> Any:
+        new = change(loader)
+        if new is not loader:  # a value that is its own key would live for ever
+            self.originals[new] = loader
         return new
 
     def undo(self) -> None:
@@ -109,13 +109,16 @@ def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None]) ->
     return change_attribute(loop, "_load_combined_loader_states", tapped)
 
 
-def exchange_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo | None:
+def exchange_train_loaders(
+    trainer: Any, change: Callable[[Any], Any], change_later: Callable[[Any], Any]
+) -> Undo | None:
     """Exchanges the training loaders of a fit between two epochs, in ``on_train_epoch_start``.
 
     Args:
         trainer: The Trainer, at the start of an epoch after the first one, whose loaders Lightning starts after this.
-        change: Called with each training loader, and again with those that Lightning asks the user for in later epochs
-            (``reload_dataloaders_every_n_epochs``). What it raises reaches the caller, with nothing changed.
+        change: Called with each training loader. What it raises reaches the caller, with nothing changed.
+        change_later: Called with those that Lightning asks the user for in later epochs
+            (``reload_dataloaders_every_n_epochs``). What it raises ends the fit.
 
     Returns:
         The undo; None when this version of Lightning keeps its loaders elsewhere.
@@ -123,9 +126,9 @@ def exchange_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo |
     combined = getattr(getattr(trainer, "fit_loop", None), "_combined_loader", None)
     if combined is None or not hasattr(combined, "flattened"):
         return None
-    exchange = _LoaderExchange(trainer, change)
+    exchange = _LoaderExchange(trainer, change_later)
     try:
-        loaders = [exchange.exchanged(loader) for loader in combined.flattened]
+        loaders = [exchange.exchanged(loader, change) for loader in combined.flattened]
     except BaseException:
         exchange.undo()
         raise

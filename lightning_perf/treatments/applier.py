@@ -74,7 +74,13 @@ class Applier:
         """
         arguments = loader_args(self._merged)
         if arguments:
-            self._keep(seams.exchange_train_loaders(trainer, lambda loader: rebuilt(loader, arguments)))
+            self._keep(
+                seams.exchange_train_loaders(
+                    trainer,
+                    lambda loader: rebuilt(loader, arguments),
+                    lambda loader: self._rebuilt(loader, arguments),
+                )
+            )
         for dose in self.doses:
             self._keep(dose.treatment.apply_live(_value(dose), trainer, module))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from lightning_perf.errors import TrialError
 from lightning_perf.records import SESSION_FILE, LoaderProbe, Session
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.trials.job import Job
@@ -38,7 +40,7 @@ def probe_command(
 
     Args:
         command: What one would type to train.
-        folder: Where ``perf_session.json`` goes; made where it is missing.
+        folder: Where ``perf_session.json`` goes; made where it is missing. What else is in it stays as it is.
         limit_s: Seconds that the probe of the loader may take.
         tell: Called with what goes on, in a few words.
 
@@ -46,10 +48,16 @@ def probe_command(
         The session, diagnosed and saved; its ``run.stage`` is ``"data"``.
 
     Raises:
-        TrialError: There is no command, or it never came to a training loader.
+        TrialError: There is no command, it never came to a training loader, or the folder holds a session already.
     """
     check_command(command)
-    work = folder / "work"
+    if (folder / SESSION_FILE).exists():
+        raise TrialError(f"{folder} holds a session already, which would be overwritten; choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
+    except OSError as error:
+        raise TrialError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
     try:
         tell(f"probing the training loader, for at most {limit_s:g} s")
         session = _probed(command, work / "probe", limit_s)

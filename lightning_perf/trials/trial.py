@@ -25,6 +25,7 @@ from lightning_perf.trials.runner import CommandError, Ended, check_command, exp
 from lightning_perf.trials.sizes import Sizes, choose_sizes
 
 STATE_FILE = "state.json"
+PILOT_FOLDER = "diagnosis"
 TRIAL_FILE = "trial.json"
 SEED = 1
 MEMORY_SHARE = 0.9
@@ -100,14 +101,14 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
 
     Args:
         options: What to try.
-        folder: Where everything goes; made where it is missing.
+        folder: Where everything goes: made where it is missing, else empty or with an interrupted trial.
         watcher: Is told how it goes.
 
     Returns:
         The outcome; after Ctrl-C with what was measured until then, and the status ``interrupted``.
 
     Raises:
-        TrialError: There is nothing to measure or nothing to try, or the folder holds another trial.
+        TrialError: There is nothing to measure or nothing to try, or the folder holds another trial, or something else.
     """
     check_command(options.command)
     state = _found(folder, options)
@@ -142,7 +143,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
 def _begin(options: Options, folder: Path) -> tuple[State, Session]:
     """Diagnoses the baseline and plans."""
     memory = options.memory_limit_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
-    pilot = folder / "diagnosis"
+    pilot = folder / PILOT_FOLDER
     job = Job(
         mode="trial",
         folder=str(pilot),
@@ -325,6 +326,13 @@ def _found(folder: Path, options: Options) -> State | None:
     try:
         content = (folder / STATE_FILE).read_bytes()
     except FileNotFoundError:
+        others = sorted({path.name for path in folder.iterdir()} - {PILOT_FOLDER}) if folder.is_dir() else []
+        if others:  # a trial removes what its runs write
+            held = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+            raise TrialError(
+                f"{folder} holds {held}, which no trial made; choose another --out: a new or empty folder, or one with "
+                "an interrupted trial"
+            ) from None
         return None
     except OSError as error:
         raise TrialError(

@@ -123,3 +123,17 @@ def test_data_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is a file" in done.stderr
+
+
+def test_data_leaves_what_is_in_its_folder_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "out" / "work").mkdir(parents=True)
+    (tmp_path / "out" / "work" / "mine.txt").write_text("kept")
+    done = run_data(tmp_path, "--out", "out", script_flags=("--no-fit",))
+    assert done.returncode == 2
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["work", "mine.txt"]
+
+    (tmp_path / "out" / "perf_session.json").write_text("a session")
+    done = run_data(tmp_path, "--out", "out", script_flags=("--no-fit",))
+    assert done.returncode == 2
+    assert "holds a session already" in done.stderr
+    assert (tmp_path / "out" / "perf_session.json").read_text() == "a session"

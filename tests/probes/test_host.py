@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
 from lightning_perf.probes.host import HostReader, numa_nodes, throttling
@@ -297,3 +299,23 @@ def test_course_keeps_its_means_in_constant_memory_when_a_run_is_long() -> None:
     assert [point.start_s for point in points] == sorted(point.start_s for point in points)
     n = points[1].n_samples
     assert points[1].values == {"a": pytest.approx(n + (n - 1) / 2, rel=1e-3), "b": 1.0}
+
+
+def test_texts_of_a_dataset_are_no_paths() -> None:
+    assert dataset_path(SimpleNamespace(samples=["a long text " * 400])) is None
+    assert dataset_path(SimpleNamespace(samples=["a\0b"])) is None
+
+
+def test_busiest_disk_is_the_one_that_is_busy_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_ms = {"old": 9_000_000, "data": 1000, "loop0": 0}
+
+    def counters(**_: Any) -> dict[str, Any]:
+        return {name: SimpleNamespace(busy_time=ms) for name, ms in busy_ms.items()}
+
+    monkeypatch.setattr(psutil, "disk_io_counters", counters)
+    reader = HostReader()
+    begin_s = time.monotonic()
+    reader.read(begin_s)
+    busy_ms |= {"old": 9_000_010, "data": 1900, "loop0": 1000, "new": 5000}
+    assert reader.read(begin_s + 1.0)["disk_busy_fraction"] == pytest.approx(0.9)
+    reader.close()

@@ -335,3 +335,12 @@ def test_expected_wall_time_follows_the_trainers_limits(max_epochs: Any, max_ste
     bench.step()
     bench.step()
     assert bench.loop.expected_wall_s(step_ns=0.4e9) == pytest.approx(expected * 0.4)
+
+
+def test_expected_wall_time_counts_batches_when_several_optimizers_step_in_each() -> None:
+    bench = Bench()
+    bench.trainer.max_epochs, bench.trainer.max_steps = None, 40
+    bench.step()
+    bench.step()
+    bench.trainer.global_step = 4
+    assert bench.loop.expected_wall_s(step_ns=0.4e9) == pytest.approx(20 * 0.4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -259,6 +260,7 @@ class Point:
         (None, -1),
         (Point(), -1),
         (torch.zeros(()), -1),
+        (UserDict(x=BATCH), 4),
     ],
 )
 def test_batch_size_is_the_first_tensors_first_dimension(batch: Any, expected: int) -> None:

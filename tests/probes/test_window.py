@@ -549,3 +549,72 @@ def test_rank_records_when_it_was_chosen(fit, tmp_path, ranks, is_open):
 def test_options_are_refused_when_they_are_not_known(profiler, expected):
     with pytest.raises(ConfigError, match=expected):
         PerfDoctor(profiler=profiler)
+
+
+# -- validation within a window ------------------------------------------------------------
+
+
+def run_with_validation(probe: WindowProbe, n: int, every: int) -> None:
+    for number in range(1, n + 1):
+        probe.step()
+        if number % every == 0:
+            probe.validation_begins()
+
+
+def test_window_is_opened_once_more_when_validation_cut_it_off(made):
+    loop = FakeLoop()
+    probe = made(loop, wait=7, warmup=1, active=4, repeat=1)
+    run_with_validation(probe, 40, every=10)
+    assert [(window.status, window.first_step) for window in probe.windows] == [("incomplete", 8), ("recorded", 11)]
+    assert "validation began inside the window" in probe.windows[0].reason
+    assert loop.depth == 0
+
+
+def test_window_is_complete_when_validation_follows_its_last_step(made):
+    probe = made(FakeLoop(), wait=5, warmup=1, active=4, repeat=1)
+    run_with_validation(probe, 40, every=10)
+    assert [(window.status, window.first_step) for window in probe.windows] == [("recorded", 6)]
+
+
+def test_window_is_tried_only_twice_when_there_is_no_room_between_validations(made):
+    probe = made(FakeLoop(), wait=2, warmup=1, active=4, repeat=2)
+    run_with_validation(probe, 60, every=3)
+    assert [window.status for window in probe.windows] == ["incomplete"] * 4
+
+
+def test_auto_window_is_opened_once_more_when_validation_cut_it_off(made):
+    probe = made(FakeLoop())
+    run_with_validation(probe, 2000, every=62)
+    assert [window.status for window in probe.windows] == ["incomplete", "recorded"]
+
+
+def test_window_asked_for_is_opened_once_more_when_validation_cut_it_off(made):
+    probe = made(FakeLoop(), wait=1000, warmup=1, active=4, repeat=1)
+    run_with_validation(probe, 8, every=10)
+    probe.request()
+    run_with_validation(probe, 1, every=1)
+    run_with_validation(probe, 20, every=100)
+    assert [window.status for window in probe.windows] == ["incomplete", "recorded"]
+
+
+def test_no_validation_is_recorded_when_one_falls_into_a_window(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=10, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[watching := doctor(tmp_path, (7, 1, 4, 1))],
+    )  # fmt: skip
+    trainer.fit(Tiny(), data(), data(8))
+    assert watching.session is not None
+    assert [window.status for window in watching.session.windows] == ["incomplete", "recorded"]
+    trace = watching.session.windows[1].trace
+    assert trace is not None
+    assert len(trace.steps) == 4
+    assert watching.session.validation is not None
+
+
+def test_traces_of_windows_long_past_are_let_go(made, monkeypatch):
+    monkeypatch.setattr(window_module, "_MAX_TRACES", 3)
+    probe = made(FakeLoop(), wait=2, warmup=0, active=1, repeat=0)
+    run_steps(probe, 40)
+    assert len(probe.windows) > 8
+    assert [window.trace is not None for window in probe.windows] == [False] * (len(probe.windows) - 3) + [True] * 3

@@ -209,3 +209,39 @@ def test_all_ranks_apply_the_same_when_there_are_two(tmp_path: Any) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     seen = sorted(path.name for path in tmp_path.glob("rank-*"))
     assert seen == [f"rank-{rank}-epoch-{epoch}-workers-{epoch}" for rank in (0, 1) for epoch in (0, 1)]
+
+
+def test_loader_that_cannot_be_treated_later_is_kept_when_the_user_reloads_them(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Own(DataLoader[Any]):
+        """A subclass, which is never made anew."""
+
+    class Reloads(Tiny):
+        def train_dataloader(self) -> Any:
+            kind = Own if self.current_epoch > 1 else DataLoader
+            return kind(SlowSamples(), batch_size=2, shuffle=True)
+
+    watch, doctor = Workers(), PerfDoctor(apply=("loader-workers=2",), reports=(), schedule=None)
+    with caplog.at_level(logging.WARNING, logger="lightning_perf"):
+        make_trainer(watch, doctor, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(Reloads())
+    assert watch.n_workers == [0, 2, 0]
+    assert any("leaves a training loader as it is" in record.getMessage() for record in caplog.records)
+
+
+def test_second_fit_begins_without_the_first_ones_diagnosis(make_trainer: Make) -> None:
+    class Sees(Callback):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            self.seen.append(doctor.session)
+
+    sees, doctor = Sees(), PerfDoctor(apply=("loader-workers=2",), reports=(), schedule=None)
+    for _ in range(2):
+        watch = Workers()
+        make_trainer(sees, watch, doctor, max_epochs=1).fit(Tiny(), slow_loader())
+        assert watch.n_workers == [0]
+        assert doctor.session is not None
+        assert doctor.session.applied == ()
+    assert sees.seen == [None, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +296,34 @@ def test_lower_precision_is_prescribed_with_the_gain_of_the_ceilings_where_the_c
         assert "measured ceilings" in found[0].gain.basis
         assert 1.0 <= found[0].gain.low < found[0].gain.high
         assert found[0].prescriptions[0].trainer_flags == {"precision": "bf16-mixed"}
+
+
+def test_modules_can_be_copied_and_pickled_within_the_steps_that_are_looked_at(make_trainer: Make) -> None:
+    class Copies(Net):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            for part in self.children():
+                copied = pickle.loads(pickle.dumps(copy.deepcopy(part)))
+                hooks = [*copied._forward_hooks.values(), *copied._forward_pre_hooks.values()]
+                assert not any(hasattr(hook, "_function") for hook in hooks)
+            return loss
+
+    doctor = PerfDoctor(reports=(), schedule=None)
+    fitted(make_trainer, Copies(), doctor)
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    assert doctor.session.model_profile is not None
+    assert doctor.session.model_profile.forward_flops == ONCE
+
+
+def test_attention_in_evaluation_keeps_its_fast_path_in_the_counted_step() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+            self.head = torch.nn.Linear(8, 2)
+
+    model = Model()
+    with ArithmeticCounter(model):
+        assert len(model.head._forward_hooks) == 1
+        assert len(model.frozen._forward_hooks) == 0

@@ -63,3 +63,14 @@ def test_run_is_measured_when_the_namespace_is_pytorch_lightning(tmp_path: Path)
     assert session.run.n_steps == 32
     assert session.validation is not None
     assert "fit finished" in done.stdout
+
+
+def test_callback_is_imported_where_there_is_no_resource_module():
+    code = """
+import sys
+import lightning.pytorch, psutil  # their own care for Windows is not ours to test
+sys.modules["resource"] = None
+from lightning_perf import PerfDoctor
+PerfDoctor()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

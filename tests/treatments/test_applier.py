@@ -287,3 +287,11 @@ def test_pytorch_lightning_is_treated_alike_when_a_script_uses_it() -> None:
     pytest.importorskip("pytorch_lightning")
     done = subprocess.run([sys.executable, "-c", LEGACY], capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("text", ON_CPU)
+def test_applier_travels_to_spawned_processes_once_the_trainer_is_made(text: str) -> None:
+    applier = Applier([parse(text)])
+    applier.change_trainer_arguments({})
+    pickle.loads(pickle.dumps(applier._undos))
+    applier.undo()

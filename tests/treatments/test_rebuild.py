@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.treatments import Applier, parse_all, rebuilt
 
@@ -311,3 +314,18 @@ def test_several_loaders_in_a_dict_are_rebuilt_when_the_user_combines_them_so() 
     plain = train(data=data(), module=FromDict, max_epochs=1)
     treated = train("loader-workers=1", data=data(), module=FromDict, max_epochs=1)
     assert treated.losses == plain.losses
+
+
+def test_loaders_that_stay_as_they_are_are_not_kept_alive() -> None:
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(process_dataloader=lambda loader: loader),
+        state=SimpleNamespace(stage=SimpleNamespace(value="train")),
+    )
+    undo = seams.tap_train_loaders(trainer, lambda loader: loader)
+    loader = DataLoader(range(4))
+    assert trainer.strategy.process_dataloader(loader) is loader
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    undo()

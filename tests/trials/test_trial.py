@@ -250,3 +250,17 @@ def test_error_carries_the_output_when_the_command_fails(
     with pytest.raises(CommandError, match="exited with 3: ValueError: no data") as raised:
         go()
     assert raised.value.log == "one\nValueError: no data"
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "perf_session.json", "model.py"])
+def test_folder_of_others_is_refused_and_left_as_it_is(machine: Machine, go: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(TrialError, match=f"holds {name}, which no trial made"):
+        go("log-every-n=7")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+
+
+def test_folder_of_a_diagnosis_that_broke_off_is_used_again(machine: Machine, go: Any, tmp_path: Path) -> None:
+    (tmp_path / "out" / "diagnosis").mkdir(parents=True)
+    assert go("loader-workers=4").trial.status == "finished"

@@ -157,11 +157,13 @@ class LoaderWatch:
     def _suspicious_loader(self, settings: Settings, share: float, needs_workers: bool = False) -> Any:
         """The training loader if the run waits for it, or for its start, for more than a share of its time; or None."""
         loaders = [s for s in settings.loaders if s.stage == "train"]
-        steady = self.loop.main.stage_times()
-        if len(loaders) != 1 or loaders[0].num_workers is None or steady is None:
+        if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
+            return None
+        steady = self.loop.main.stage_times()  # what costs something, at the end of each epoch
+        if steady is None:
             return None
         shares = [steady.phases[name].share for name in ("data_wait", "epoch_boundary") if name in steady.phases]
-        if sum(shares) <= share or (needs_workers and not loaders[0].num_workers):
+        if sum(shares) <= share:
             return None
         return _only_loader(self.trainer.train_dataloader)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import resource
 import sys
 from collections.abc import Sequence
 
+from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.loop import BROADCASTING, REDUCING
 from lightning_perf.records import Epoch, NamedTime, RankSummary, StageTimes
 
@@ -97,5 +97,4 @@ def _peak_bytes() -> int | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, kibibytes elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return peak_rss_bytes()

@@ -33,25 +33,28 @@ class CudnnBenchmark(Treatment):
                 "no choice"
             )
         arguments["benchmark"] = True
-        return _restore()
+        return _Restore()
 
     def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
         import torch
 
-        undo = _restore()
+        undo = _Restore()
         torch.backends.cudnn.benchmark = True  # the Trainer's flag did so, unless a fit before this put it back
         return undo
 
 
-def _restore() -> Undo:
-    import torch
+class _Restore:
+    """Puts cuDNN's flag back; travels to the processes that a Trainer spawns, as a closure could not."""
 
-    before = torch.backends.cudnn.benchmark
+    def __init__(self) -> None:
+        import torch
 
-    def undo() -> None:
-        torch.backends.cudnn.benchmark = before
+        self._before = torch.backends.cudnn.benchmark
 
-    return undo
+    def __call__(self) -> None:
+        import torch
+
+        torch.backends.cudnn.benchmark = self._before
 
 
 TREATMENT = CudnnBenchmark()
