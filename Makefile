@@ -35,7 +35,7 @@ ONCE_MORE := --last-failed --last-failed-no-failures none
 TELL := echo "== What failed, once more:"
 
 pytest: $(STAMP)
-	$(PYTEST) -m alone || { test $$? = 1 && $(TELL) && $(PYTEST) -m alone $(ONCE_MORE); }
+	$(PYTEST) -m 'alone and not long' || { test $$? = 1 && $(TELL) && $(PYTEST) -m 'alone and not long' $(ONCE_MORE); }
 	$(PYTEST) -m 'not alone' -n 2 --dist worksteal || { test $$? = 1 && $(TELL) && $(PYTEST) -m 'not alone' $(ONCE_MORE); }
 
 # The site, into build/site, which opens from disk. `make test` builds it too.
@@ -100,6 +100,7 @@ bench: $(STAMP)
 
 # Trainings with known faults and healthy ones: how often the diagnosis is right. On a machine that does nothing else.
 clinic: $(STAMP)
+	$(PYTEST) -m long
 	$(BIN)/python benchmarks/clinic/run.py --healthy-rounds 3 --write
 
 clean:

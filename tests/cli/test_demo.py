@@ -27,8 +27,18 @@ def test_codes_expected_are_codes_of_rules():
     assert {fault.code for fault in FAULTS.values()} - {None} <= {rule.code for rule in all_rules()}
 
 
+SHOWN_BY_MAKE_TEST = ("slow-transform", "slow-callback", "heavy-validation")
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize("fault", [name for name in FAULT_NAMES if name != "none"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(name, marks=[] if name in SHOWN_BY_MAKE_TEST else pytest.mark.long)
+        for name in FAULT_NAMES
+        if name != "none"
+    ],
+)
 def test_demo_names_the_fault_first_when_it_is_planted(fault, tmp_path):
     done = run_demo("--fault", fault, "--out", str(tmp_path))
 

@@ -33,7 +33,7 @@ def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_pat
     scripts.put(work, train=scripts.PLANTED)
     before = scripts.tree(work)
     planted = ",".join(f"log-every-n={fate}" for fate in range(103, 107))
-    limits = ["--steps", "70", "--repeats", "1", "--time-limit", "40", "--memory-limit", "2G"]
+    limits = ["--steps", "70", "--repeats", "1", "--time-limit", "25", "--memory-limit", "2G"]
     done = trial(work, "--out", str(out), "--try", planted, *limits, "--json", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -41,7 +41,7 @@ def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_pat
     assert runs["baseline"]["n_steps"] == runs["baseline-again"]["n_steps"] == 70
     fates = {
         "log-every-n=103": "RuntimeError: a kernel went missing",
-        "log-every-n=104": "time limit of 40 s",
+        "log-every-n=104": "time limit of 25 s",
         "log-every-n=105": "its limit is 2.00 GiB",
         "log-every-n=106": "the loss became nan at batch 6",
     }

@@ -359,7 +359,7 @@ def test_share_of_a_callback_is_of_the_training_when_the_doctor_takes_long_at_it
     """Waiting for a loader that is taken apart, say."""
     sleeps = Sleeps(callback=SLEEP_S)
     doctor = PerfDoctor(reports=[])
-    monkeypatch.setattr(LoaderWatch, "epoch_ended", lambda *_: sleep(20 * N_STEPS * SLEEP_S))
+    monkeypatch.setattr(LoaderWatch, "epoch_ended", lambda *_: sleep(4 * N_STEPS * SLEEP_S))
     make_trainer(SleepyCallback(sleeps), doctor).fit(Tiny(), loader(N_STEPS))
     (found,) = (time for time in doctor.session.steady.named if time.name == "SleepyCallback")
-    assert found.share > 0.5  # of the training; of all until the end a twentieth
+    assert found.share > 0.5  # of the training; of all until the end a fifth
