@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic clean
+.PHONY: demo test lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic mutants clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
@@ -102,6 +102,11 @@ bench: $(STAMP)
 clinic: $(STAMP)
 	$(PYTEST) -m long
 	$(BIN)/python benchmarks/clinic/run.py --healthy-rounds 3 --write
+
+# Small faults put into the arithmetic and the rules: do the tests notice? Half an hour.
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'cosmic-ray>=8.3'
+	$(BIN)/python benchmarks/mutation/run.py --write
 
 clean:
 	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

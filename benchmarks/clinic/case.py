@@ -9,6 +9,7 @@ YAML what is known about it:
     fix: {OLD: NEW}          replacements in the script that mend it (of a case with two faults: the bigger one)
     with: [ID]               or treatments that mend it
     own_process: true        started as a command of its own (it starts further processes)
+    needs: fast-bf16         what the CPU must have for the fault to cost anything; elsewhere the case is left out
     cores: 2                 cores that it may use; one if absent, so that several cases can run at once
     fast: true               one of the subset that the tests run
 """
@@ -23,7 +24,7 @@ import yaml
 
 HERE = Path(__file__).parent
 FOLDERS = {"fault": HERE / "cases", "double": HERE / "double", "healthy": HERE / "healthy"}
-KEYS = {"expect", "second", "half", "fix", "with", "own_process", "cores", "fast"}
+KEYS = {"expect", "second", "half", "fix", "with", "own_process", "cores", "fast", "needs"}
 
 Kind = Literal["fault", "double", "healthy"]
 
@@ -44,6 +45,7 @@ class Case(NamedTuple):
         own_process: Whether it needs a process that was not forked.
         n_cores: Cores that it may use.
         is_fast: Whether it belongs to the subset of the tests.
+        needs: ``fast-bf16``: 16-bit matrix products that are faster than 32-bit ones; empty where any CPU will do.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Case(NamedTuple):
     own_process: bool = False
     n_cores: int = 1
     is_fast: bool = False
+    needs: str = ""
 
     @property
     def has_fix(self) -> bool:
@@ -102,6 +105,7 @@ def read(path: Path, kind: Kind) -> Case:
         own_process=facts.get("own_process", False),
         n_cores=facts.get("cores", 1),
         is_fast=facts.get("fast", False),
+        needs=facts.get("needs", ""),
     )
 
 

@@ -27,7 +27,7 @@ Made by `python benchmarks/clinic/run.py {command}` in {minutes:.0f} minutes on 
 Each case is a small training with one known fault, two, or none. *Said* are the findings above `info`, in the doctor's
 order; *rank* is the place of the first that names the true cause. *Measured* is the time of a step as it is ÷ mended,
 medians of blocks, both without PerfDoctor and in processes that keep what they free; *predicted* is the interval that
-the finding promised. Thresholds were tuned on the half *tune* only. Shares stand with Wilson's 95 % interval.
+the finding promised. Thresholds were tuned on the half *tune* only. Shares stand with Wilson's 95 % interval.{left_out}
 
 {scores}
 
@@ -42,6 +42,7 @@ def text_of(
     recorded: Sequence[Recorded],
     made: Sequence[HandMade],
     theirs: Sequence[Said],
+    left_out: Sequence[str],
     *,
     wall_s: float,
     command: str,
@@ -52,6 +53,7 @@ def text_of(
         minutes=wall_s / 60,
         machine=_machine(),
         versions=_versions(),
+        left_out=f" Left out, because this CPU has no fast 16-bit products: {', '.join(left_out)}." if left_out else "",
         scores=_scores(outcomes),
         cases=_cases(outcomes),
         recorded=_recorded(recorded),

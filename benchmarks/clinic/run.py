@@ -28,7 +28,7 @@ import traceml
 import traces
 from case import Case, read_all
 from score import Outcome, outcome_of
-from surgery import Ended, Order, measure_ceilings, preload, run_all
+from surgery import Ended, Order, has_fast_bf16, measure_ceilings, preload, run_all
 
 
 def parsed_arguments() -> argparse.Namespace:
@@ -132,6 +132,8 @@ def main() -> int:
     started_s = time.monotonic()
     for n_threads in (1, 2):
         measure_ceilings(n_threads)
+    left_out = [] if has_fast_bf16() else [case.name for case in cases if case.needs == "fast-bf16"]
+    cases = [case for case in cases if case.name not in left_out]
     ended = run_all(
         orders_for(cases, arguments), arguments.cores, arguments.at_once, lambda end: tell(end, arguments.show)
     )
@@ -141,7 +143,7 @@ def main() -> int:
     venv = traceml.environment(arguments.traceml_venv) if arguments.traceml else None
     theirs = traceml.diagnosed(cases, venv) if venv is not None else []
     wall_s = time.monotonic() - started_s
-    text = page.text_of(outcomes, recorded, made, theirs, wall_s=wall_s, command=" ".join(sys.argv[1:]))
+    text = page.text_of(outcomes, recorded, made, theirs, left_out, wall_s=wall_s, command=" ".join(sys.argv[1:]))
     print(text)
     if arguments.json:
         arguments.json.write_text(json.dumps([as_json(one) for one in outcomes], indent=1), encoding="utf-8")

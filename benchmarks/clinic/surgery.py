@@ -27,6 +27,7 @@ from case import Case
 from lightning_perf import load
 from lightning_perf.probes.ceilings import cached, measured_in_child
 from lightning_perf.records import SESSION_FILE, Session
+from lightning_perf.stats.roofline import speed_up
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
 
@@ -111,6 +112,12 @@ def measure_ceilings(n_threads: int) -> None:
         _, reason = measured_in_child(torch.device("cpu"))
         if reason:
             print(f"this CPU's ceilings are not known with {n_threads} threads: {reason}", file=sys.stderr)
+
+
+def has_fast_bf16() -> bool:
+    """Whether 16-bit matrix products were measured to be faster than 32-bit ones on this CPU."""
+    ceilings = cached(torch.device("cpu"))
+    return ceilings is not None and speed_up(ceilings, "fp32") is not None
 
 
 def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, told: Callable[[Ended], None]) -> list[Ended]:

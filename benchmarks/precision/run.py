@@ -123,7 +123,7 @@ def page(ceilings: Ceilings, results: list[Result]) -> str:
         "",
         f"{ceilings.name}, {ceilings.n_threads} threads, torch {ceilings.torch}: matrix products of "
         + ", ".join(f"{value / 1e9:,.0f} GFLOP/s in {name}" for name, value in speeds.items())
-        + f"; bf16 is {faster[1]:.1f}x as fast." * (faster is not None)
+        + ("; no 16-bit ones are faster." if faster is None else f"; {faster[0]} is {faster[1]:.1f}x as fast.")
         + f" Copying moves {(ceilings.copy_bytes_per_s or 0) / 1e9:.0f} GB/s.",
         "",
         "| model | predicted | measured | inside | step in fp32 | step in bf16-mixed |",

@@ -99,7 +99,8 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            findings.append(_placed(session, with_warm_rest(_weakened(finding, weakening), session)))
+            found = _weakened(finding, weakening)
+            findings.append(_placed(session, found if rule.models_rest else with_warm_rest(found, session)))
     findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(
         session,

@@ -49,9 +49,9 @@ ERROR_BESIDE_TRAINING = 0.1
 # What sharing cores costs may be so much more or less than the model says: a scheduler is fair over milliseconds only.
 # Measured beside two threads: 0.85 to 1.2 of it (benchmarks/loader).
 SHARING_ERROR = 0.25
-# Of what a pause may cost the step after it (``gain.COLD_S``), what it costs as a rule: 0.8 to 1.9 ms were measured
+# Of what a pause may cost the step after it (``gain.COLD_S``), what it costs as a rule: 0.6 to 2.5 ms were measured
 # after 20 ms of sleep (docs/benchmarks/cold-start.md).
-USUALLY_COLD = 0.75
+USUALLY_COLD = 0.5
 _N_SIMULATED = 256
 
 

@@ -29,6 +29,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             at least half of the time that it claims.
         explains: Codes whose findings this rule's finding is the cause of. Where it wins back about as much, it stands
             right before them: both claim the same time, and the cause is what one wants to read first.
+        models_rest: Whether its gain already has what the rest of a step becomes faster or slower by.
         weakens: Whether this rule's finding lowers the confidence of another one; None where it lowers none.
     """
 
@@ -41,4 +42,5 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     weakens: Callable[[Finding], bool] | None = None
     only_unexplained: bool = False
     yields_its_time: bool = False
+    models_rest: bool = False
     explains: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_perf.records import LoaderProbe
 from lightning_perf.rules.loader_model import (
     SLACK,
+    USUALLY_COLD,
     WAITING_REACH,
     Delivery,
     Demand,
@@ -224,6 +225,6 @@ def test_step_is_predicted_warm_when_workers_keep_its_core_from_sleeping():
     cold = changed(as_timed, cold_s=0.002)
     assert forecast(waits, cold, 0) == forecast(waits, as_timed, 0)  # nothing changes for a core that sleeps on
     said, before = forecast(waits, cold, 4), forecast(waits, as_timed, 4)
-    assert before.step_s - said.step_s == pytest.approx(0.0015)
+    assert before.step_s - said.step_s == pytest.approx(USUALLY_COLD * 0.002)
     assert before.low_s - said.low_s == pytest.approx((1 - as_timed.error) * 0.002)
     assert said.high_s == pytest.approx(before.high_s)  # it may never have been cold

@@ -1,6 +1,7 @@
 """Convolutions with many channels in float32 on a CPU that is faster in bfloat16.
 ---
 expect: PD301
+needs: fast-bf16
 half: tune
 with:
 - precision-bf16

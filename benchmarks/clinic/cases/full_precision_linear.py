@@ -1,6 +1,7 @@
 """Wide layers in float32 on a CPU that computes twice as fast in bfloat16.
 ---
 expect: PD301
+needs: fast-bf16
 half: score
 with:
 - precision-bf16

@@ -17,7 +17,7 @@ MIN_SHARE = 0.08
 # A fused step reads and writes each tensor once instead of once an operation: Adam takes about ten of them. Models of
 # few large tensors gain little, those of many small ones most of it.
 LOW_FRACTION = 0.1
-HIGH_FRACTION = 0.8
+HIGH_FRACTION = 0.9
 
 DOCS = """\
 ## What it measures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.gain import reaching, timed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.wording import percent
@@ -16,6 +16,9 @@ CATEGORY = "compute"
 MIN_SHARE = 0.01
 # Dropping takes a moment too.
 LOW_FRACTION = 0.5
+# Zeros are written once; then backward reads them, reads what it adds, and writes the sum, where it would only hand
+# over its own tensor: up to two passes over memory more.
+HIGH_FACTOR = 3.0
 
 DOCS = """\
 ## What it measures
@@ -58,7 +61,7 @@ def check(session: Session) -> Finding | None:
     if share < MIN_SHARE:
         return None
     seconds = share * steady.span_s
-    return timed_finding(
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -86,6 +89,12 @@ def check(session: Session) -> Finding | None:
         claims={"optimizer": seconds},
         low_s=LOW_FRACTION * seconds,
         basis="half to all of the time in zero_grad",
+    )
+    return reaching(
+        finding,
+        steady,
+        HIGH_FACTOR * seconds,
+        "half of the time in zero_grad to three times that: backward adds to zeros",
     )
 
 

@@ -291,4 +291,4 @@ def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)

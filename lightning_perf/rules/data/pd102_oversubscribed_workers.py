@@ -135,4 +135,4 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)

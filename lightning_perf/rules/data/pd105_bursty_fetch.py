@@ -191,4 +191,4 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
     )  # fmt: skip
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",), models_rest=True)

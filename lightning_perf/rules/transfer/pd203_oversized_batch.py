@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.feeding import probe_of, timed_steps_of
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.gain import reaching, timed_finding
 from lightning_perf.rules.memory_signals import size_text
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s
@@ -58,7 +58,7 @@ def check(session: Session) -> Finding | None:
     part = 1.0 - needed_bytes / probe.batch_bytes
     moved_s = probe.transport.p50_s if probe.transport is not None and probe.num_workers else 0.0
     wide = probe.bytes_by_dtype.get("float64", 0)
-    return timed_finding(
+    finding = timed_finding(
         stage,
         code=CODE,
         name=NAME,
@@ -96,6 +96,12 @@ def check(session: Session) -> Finding | None:
         basis="from nothing to the same part of the time in which batches are moved",
         confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
     )  # fmt: skip
+    return reaching(
+        finding,
+        stage,
+        part * phase_s(stage, "transfer", "data_wait"),
+        "from nothing to the same part of all that waits for data and moves it: wide values are also made so",
+    )
 
 
 def _needed_bytes(probe: LoaderProbe) -> int:
