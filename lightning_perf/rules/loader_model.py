@@ -51,7 +51,7 @@ ERROR_BESIDE_TRAINING = 0.1
 SHARING_ERROR = 0.25
 # Of what a pause may cost the step after it (``gain.COLD_S``), what it costs as a rule: 0.6 to 2.5 ms were measured
 # after 20 ms of sleep (docs/benchmarks/cold-start.md).
-USUALLY_COLD = 0.5
+USUALLY_COLD = 0.35
 _N_SIMULATED = 256
 
 

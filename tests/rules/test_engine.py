@@ -333,9 +333,9 @@ def _left_s(
     return span_s - paused_s, span_s / told.high
 
 
-def test_gain_reaches_three_milliseconds_a_step_further_when_a_pause_was_long(use_rules):
-    said_s, told_s = _left_s(use_rules, 6.0)
-    assert said_s - told_s == pytest.approx(1000 * 3e-3)
+def test_gain_reaches_four_milliseconds_a_step_further_when_a_pause_was_long(use_rules):
+    said_s, told_s = _left_s(use_rules, 9.0, {"shares": {"callbacks": 0.45, "forward": 0.25, "backward": 0.3}})
+    assert said_s - told_s == pytest.approx(1000 * 4e-3)
 
 
 def test_gain_reaches_half_of_the_pause_further_when_it_was_short(use_rules):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe, Prescription, Session, StageTimes
 from lightning_perf.rules.feeding import timed_steps_of
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.gain import reaching, timed_finding
 from lightning_perf.rules.loader_model import COMPUTES_FRACTION
 from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
@@ -24,6 +24,9 @@ MIN_BLOCKED_FRACTION = 0.60
 MIN_IOWAIT_FRACTION = 0.50
 # A disk that had a request to serve nine tenths of the time is near its limit.
 MIN_DISK_BUSY_FRACTION = 0.90
+
+# Between two waits a core cools down: what is computed there goes with the waits, in part.
+BASIS = "from nothing to all of the wait for data, whose computing between the waits is slow for them"
 
 DOCS = """\
 ## What it measures
@@ -88,7 +91,7 @@ def check(session: Session) -> Finding | None:
     if n_workers == 0 and _computes_in_threads(session, steady, host, share):
         return None
     waited = blocked if blocked is not None else (iowait or 0.0)
-    return timed_finding(
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -110,16 +113,17 @@ def check(session: Session) -> Finding | None:
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
-        basis="from nothing to all of the wait in which the loading was blocked",
+        basis=BASIS,
         confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
     )  # fmt: skip
+    return reaching(finding, steady, share * steady.span_s, BASIS)
 
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
     """The same from the loader probe, which saw the dataset alone and knows the function that waits."""
     host = session.telemetry.host if session.telemetry is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
-    return timed_finding(
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -141,9 +145,10 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
-        basis="from nothing to all the time that making samples waited",
+        basis=BASIS,
         confidence="high",
     )  # fmt: skip
+    return reaching(finding, steady, share * steady.span_s, BASIS)
 
 
 def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:
