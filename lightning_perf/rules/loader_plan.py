@@ -38,6 +38,8 @@ from .signals import cores_per_rank, is_cpu_run
 MAX_SCALE = 2.0
 # Less than this of a core is the system's own work, and what samples of it are uncertain by.
 MIN_OTHERS = 0.1
+# A batch that takes longer is worth making faster, whether workers help or not.
+MAX_CHEAP_S = 4 * TRANSPORT_HIGH_S
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +88,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     def is_too_cheap(self) -> bool:
         """Whether a batch costs less to make than to fetch from a worker."""
         if self.chosen is not None:
-            is_cheap = self.is_cheap or self.batch_s < TRANSPORT_HIGH_S
+            is_cheap = self.batch_s < (MAX_CHEAP_S if self.is_cheap else TRANSPORT_HIGH_S)
             return is_cheap and self.n_now == 0 and self.chosen.num_workers == 0
         return self.n_now == 0 and self.batch_s < TRANSPORT_HIGH_S
 

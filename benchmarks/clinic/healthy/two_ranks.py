@@ -20,7 +20,7 @@ class Net(LightningModule):
 
     def forward(self, x):
         hidden = self.first(x)
-        for _ in range(16):
+        for _ in range(48):
             hidden = nn.functional.gelu(hidden)
         return self.last(hidden)
 
@@ -33,7 +33,7 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
-loader = DataLoader(TensorDataset(torch.rand(19200, 64)), batch_size=256)
+loader = DataLoader(TensorDataset(torch.rand(9600, 64)), batch_size=256)
 
 trainer = Trainer(
     max_epochs=3,

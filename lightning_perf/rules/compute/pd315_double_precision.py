@@ -17,7 +17,7 @@ MIN_ELEMENT_FRACTION = 0.01
 # float64 takes twice the bytes and half of the vector lanes: half of its time. Functions such as exp and erf need
 # longer polynomials as well, and tensors that no longer fit a cache more than twice the time: some steps are three
 # times as long. Graphics cards with few float64 units (1/32 or 1/64 of the fp32 rate) win more, which is left out.
-HIGH_FRACTION = 0.7
+HIGH_FRACTION = 0.75
 # Work on other tensors stays as it is.
 LOW_FRACTION = 0.1
 
