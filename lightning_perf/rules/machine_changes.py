@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Session
 
 # Changes below a tenth, or of a fraction by less than a tenth, happen all the time.
 MIN_CHANGE = 0.10
+# Of its cores: less may be chance. And of what it lost, what others leave idle at most.
+MIN_LOSS, TAKEN = 0.2, 0.5
 MIN_POINTS = 3
 MOST_TOLD = 3
 
@@ -19,21 +22,40 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
         session: With telemetry.
         at_s: Seconds since the start of the run.
     """
-    points = session.telemetry.timeline if session.telemetry is not None else ()
-    before = [point for point in points if point.step > 0 and point.start_s < at_s]
-    after = [point for point in points if point.start_s >= at_s]
     found: list[tuple[float, Evidence]] = []
-    for metric in sorted({name for point in points for name in point.values}):
-        sides = [[point.values[metric] for point in side if metric in point.values] for side in (before, after)]
-        if min(map(len, sides)) < MIN_POINTS:
-            continue
-        was, became = map(statistics.median, sides)
+    for metric, was, became, n_after in _sides(session, at_s):
         is_fraction = metric.endswith("_fraction")
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
         if change >= MIN_CHANGE and max(abs(was), abs(became)) > 0:
             found.append((change, Evidence(metric=f"{_words(metric)} then: was {was:.4g}, became", value=became,
-                                           unit=_unit(metric), n=len(sides[1]))))  # fmt: skip
+                                           unit=_unit(metric), n=n_after)))  # fmt: skip
     return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:MOST_TOLD])
+
+
+def has_lost_cores(session: Session, at_s: float) -> bool:
+    """Whether others, another machine of the same host included, took cores of the training from a moment on.
+
+    Less of the cores alone does not say so: a training that begins to wait uses less as well, but then nobody uses
+    what it leaves.
+    """
+    sides = {metric: (was, became) for metric, was, became, _ in _sides(session, at_s)}
+    if not {"process_cpu_cores", "cpu_busy_fraction"} <= sides.keys():
+        return False
+    (own_was, own_became), (busy_was, busy_became) = sides["process_cpu_cores"], sides["cpu_busy_fraction"]
+    lost = own_was - own_became
+    left = session.machine.usable_cores * (busy_was - busy_became)
+    return lost >= MIN_LOSS * own_was and lost > 0 and left <= TAKEN * lost
+
+
+def _sides(session: Session, at_s: float) -> Iterator[tuple[str, float, float, int]]:
+    """Each sampled figure: its name, its medians before and after a moment, and the number of points after it."""
+    points = session.telemetry.timeline if session.telemetry is not None else ()
+    before = [point for point in points if point.step > 0 and point.start_s < at_s]
+    after = [point for point in points if point.start_s >= at_s]
+    for metric in sorted({name for point in points for name in point.values}):
+        sides = [[point.values[metric] for point in side if metric in point.values] for side in (before, after)]
+        if min(map(len, sides)) >= MIN_POINTS:
+            yield metric, statistics.median(sides[0]), statistics.median(sides[1]), len(sides[1])
 
 
 def _words(metric: str) -> str:

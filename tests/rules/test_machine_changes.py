@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lightning_perf.rules.engine import diagnose
 
 from .session_builder import build_session
@@ -36,3 +38,25 @@ def test_change_of_step_time_names_nothing_when_the_machine_stayed_as_it_was() -
     steady = {"cuda:0 sm_clock_mhz": 1980.0, "iowait_fraction": 0.0, "rss_bytes": 1e9}
     assert changes(course(steady, {**steady, "rss_bytes": 1.05e9})) == []
     assert changes({"timeline_ms": [20.0] * 20 + [30.0] * 20}) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "busy", "accelerator", "severity"),
+    [
+        (0.78, 0.63, "cpu", "info"),  # others took what it lost
+        (0.78, 0.42, "cpu", "high"),  # it sleeps in forward: nobody took it
+        (1.1, 0.63, "cpu", "high"),  # it has as much as before
+        (0.78, 0.63, "cuda", "high"),  # the device computes
+    ],
+)
+def test_computing_that_takes_longer_is_the_machines_when_others_took_its_cores(
+    own: float, busy: float, accelerator: str, severity: str
+) -> None:
+    before = {"process_cpu_cores": 1.2, "cpu_busy_fraction": 0.62}
+    description = course(before, {"process_cpu_cores": own, "cpu_busy_fraction": busy})
+    description["machine"] = {"usable_cores": 2.0}
+    description["settings"] = {"trainer": {"accelerator": accelerator}}
+    finding = next(f for f in diagnose(build_session(description)).findings if f.code == "PD605")
+    assert finding.severity == severity
+    assert ("less of the cores" in finding.summary) == (severity == "info")
+    assert (finding.gain is None) == (severity == "info")

@@ -9,9 +9,9 @@ import msgspec
 
 from lightning_perf.records import Block, Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_changes import changes_at
+from lightning_perf.rules.machine_changes import changes_at, has_lost_cores
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 
@@ -30,6 +30,8 @@ ALIKE = 0.5
 # does as well, which a loop of small Python steps does not feel.
 MIN_OWN_GROWTH = 1.5
 LOOP = "other"
+# Where these take longer on a CPU of which the training has less than before, others took it.
+COMPUTING = ("forward", "backward", "optimizer")
 
 DOCS = """\
 ## What it measures
@@ -52,7 +54,8 @@ By the phase that grew: it names where to look.
 ## When it is wrong
 Batches whose size changes on purpose (progressive resizing, curricula) change the step's time as well. A slow rise is
 shown as one step in its middle. Where all phases grow alike, the machine is more likely the cause than the training:
-that is shown as information only, unless steps take half as long again while the loop around them does not.
+that is shown as information only, unless steps take half as long again while the loop around them does not. The same
+where computing takes longer on a CPU of which others took the training a part at that moment.
 
 ## Sources
 Pettitt's test for a change point (1979); the steady-state bound of 10 % between halves.
@@ -73,6 +76,7 @@ def check(session: Session) -> Finding | None:
     phase = max(sorted(growth), key=lambda name: growth[name], default="")
     n_after = sum(block.n_steps for block in after)
     is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
+    is_machine = phase in COMPUTING and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
     where = "All phases" if is_uniform else phase.replace("_", " ") or "No phase"
     finding = timed_finding(
         steady,
@@ -82,6 +86,7 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"From step {after[0].first_step} on a step takes {duration(change.after)} instead of "
             f"{duration(change.before)}. {where} grew {'alike' if is_uniform else 'most'}."
+            + (" The training had less of the cores from there on." if is_machine else "")
         ),
         evidence=(
             Evidence(
@@ -100,7 +105,7 @@ def check(session: Session) -> Finding | None:
                 treatment="",
                 summary=(
                     "look for what else the machine did from there on, and for larger batches"
-                    if is_uniform
+                    if is_uniform or is_machine
                     else f"look for what grows or begins there in {phase.replace('_', ' ') or 'the step'}"
                 ),
                 safety="exact",
@@ -113,7 +118,9 @@ def check(session: Session) -> Finding | None:
         confidence="medium",
     )
     # Nothing to win back by changing the training.
-    return msgspec.structs.replace(finding, severity="info", gain=None, claims={}) if is_uniform else finding
+    return (
+        msgspec.structs.replace(finding, severity="info", gain=None, claims={}) if is_uniform or is_machine else finding
+    )
 
 
 def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: float) -> bool:
