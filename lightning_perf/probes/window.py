@@ -78,6 +78,7 @@ class WindowProbe:
         self._is_closed = False
         self._n_scheduled = 0
         self._is_scheduled = False  # whether the window under way is one of the schedule
+        self._was_asked_for = False  # whether the window under way is one that the user asked for
         self._is_second_try = False  # whether it follows one that validation cut off
         if options.is_auto:
             self._look_at = _AUTO_STEPS_BEFORE
@@ -119,10 +120,10 @@ class WindowProbe:
             self._is_scheduled = False
             self._n_scheduled -= 1
             self._planned_at = self._step
-        elif self.options.is_auto:
-            self._next_median = 0
-        else:
+        elif self._was_asked_for:
             self._is_requested = True
+        else:
+            self._next_median = 0
 
     def close(self, error: BaseException | None = None) -> None:
         """The run is over; a window that is open is left incomplete.
@@ -176,6 +177,7 @@ class WindowProbe:
             self._look_at = self._planned_at = _NEVER
 
     def _reason_to_open(self) -> str | None:
+        self._was_asked_for = self._is_requested
         if self._is_requested:
             self._is_requested = self._is_scheduled = False
             self._look_at = self._next_look()
@@ -186,7 +188,9 @@ class WindowProbe:
             self._check_every = min(2 * self._check_every, _AUTO_MAX_CHECK_EVERY) if is_soon else _AUTO_CHECK_EVERY
             self._checked_s = now_s
             self._look_at = self._step + self._check_every
-            return self._file_request(now_s) or self._auto_reason()
+            found = self._file_request(now_s)
+            self._was_asked_for = found is not None
+            return found or self._auto_reason()
         if self._step < self._planned_at:
             self._look_at = self._planned_at
             return None

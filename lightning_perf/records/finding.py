@@ -60,8 +60,8 @@ class Gain(Record, frozen=True, kw_only=True):
 
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
-        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl); where that is a pause of the core
-            that computes, with what the next step takes longer for it.
+        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl), with what goes away beside it as
+            ``basis`` says, and what a pause of the core that computes makes the next step longer by.
         basis: What the interval rests on.
     """
 

@@ -117,7 +117,7 @@ def with_warm_rest(finding: Finding, session: Session) -> Finding:
     return msgspec.structs.replace(finding, gain=msgspec.structs.replace(gain, high=high))
 
 
-def reaching(finding: Finding, steady: StageTimes, high_s: float, basis: str) -> Finding:
+def reaching(finding: Finding, steady: StageTimes, seconds: Mapping[str, float], basis: str) -> Finding:
     """The finding with a gain that reaches further than what it claims.
 
     For what may go away beside the time that is known to be the cause's. Severity and place go by the claim.
@@ -125,11 +125,12 @@ def reaching(finding: Finding, steady: StageTimes, high_s: float, basis: str) ->
     Args:
         finding: Of that span.
         steady: The span.
-        high_s: Seconds that go away at most.
+        seconds: That go away at most, by phase; cut to what the phase took.
         basis: What the interval rests on then.
     """
     gain = finding.gain
     assert gain is not None
+    high_s = sum(min(most_s, _total_s(steady, phase)) for phase, most_s in seconds.items())
     further = gain_from(steady, 0.0, high_s, basis)
     return msgspec.structs.replace(
         finding, gain=msgspec.structs.replace(further, low=gain.low, high=max(gain.high, further.high))

@@ -588,8 +588,9 @@ def test_auto_window_is_opened_once_more_when_validation_cut_it_off(made):
     assert [window.status for window in probe.windows] == ["incomplete", "recorded"]
 
 
-def test_window_asked_for_is_opened_once_more_when_validation_cut_it_off(made):
-    probe = made(FakeLoop(), wait=1000, warmup=1, active=4, repeat=1)
+@pytest.mark.parametrize("options", [{"wait": 1000, "warmup": 1, "active": 4, "repeat": 1}, {}], ids=["plan", "auto"])
+def test_window_asked_for_is_opened_once_more_when_validation_cut_it_off(made, options):
+    probe = made(FakeLoop(wall_s=0.0), **options)
     run_with_validation(probe, 8, every=10)
     probe.request()
     run_with_validation(probe, 1, every=1)

@@ -125,7 +125,7 @@ def _live(session: Session) -> Finding | None:
     in_forward_s = worst.share * (1 - 1 / worst.repeats) * steps_s(steady)
     forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
     saved_s = in_forward_s + (min(1.0, in_forward_s / forward_s) * backward_s if forward_s > 0 else 0.0)
-    most_s = min(LOOKING_FACTOR * in_forward_s, forward_s) + BACKWARD_FRACTION * backward_s
+    most_s = {"forward": LOOKING_FACTOR * in_forward_s, "backward": BACKWARD_FRACTION * backward_s}
     basis = "at most three times the loop as timed in the steps looked at, and nearly all of backward"
     finding = timed_finding(
         steady,

@@ -62,7 +62,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(session),),
         claims={name: HIGH_FRACTION * seconds for name, seconds in phases.items()},
         low_s=LOW_FRACTION * sum(phases.values()),
-        basis="a tenth to seven tenths of the computing, by the fraction of float64 elements",
+        basis="a tenth to three quarters of the computing, by the fraction of float64 elements",
         confidence="medium",
     )
 

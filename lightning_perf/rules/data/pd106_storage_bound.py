@@ -116,7 +116,7 @@ def check(session: Session) -> Finding | None:
         basis=BASIS,
         confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
     )  # fmt: skip
-    return reaching(finding, steady, share * steady.span_s, BASIS)
+    return reaching(finding, steady, {"data_wait": share * steady.span_s}, BASIS)
 
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
@@ -148,7 +148,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         basis=BASIS,
         confidence="high",
     )  # fmt: skip
-    return reaching(finding, steady, share * steady.span_s, BASIS)
+    return reaching(finding, steady, {"data_wait": share * steady.span_s}, BASIS)
 
 
 def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:

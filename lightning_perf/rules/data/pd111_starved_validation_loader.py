@@ -103,7 +103,7 @@ def check(session: Session) -> Finding | None:
     waited_s = share * validation_s
     if is_cpu_run(session):
         waited_s += warmed_s(validation_s - waited_s, validation.n_steps, waited_s)
-    return reaching(finding, steady, waited_s, basis)
+    return reaching(finding, steady, {"validation": waited_s}, basis)
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD601",))

@@ -106,8 +106,8 @@ def check(session: Session) -> Finding | None:
     )
     if not is_collecting:
         return finding
-    checking_s = min(CHECKING_PART * logging_s, phase_s(steady, "forward"))
-    return reaching(finding, steady, logging_s + checking_s, "all of the logging and what self.log checks in forward")
+    most_s = {"logging": logging_s, "forward": CHECKING_PART * logging_s}
+    return reaching(finding, steady, most_s, "all of the logging and what self.log checks in forward")
 
 
 def _how(interval: int | None, is_collecting: bool) -> str:

@@ -82,7 +82,7 @@ def check(session: Session) -> Finding | None:
         basis=BASIS,
         confidence="medium",
     )
-    return reaching(finding, steady, HIGH_FRACTION * phase_s(steady, "validation"), BASIS)
+    return reaching(finding, steady, {"validation": HIGH_FRACTION * phase_s(steady, "validation")}, BASIS)
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -103,7 +103,11 @@ def check(session: Session) -> Finding | None:
     return reaching(
         finding,
         stage,
-        part * (phase_s(stage, "transfer", "data_wait") + converting_s),
+        {
+            "transfer": part * phase_s(stage, "transfer"),
+            "data_wait": part * phase_s(stage, "data_wait"),
+            "forward": part * converting_s,
+        },
         "from nothing to the same part of all that waits for data, moves and converts it: wide values are also made so",
     )
 
