@@ -82,7 +82,7 @@ wheel-check: $(STAMP)
 # benchmarks/trace_reading/run.py.
 bench: export PYTHONPATH := $(CURDIR)
 bench: $(STAMP)
-	$(BIN)/python benchmarks/overhead/run.py --alone --write
+	$(BIN)/python benchmarks/overhead/run.py --within --starts 12 --write
 	$(BIN)/python benchmarks/overhead/run.py --starts 8 --rounds 24 --write
 	$(BIN)/python benchmarks/windows/run.py --write
 	$(BIN)/python benchmarks/looks/run.py --write

@@ -34,6 +34,7 @@ from lightning_perf.rules.engine import check_codes, diagnose, preflight
 _log = logging.getLogger("lightning_perf")
 
 _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
+_NEVER = 1 << 62
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
 
 _GRADIENT_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad")
@@ -242,6 +243,7 @@ class DoctorHooks:
             self._guard("settings", self._recorder.loops_ready)
         elif self._windows is not None:
             self._guard("windows", self._windows.validation_begins)
+            self._attend_to_next_step()
 
     on_test_start = on_validation_start
     on_predict_start = on_validation_start
@@ -249,27 +251,41 @@ class DoctorHooks:
     # -- steps ------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A step begins."""
-        if self._loop is not None:
-            try:
-                self._loop.batch_begins(batch)
-            except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
-                self._switch_off("steps", error)
+        """A step begins; most steps are only timed."""
+        loop = self._loop
+        if loop is None:
+            return
+        if batch_idx == 0 or loop.main.n_steps >= loop.next_close_step:
+            self._close_step_begins(loop, batch, batch_idx)
+            return
+        try:
+            loop.main.batch_begins(batch)
+        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
+            self._switch_off("steps", error)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step is over."""
+        loop = self._loop
+        if loop is None:
+            return
+        if loop.is_close_step:
+            self._close_step_ends(loop, batch)
+            return
+        try:
+            loop.main.batch_ends(batch)
+        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
+            self._switch_off("steps", error)
+
+    def _close_step_begins(self, loop: LoopProbe, batch: Any, batch_idx: int) -> None:
+        """A step that more than the clock attends to."""
+        loop.is_close_step = True
+        self._guard("steps", loop.batch_begins, batch)
         if self._memory is not None:
-            try:
-                self._memory.batch_begins(batch)
-            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
-                self._switch_off("memory", error)
+            self._guard("memory", self._memory.batch_begins, batch)
         if self._windows is not None:
-            try:
-                self._windows.step()
-            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
-                self._switch_off("windows", error)
+            self._guard("windows", self._windows.step)
         if self._arithmetic is not None:
-            try:
-                self._arithmetic.batch_begins(batch)
-            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
-                self._switch_off("arithmetic", error)
+            self._guard("arithmetic", self._arithmetic.batch_begins, batch)
         if self._ranks is not None:
             self._guard("ranks", self._watch_backward, self._ranks)
         if self._looks is not None:
@@ -277,25 +293,28 @@ class DoctorHooks:
         if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
             self._guard("telemetry", self._recorder.telemetry.first_batch, batch)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A step is over."""
+    def _close_step_ends(self, loop: LoopProbe, batch: Any) -> None:
+        """It is over."""
+        loop.is_close_step = False
+        if self._memory is not None:
+            self._guard("memory", self._memory.batch_ends)
+        if self._arithmetic is not None:
+            self._guard("arithmetic", self._arithmetic_ends, self._arithmetic)
+        self._guard("steps", loop.batch_ends, batch)
+        attentive = (self._memory, self._windows, self._arithmetic, self._looks)
+        # Among several ranks each step may be one whose backward is watched, which they agree on by counting.
+        loop.next_close_step = (
+            0 if self._ranks is not None else min((p.next_step for p in attentive if p is not None), default=_NEVER)
+        )
+
+    def _attend_to_next_step(self) -> None:
         if self._loop is not None:
-            try:
-                if self._memory is not None:
-                    self._memory.batch_ends()
-            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
-                self._switch_off("memory", error)
-            try:
-                if self._arithmetic is not None:
-                    self._arithmetic.batch_ends()
-                    if self._arithmetic.is_done:
-                        self._arithmetic = None
-            except Exception as error:  # noqa: BLE001 - reported; the others go on measuring
-                self._switch_off("arithmetic", error)
-            try:
-                self._loop.batch_ends(batch)
-            except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
-                self._switch_off("steps", error)
+            self._loop.next_close_step = 0
+
+    def _arithmetic_ends(self, arithmetic: ArithmeticProbe) -> None:
+        arithmetic.batch_ends()
+        if arithmetic.is_done:
+            self._arithmetic = None
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Watches the first steps' gradients: are they cleared?"""
@@ -440,6 +459,7 @@ class DoctorHooks:
         """Opens a profiler window at the next step; does nothing where windows are off or no run is under way."""
         if self._windows is not None:
             self._windows.request()
+            self._attend_to_next_step()
 
     def _is_worth_keeping(self, trace: TraceRecord) -> bool:
         """Whether a trace says something that the session without it does not."""

@@ -3,7 +3,7 @@
     python benchmarks/overhead/run.py                  the table, on the terminal
     python benchmarks/overhead/run.py --write          and into docs/benchmarks/overhead.md
     python benchmarks/overhead/run.py --arms bare "PerfDoctor()" --rounds 10
-    python benchmarks/overhead/run.py --alone --write  each arm by itself, into docs/benchmarks/overhead-alone.md
+    python benchmarks/overhead/run.py --within --write within one training, into docs/benchmarks/overhead-within.md
 
 Method. Every arm is a real ``Trainer.fit`` of the same tiny model on the CPU, one torch thread, in a process of its own
 (``arm.py``). All arms are started first and warmed up; then they take turns of 64 steps, in the order A B C … and back
@@ -17,10 +17,10 @@ keeps rows before it folds them, so nearly each round pays for one folding.
 Two processes of the same arm differ by several microseconds a step for as long as they live, by where their memory
 happens to lie. So all arms are started afresh for every few rounds (``--starts``).
 
-With ``--alone`` no two arms live at once: in each round every arm is started, warmed up, timed for 4096 steps and
-ended, in the order A B C and the next round C B A. So an arm finds the processor's caches as it left them itself, as a
-training does that has its core to itself; with many arms alive, each turn begins with what the others have left there.
-Rounds cost more time, so by default only the arms that the targets are about take part.
+With ``--within`` only what the targets are about is measured, as exactly as it can be: PerfDoctor, an empty callback
+and no callback take turns within one training (``within.py``), started afresh for every two rounds. TraceML's launcher,
+which cannot be taken out of a training, is timed beside its bare loop with no other arm alive: each started, warmed up,
+timed for 4096 steps and ended, as often as there are starts.
 
 TraceML is measured in an environment of its own, made on first use from PyPI with this repository's constraints (so
 with the same torch), alone as a callback and under its launcher with its default settings. Its aggregator is another
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import socket
 import statistics
@@ -45,18 +46,20 @@ from pathlib import Path
 
 import parts
 import simulated
+import within
 from arm import ANSWER, ARM_VARIABLE, ARMS, CORE_VARIABLE, SOCKET_VARIABLE
 from table import Comparison, Page, Turn, as_text, compare
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 PAGE = REPOSITORY / "docs" / "benchmarks" / "overhead.md"
-PAGE_ALONE = REPOSITORY / "docs" / "benchmarks" / "overhead-alone.md"
+PAGE_WITHIN = REPOSITORY / "docs" / "benchmarks" / "overhead-within.md"
 
 STEPS_A_TURN = 64
 TURNS_A_ROUND = 32  # 2048 steps: as many rows as PerfDoctor keeps before it folds them
 WARMUP_STEPS = 600  # PerfDoctor's own warm-up, its first folding and its watch on gradients lie in these
 STEPS_ALONE = 4096
+ROUNDS_A_START = 2  # within one training
 TRACEML = "traceml-ai==0.5.0"
 DEFAULT_VENV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lightning-perf" / "traceml-venv"
 START_TIMEOUT_S = 180.0
@@ -85,8 +88,8 @@ DOCTORS = ("PerfDoctor(schedule=None, reports=())", "PerfDoctor()")
 """These are compared with the bare loop too."""
 
 
-ALONE = ("bare", "empty callback", *DOCTORS, "bare, TraceML's environment", "TraceML launcher")
-"""The arms that the targets are about."""
+TRACEMLS = ("bare, TraceML's environment", "TraceML launcher")
+"""What a quarter of is one of the targets."""
 
 
 def is_traceml(arm: str) -> bool:
@@ -190,16 +193,38 @@ def measure_afresh(
     return taken, warmups
 
 
-def measure_alone(arms: Sequence[str], n_rounds: int, venv: Path, core: int | None) -> tuple[Taken, Taken]:
-    """One figure an arm and round, in a process that lives alone; one an arm and warm-up."""
-    taken: Taken = {arm: [] for arm in arms}
-    warmups: Taken = {arm: [] for arm in arms}
-    for number in range(n_rounds):
-        for arm in arms if number % 2 == 0 else reversed(arms):
-            with running([arm], venv, core) as (runner,):
-                warmups[arm].append(runner.turn(WARMUP_STEPS))
-                taken[arm].append(runner.turn(STEPS_ALONE))
-    return taken, warmups
+def measure_within(n_starts: int, venv: Path | None) -> Taken:
+    """One figure an arm and round, of arms that take turns within one training; TraceML's, one a start.
+
+    Args:
+        n_starts: How often the training is started.
+        venv: TraceML's environment; None to leave it out.
+    """
+    taken: Taken = {arm: [] for arm in within.ARMS}
+    for number in range(n_starts):
+        n_turns = ROUNDS_A_START * TURNS_A_ROUND * len(within.ARMS)
+        done = subprocess.run(
+            [sys.executable, str(HERE / "within.py"), str(n_turns)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"within.py failed:\n{done.stderr[-2000:]}")
+        answer = json.loads(done.stdout.splitlines()[-1])
+        for arm, turns in answer["taken_us"].items():
+            beside_us = answer["thread_us"] if arm == within.ARMS[0] else 0.0
+            for at in range(0, len(turns), TURNS_A_ROUND):
+                columns = zip(*turns[at : at + TURNS_A_ROUND], strict=True)
+                taken[arm].append(Turn(*(statistics.fmean(column) + beside_us for column in columns)))
+        for arm in TRACEMLS if venv is not None else ():
+            with running([arm], venv, None) as (runner,):
+                runner.turn(WARMUP_STEPS)
+                taken.setdefault(arm, []).append(runner.turn(STEPS_ALONE))
+        print(f"\rstart {number + 1} of {n_starts}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return taken
 
 
 def measure(runners: Sequence[Runner], n_rounds: int) -> Taken:
@@ -250,7 +275,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="TraceML's environment (default: %(default)s)")
     parser.add_argument("--no-traceml", action="store_true", help="leave TraceML out")
     parser.add_argument("--core", type=int, help="the only core that the arms may use")
-    parser.add_argument("--alone", action="store_true", help="no two arms alive at once; --rounds starts of each")
+    parser.add_argument("--within", action="store_true", help="within one training; two rounds a start")
     parser.add_argument("--write", action="store_true", help="write the page of the docs")
     parser.add_argument("--simulate", type=int, nargs="?", const=1_000_000, metavar="STEPS", help="simulate only")
     parser.add_argument("--parts", action="store_true", help="the parts only")
@@ -266,23 +291,25 @@ def main() -> None:
     if arguments.parts:
         print(parts.as_text(parts.measure()))
         return
-    arms = arguments.arms or list(ALONE if arguments.alone else ARMS)
-    if arguments.no_traceml or (any(map(is_traceml, arms)) and not traceml_venv(arguments.venv)):
+    arms = arguments.arms or list(ARMS)
+    wants_traceml = not arguments.no_traceml and any(map(is_traceml, arms)) and traceml_venv(arguments.venv)
+    if arguments.within:
+        taken = measure_within(arguments.starts, arguments.venv if wants_traceml else None)
+        found = comparisons(taken)
+        print(as_text(taken, found, [], WARMUP_STEPS))
+        if arguments.write:
+            Page(taken, found, [], WARMUP_STEPS, arguments.venv).write_within(PAGE_WITHIN, arguments.starts)
+        return
+    if not wants_traceml:
         arms = [arm for arm in arms if not is_traceml(arm)]
     n_starts = max(1, min(arguments.starts, arguments.rounds))
-    if arguments.alone:
-        taken, warmups = measure_alone(arms, arguments.rounds, arguments.venv, arguments.core)
-    else:
-        taken, warmups = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
+    taken, warmups = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
     found = comparisons(taken)
     once = comparisons({arm: warmups[arm] for arm in arms if arm in (*DOCTORS, "empty callback")})
     print(as_text(taken, found, once, WARMUP_STEPS))
     if arguments.write:
         page = Page(taken, found, once, WARMUP_STEPS, arguments.venv)
-        if arguments.alone:
-            page.write_alone(PAGE_ALONE, STEPS_ALONE)
-        else:
-            page.write(PAGE, n_starts, simulated.run(1_000_000), parts.measure())
+        page.write(PAGE, n_starts, simulated.run(1_000_000), parts.measure())
 
 
 if __name__ == "__main__":

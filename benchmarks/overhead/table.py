@@ -158,7 +158,9 @@ Machine: {machine}. {versions}.
 ## Targets
 
 {targets}
+"""
 
+_ONCE = """
 ## What a run pays once
 
 What the first {n_warmup_steps} steps took longer in all, which no figure above holds: the first profiler window, the
@@ -189,15 +191,17 @@ _ALTERNATING = (
     "all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 2048 steps\n"
     "an arm, in processes that were started afresh {n_starts} times;"
 )
-_ALONE = (
-    "no two arms are alive at once; in each of {n_rounds} rounds every arm is started, warmed up, and timed\nfor "
-    "{n_steps} steps;"
+_WITHIN = (
+    "PerfDoctor, an empty callback and no callback take turns of 64 steps within one\ntraining, {n_rounds} rounds of "
+    "2048 steps each, which was started afresh {n_starts} times; TraceML's arms are processes of\ntheir own;"
 )
 _OF_ALTERNATING = """Nor is the work that its threads do between turns. Each turn begins with
 caches that fifteen other trainings have filled, which costs the arm most that has most to keep there;
-[each arm alone](overhead-alone.md) has what a training with a core of its own pays. Full profilers answer questions
+[within one training](overhead-within.md) it is told more exactly what PerfDoctor adds. Full profilers answer questions
 that PerfDoctor's steady-state probes do not ask; they are here to show what always-on profiling costs."""
-_OF_ALONE = "[All arms, alternating](overhead.md), has more of them."
+_OF_WITHIN = """What PerfDoctor's
+background thread takes is added to its arm. [All arms, alternating](overhead.md), has more of them, and what a run pays
+once."""
 
 
 class Page(NamedTuple):
@@ -224,12 +228,14 @@ class Page(NamedTuple):
             parts=_table(("part", "µs a step"), [(part.name, f"{part.step_us:.2f}") for part in costs]),
         )
         method = _ALTERNATING.format(n_rounds=self._n_rounds(), n_starts=n_starts)
-        self._put(path, self._head("", "", method) + more + _TAIL.format(other=_OF_ALTERNATING))
+        self._put(path, self._head("", "", method) + self._once() + more + _TAIL.format(other=_OF_ALTERNATING))
 
-    def write_alone(self, path: Path, n_steps: int) -> None:
-        """Writes what arms took of which no two were alive at once."""
-        method = _ALONE.format(n_rounds=self._n_rounds(), n_steps=n_steps)
-        self._put(path, self._head(", each arm alone", "--alone ", method) + _TAIL.format(other=_OF_ALONE))
+    def write_within(self, path: Path, n_starts: int) -> None:
+        """Writes what arms took that alternate within one training."""
+        method = _WITHIN.format(n_rounds=self._n_rounds(), n_starts=n_starts)
+        self._put(
+            path, self._head(", measured within one training", "--within ", method) + _TAIL.format(other=_OF_WITHIN)
+        )
 
     def _n_rounds(self) -> int:
         return len(next(iter(self.taken.values())))
@@ -249,9 +255,11 @@ class Page(NamedTuple):
             arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
             comparisons=_table(("arm", "over", "wall, µs a step", "processor, µs a step", "wall ratio"), added),
             targets=_table(("target", "measured", ""), targets(self.found)),
-            n_warmup_steps=self.n_warmup_steps,
-            once=_table(("arm", "wall"), _paid_once(self.once, self.n_warmup_steps)),
         )
+
+    def _once(self) -> str:
+        table = _table(("arm", "wall"), _paid_once(self.once, self.n_warmup_steps))
+        return _ONCE.format(n_warmup_steps=self.n_warmup_steps, once=table)
 
     @staticmethod
     def _put(path: Path, text: str) -> None:

@@ -68,16 +68,19 @@ class ArithmeticProbe:
         self._counter: ArithmeticCounter | None = None
         self._parts: list[str] = []
         self._n_samples: int | None = None
-        self._step = 0
         self._attempts = 0
         self._profile: ModelProfile | None = None
         self._ceilings: Ceilings | None = None
         self._has_looked_up = False
 
+    @property
+    def next_step(self) -> int:
+        """Steps done before the next one that is to be told of: others need not be."""
+        return FIRST_STEP
+
     def batch_begins(self, batch: Any) -> None:
         """The batch is on the device, its step begins."""
-        self._step += 1
-        if self.is_done or self._step <= FIRST_STEP or self._counter is not None:
+        if self.is_done or self._loop.main.n_steps < FIRST_STEP or self._counter is not None:
             return
         if self._loop.timeline.edges is not None or self._loop.is_profiling:
             return  # another look at this step is under way
@@ -146,7 +149,7 @@ class ArithmeticProbe:
             return
         self._counter = None
         self.own_ns += counter.own_ns
-        profile = counter.profile(_name(self._device), self._n_samples, self._step - 1)
+        profile = counter.profile(_name(self._device), self._n_samples, self._loop.main.n_steps)
         if counter.failure:
             self.missing["model_profile"] = counter.failure
             self.is_done = True

@@ -63,7 +63,6 @@ class StepLooks:
         self._module, self._device, self._loop = pl_module, device, loop
         self._now_ns, self._on_fail, self._depth, self._make_event = now_ns, on_fail, depth, make_event
         self._debug = debug or sync_debug_of(device)
-        self._step = 0
         self._rounds = list(ROUNDS)
         self._plan: list[tuple[str, bool]] = []  # what to look at, and whether it was looked at in this round before
         self._next = self._rounds.pop(0)
@@ -78,10 +77,14 @@ class StepLooks:
 
     # -- the loop's events --------------------------------------------------------------------------------------------
 
+    @property
+    def next_step(self) -> int:
+        """Steps done before the next one that is to be told of: others need not be."""
+        return self._next
+
     def batch_begins(self) -> None:
         """A step begins."""
-        self._step += 1
-        if self._step > self._next and not self.is_off:
+        if self._loop.main.n_steps >= self._next and not self.is_off:
             self._guarded(self._look)
 
     def row_ends(self) -> None:

@@ -88,6 +88,10 @@ class LoopProbe:
         self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS)
         self.fetch_watch: FetchWatch | None = None
         """Told of each fetch of the stage that the run is for."""
+        self.next_close_step = 0
+        """Steps done before the next one that more than the clock attends to; an epoch's first is one too."""
+        self.is_close_step = False
+        """Whether the step under way is such a one."""
         self.startup_ns: dict[str, int] = {}
         self.sanity_ns = 0
         self.first_step_end_ns: int | None = None
@@ -321,9 +325,10 @@ class LoopProbe:
             self.on_row_end()
         if self._is_between:
             self._begin_epoch()
-        self.main.fetch_begins()
-        if self.fetch_watch is not None:
-            self.fetch_watch.begins()
+        main, watch = self.main, self.fetch_watch
+        main.fetch_begins()
+        if watch is not None and main.n_steps >= watch.next_step:
+            watch.begins(main.n_steps)
 
     def _row_ends(self) -> None:
         if self.on_row_end is not None:
@@ -342,9 +347,10 @@ class LoopProbe:
         if self._is_foreign_fetch:
             self._is_foreign_fetch = False
             return
-        if self.fetch_watch is not None:
+        if self.fetch_watch is not None and self.fetch_watch.is_looking:
             self.fetch_watch.ends()
-        self.main.fetch_ends()
+        if self.main.device_clock is not None:
+            self.main.fetch_ends()
 
     def _validation_fetch_begins(self) -> None:
         if self._is_validation_between:
@@ -352,13 +358,13 @@ class LoopProbe:
         self.validation.fetch_begins()
 
     def batch_begins(self, batch: Any) -> None:
-        """``on_*_batch_start`` of the stage that the run is for."""
+        """``on_*_batch_start`` of the stage that the run is for. After the first of an epoch it may go to ``main``."""
         if self._is_between:
             self._begin_epoch()
         self.main.batch_begins(batch)
 
     def batch_ends(self, batch: Any = None) -> None:
-        """``on_*_batch_end`` of the stage that the run is for."""
+        """``on_*_batch_end`` of the stage that the run is for. After the first of the run it may go to ``main``."""
         self.main.batch_ends(batch)
         if self.first_step_end_ns is None:
             self.first_step_end_ns = self.timeline.charge()

@@ -112,7 +112,6 @@ class MemoryProbe:
         self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
         self._workers.on_change = self._growth.series[WORKERS].clear
         self._edges = EdgeReadings(self._allocator, self._own)
-        self._step = 0
         self._next_sample = FIRST_SAMPLED_STEPS[0]
         self._n_samples = 0
         self._sample_every = SAMPLE_EVERY
@@ -130,12 +129,17 @@ class MemoryProbe:
 
     # -- the loop's events --------------------------------------------------------------------------------------------
 
+    @property
+    def next_step(self) -> int:
+        """Steps done before the next one that is to be told of: others need not be."""
+        return self._next_look
+
     def batch_begins(self, batch: Any) -> None:
         """The batch is on the device, its step begins."""
-        self._step += 1
-        if self._step > self._next_look and not self.is_off:
+        step = self._loop.main.n_steps
+        if step >= self._next_look and not self.is_off:
             begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
-            self._guarded(self._look, self._step - 1, batch)
+            self._guarded(self._look, step, batch)
             self.sampling_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
 
     def batch_ends(self) -> None:
@@ -221,7 +225,7 @@ class MemoryProbe:
             if saved.n_tensors == 0 and not saved.failure:
                 saved.failure = "the step that was looked at ran no forward pass with gradients"
         record = with_gradients(memory.record(saved), self._gradients)
-        self._breakdown = msgspec.structs.replace(record, n_samples=self._batch_size, step=self._step - 1)
+        self._breakdown = msgspec.structs.replace(record, n_samples=self._batch_size, step=self._loop.main.n_steps)
 
     def read_host(self) -> None:
         """Reads the host in full; too dear for every step."""
@@ -258,7 +262,7 @@ class MemoryProbe:
         record = OutOfMemory(
             where=where,
             error=f"{type(error).__name__}: {str(error)[:500]}",
-            step=max(0, self._step - 1),
+            step=self._loop.main.n_steps,
             phase=oom.phase_of(error),
             code=oom.code_of(error),
             requested_bytes=oom.requested_bytes(error),
@@ -286,7 +290,7 @@ class MemoryProbe:
         Args:
             folder: Where the history of allocations is written, if one is recorded; None for nowhere.
         """
-        self._guarded(self._growth.end, self._step)
+        self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and folder is not None:
             self._history.dump(folder)

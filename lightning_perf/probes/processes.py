@@ -155,22 +155,28 @@ class FetchWatch:
     def __init__(self, now_ns: Callable[[], int], ran_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._now_ns, self._ran_clock_ns = now_ns, ran_ns
         self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self._until_next = self.EVERY
+        self.next_step = self.EVERY
+        """Steps done before the next fetch to be looked at: of others it need not be told."""
         self._n_looks = 0
         self._before: tuple[int, int, int] | None = None
+        self.is_looking = False
         self._wall_ns = self._ran_ns = self._queued_ns = 0
 
-    def begins(self) -> None:
-        """The thread asks for a batch."""
-        self._until_next -= 1
-        if self._until_next == 0:
-            self._n_looks += 1
-            self._until_next = self.EVERY if self._n_looks < self.ENOUGH else self.RARELY
-            stand = self._clock.read()
-            self._before = None if stand is None else (self._now_ns(), self._ran_clock_ns(), stand[1])
+    def begins(self, n_steps: int) -> None:
+        """The thread asks for a batch.
+
+        Args:
+            n_steps: Steps done so far; at least ``next_step``.
+        """
+        self._n_looks += 1
+        self.next_step = n_steps + (self.EVERY if self._n_looks < self.ENOUGH else self.RARELY)
+        stand = self._clock.read()
+        self._before = None if stand is None else (self._now_ns(), self._ran_clock_ns(), stand[1])
+        self.is_looking = True
 
     def ends(self) -> None:
         """It has it."""
+        self.is_looking = False
         if self._before is None:
             return
         before_ns, ran_ns, queued_ns = self._before

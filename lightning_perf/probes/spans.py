@@ -219,15 +219,16 @@ class Timeline:
 
 
 class NoSpan:
-    """A context manager that does nothing, for the parts of the loop that need no span of their own."""
+    """A context manager that does nothing, for the parts of the loop that need no span of their own.
+
+    A step enters a dozen of them. A function written in C that takes whatever it is given, and whose answer is false,
+    costs half of what Python functions with nothing in them do.
+    """
 
     __slots__ = ()
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exception: Any) -> None:
-        return None
+    __enter__ = staticmethod("".format)
+    __exit__ = staticmethod("".format)
 
 
 def span_cost_ns(timeline_factory: Callable[[], Timeline], rounds: int = 200) -> float:

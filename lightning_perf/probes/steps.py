@@ -6,8 +6,10 @@ One class, whose events and what they come to share all of its state: longer tha
 from __future__ import annotations
 
 import statistics
+import struct
 from array import array
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -84,12 +86,7 @@ class StageProbe:
         self._size_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
         self._device = _DeviceTally()
-        self._epoch_rows_ns = np.zeros(N_PHASES, dtype=np.int64)
-        self._epoch_steps = 0
-        self._epoch_samples: int | None = 0
-        self._epoch_step_ns = LogHistograms(1)
-        self._epoch_first_fetch_ns: int | None = None
-        self._epoch_boundary_ns = 0
+        self._epoch = _EpochTally()
         self._summed_rows = 0
         self._n_epochs = 0
         self._last_counted_epoch: int | None = None
@@ -237,14 +234,14 @@ class StageProbe:
         """The epochs, the one under way included."""
         self._take_row()
         self._sum_epoch()
-        current = self._epoch_record()
+        current = self._epoch.record(self.epoch)
         return (*self.epochs, current) if current else tuple(self.epochs)
 
     def n_epochs(self) -> int:
         """Epochs with a step so far, the one under way included; ``epochs_so_far`` keeps the last of them only."""
         self._take_row()
         self._sum_epoch()
-        return self._n_epochs + (self._epoch_steps > 0 and self.epoch != self._last_counted_epoch)
+        return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
     def fold(self) -> None:
         """Adds the rows kept so far to the tally."""
@@ -269,22 +266,21 @@ class StageProbe:
         self.timeline.charge()
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
-        self._rows.extend(phase_ns)
-        self._was_row_profiled = self._is_row_profiled
-        if self._row_has_step and not self._has_begun_first_step:
-            self._has_begun_first_step = True
-            if not self._is_row_profiled:
-                self.first_step_ns = tuple(phase_ns[:N_PHASES])
-        if self._is_row_profiled:
-            self._rows.extend((PROFILED_STEP if self._row_has_step else PROFILED_TIME, self._samples, self.epoch))
-            self._is_first_of_epoch = self._is_first_of_epoch and not self._row_has_step
-            self._is_row_profiled = self._is_profiled
-            self._row_has_step = False
-        elif self._row_has_step:
-            self._rows.extend((FIRST_STEP if self._is_first_of_epoch else USUAL_STEP, self._samples, self.epoch))
-            self._is_first_of_epoch = self._row_has_step = False
+        has_step, is_profiled, samples = self._row_has_step, self._is_row_profiled, self._samples
+        self._was_row_profiled = is_profiled
+        if has_step:
+            kind = PROFILED_STEP if is_profiled else FIRST_STEP if self._is_first_of_epoch else USUAL_STEP
+            self._row_has_step = self._is_first_of_epoch = False
+            if not self._has_begun_first_step:
+                self._has_begun_first_step = True
+                self.first_step_ns = None if is_profiled else tuple(phase_ns[:N_PHASES])
+        elif is_profiled:
+            kind = PROFILED_TIME
         else:
-            self._rows.extend((NOT_A_STEP, 0, self.epoch))
+            kind, samples = NOT_A_STEP, 0
+        if is_profiled:
+            self._is_row_profiled = self._is_profiled
+        self._rows.frombytes(_pack_row(*phase_ns, kind, samples, self.epoch))
         phase_ns[:] = _ZEROS
 
     def _matrix(self) -> NDArray[np.int64]:
@@ -310,56 +306,19 @@ class StageProbe:
         rows = rows[rows[:, EPOCH] == self.epoch]
         if len(rows) == 0:
             return
-        is_step = are_steps(rows[:, KIND])
-        self._epoch_rows_ns += rows[:, :N_PHASES].sum(axis=0)
-        self._epoch_steps += int(is_step.sum())
-        usual = rows[rows[:, KIND] == USUAL_STEP]
-        self._epoch_step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
-        if is_step.any():
-            self._epoch_boundary_ns = 0
-        after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
-        self._epoch_boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
-        samples = rows[is_step, SAMPLES]
-        if self._epoch_samples is not None:
-            self._epoch_samples = None if (samples < 0).any() else self._epoch_samples + int(samples.sum())
-        first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
-        if len(first):
-            self._epoch_first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
-
-    def _epoch_record(self) -> Epoch | None:
-        total_ns = int(self._epoch_rows_ns.sum())
-        if total_ns == 0:
-            return None
-        median = self._epoch_step_ns.quantiles(0, (0.5,))[0] if self._epoch_step_ns.n else None
-        first = self._epoch_first_fetch_ns
-        return Epoch(
-            index=self.epoch,
-            n_steps=self._epoch_steps,
-            wall_s=total_ns / 1e9,
-            phases={
-                name: float(self._epoch_rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._epoch_rows_ns[i]
-            },
-            samples=self._epoch_samples,
-            step_p50_s=None if median is None else median / 1e9,
-            first_fetch_s=None if first is None else first / 1e9,
-        )
+        self._epoch.add(rows)
 
     def _close_epoch(self) -> None:
         self._sum_epoch()
-        record = self._epoch_record()
+        record = self._epoch.record(self.epoch)
         if record is not None and (record.n_steps or self.epochs or self.n_steps):
             if record.n_steps:
-                record = msgspec.structs.replace(record, boundary_s=self._epoch_boundary_ns / 1e9)
+                record = msgspec.structs.replace(record, boundary_s=self._epoch.boundary_ns / 1e9)
                 self._n_epochs += record.index != self._last_counted_epoch
                 self._last_counted_epoch = record.index
             self.epochs.append(record)
             del self.epochs[:-_MAX_EPOCHS]
-            self._epoch_rows_ns[:] = 0
-            self._epoch_steps = 0
-            self._epoch_samples = 0
-            self._epoch_step_ns = LogHistograms(1)
-            self._epoch_first_fetch_ns = None
-            self._epoch_boundary_ns = 0
+            self._epoch = _EpochTally()
 
     def _batch_size(self, batch: Any) -> int:
         if batch is None:
@@ -376,6 +335,9 @@ class StageProbe:
 
 
 _ZEROS = [0] * N_COLUMNS
+
+_pack_row = struct.Struct(f"{ROW_WIDTH}q").pack
+"""A row's bytes: half the price of adding its numbers to an array one by one."""
 
 
 def _as_matrix(rows: array[int]) -> NDArray[np.int64]:
@@ -395,7 +357,8 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     if path is None:
         return lambda _: -1
     if path == ():
-        return lambda b: int(b.shape[0])
+        # Without a function of Python's: each step reads a size.
+        return methodcaller("size", 0) if callable(getattr(batch, "size", None)) else lambda b: int(b.shape[0])
     if len(path) == 1:
         key = path[0]
         return lambda b: int(b[key].shape[0])
@@ -425,6 +388,54 @@ def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
         if path is not None:
             return (key, *path)
     return None
+
+
+class _EpochTally:
+    """Adds up the rows of one epoch."""
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+        self.boundary_ns = 0
+        """Of the rows after its last step."""
+        self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
+        self._samples: int | None = 0
+        self._step_ns = LogHistograms(1)
+        self._first_fetch_ns: int | None = None
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """Counts rows of this epoch; shape (rows, ROW_WIDTH)."""
+        is_step = are_steps(rows[:, KIND])
+        self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
+        self.n_steps += int(is_step.sum())
+        usual = rows[rows[:, KIND] == USUAL_STEP]
+        self._step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
+        if is_step.any():
+            self.boundary_ns = 0
+        after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
+        self.boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
+        samples = rows[is_step, SAMPLES]
+        if self._samples is not None:
+            self._samples = None if (samples < 0).any() else self._samples + int(samples.sum())
+        first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
+        if len(first):
+            self._first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
+
+    def record(self, index: int) -> Epoch | None:
+        """The epoch of this index; None before it took any time."""
+        total_ns = int(self._rows_ns.sum())
+        if total_ns == 0:
+            return None
+        median = self._step_ns.quantiles(0, (0.5,))[0] if self._step_ns.n else None
+        first = self._first_fetch_ns
+        return Epoch(
+            index=index,
+            n_steps=self.n_steps,
+            wall_s=total_ns / 1e9,
+            phases={name: float(self._rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._rows_ns[i]},
+            samples=self._samples,
+            step_p50_s=None if median is None else median / 1e9,
+            first_fetch_s=None if first is None else first / 1e9,
+        )
 
 
 class _DeviceTally:

@@ -39,7 +39,7 @@ _MAX_TRACES = 64  # kept of the last windows: a schedule without end must not fi
 class WindowProbe:
     """Opens and closes windows, and reads what they recorded.
 
-    Between windows a step costs one comparison. Nothing is synchronised but by the profiler itself at a window's edges.
+    Between windows most steps need not be told of. Nothing is synchronised but by the profiler itself at its edges.
 
     Args:
         options: When and what.
@@ -66,7 +66,6 @@ class WindowProbe:
         self._rank = rank
         self._folder = folder
         self._is_worth_keeping = is_worth_keeping
-        self._step = 0
         self._recording: Recording | None = None
         self._is_requested = False
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
@@ -91,13 +90,22 @@ class WindowProbe:
         self._is_requested = True
         self._look_at = 0
 
+    @property
+    def next_step(self) -> int:
+        """Steps done before the next one that is to be told of: others need not be."""
+        return self._look_at if self._recording is None else self._step
+
+    @property
+    def _step(self) -> int:
+        """Steps done so far, which is the number of the one under way."""
+        return self._loop.main.n_steps
+
     def step(self) -> None:
         """The loop is about to run a step."""
         if self._recording is not None:
             self._advance(self._recording)
         if self._recording is None and self._step >= self._look_at:
             self._look()
-        self._step += 1
 
     def validation_begins(self) -> None:
         """What is recorded from here on belongs to no step: an open window ends.

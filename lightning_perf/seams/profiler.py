@@ -59,10 +59,10 @@ def _tap_class(base: type) -> Any:
         def start(self, action_name: str) -> None:
             if not self._spans.is_inner_silent:
                 self._inner.start(action_name)
-            self._spans.own(action_name).__enter__()
+            self._spans.own[action_name].__enter__()
 
         def stop(self, action_name: str) -> None:
-            self._spans.own(action_name).__exit__(None, None, None)
+            self._spans.own[action_name].__exit__(None, None, None)
             if not self._spans.is_inner_silent:
                 self._inner.stop(action_name)
 
@@ -113,20 +113,25 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
         super().__init__()
         self.inner = inner
         self.is_inner_silent = type(inner).__name__ == "PassThroughProfiler"
-        self._span_for = span_for
-        self._own: dict[str, AbstractContextManager[None]] = {}
+        self.own = _Own(span_for)
+        """The span alone, for actions that are started and stopped by hand."""
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        span = self.own(action_name)
+        span = self.own[action_name]
         context = span if self.is_inner_silent else _SpanAndProfile(span, self.inner, action_name)
         self[action_name] = context
         return context
 
-    def own(self, action_name: str) -> AbstractContextManager[None]:
-        """The span alone, for actions that are started and stopped by hand."""
-        span = self._own.get(action_name)
-        if span is None:
-            span = self._own[action_name] = self._span_for(action_name)
+
+class _Own(dict[str, "AbstractContextManager[None]"]):
+    """Action name → its span."""
+
+    def __init__(self, span_for: SpanFor) -> None:
+        super().__init__()
+        self._span_for = span_for
+
+    def __missing__(self, action_name: str) -> AbstractContextManager[None]:
+        span = self[action_name] = self._span_for(action_name)
         return span
 
 

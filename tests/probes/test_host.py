@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +135,15 @@ class ScriptedClock:
         return self.stands.pop(0)
 
 
+def fetch(made: FetchWatch, number: int, work: Callable[[], object] = lambda: None) -> None:
+    """As the loop does it: the watch is told only of the fetches that it looks at."""
+    if number >= made.next_step:
+        made.begins(number)
+    work()
+    if made.is_looking:
+        made.ends()
+
+
 def watch(now: list[int], *stands: tuple[int, int] | None) -> FetchWatch:
     ran = [stand[0] for stand in stands if stand is not None]
     made = FetchWatch(lambda: now.pop(0), lambda: ran.pop(0))
@@ -143,17 +154,15 @@ def watch(now: list[int], *stands: tuple[int, int] | None) -> FetchWatch:
 
 def test_fetch_is_blocked_when_the_thread_neither_runs_nor_queues() -> None:
     made = watch([1000, 2000], (10, 20), (110, 220))
-    for _ in range(FetchWatch.EVERY):
-        made.begins()
-        made.ends()
+    for number in range(FetchWatch.EVERY + 1):
+        fetch(made, number)
     assert made.fractions() == (pytest.approx(0.7), pytest.approx(0.2))
 
 
 def test_fetch_is_unknown_when_the_kernel_does_not_tell() -> None:
     made = watch([], None, None)
-    for _ in range(2 * FetchWatch.EVERY):
-        made.begins()
-        made.ends()
+    for number in range(2 * FetchWatch.EVERY + 1):
+        fetch(made, number)
     assert made.fractions() == (None, None)
     assert ScheduleClock("/nowhere").read() is None
 
@@ -164,11 +173,12 @@ def test_fetch_is_looked_at_more_rarely_when_enough_were() -> None:
     made.close()
     made._clock = ScriptedClock(*[(0, 0)] * 10_000)  # type: ignore[assignment]
 
+    numbers = itertools.count(1)
+
     def looks_in(n_fetches: int) -> int:
         before = next(reads)
         for _ in range(n_fetches):
-            made.begins()
-            made.ends()
+            fetch(made, next(numbers))
         return (next(reads) - before - 1) // 2  # at the beginning and at the end of a fetch
 
     assert looks_in(FetchWatch.EVERY * FetchWatch.ENOUGH) == FetchWatch.ENOUGH
@@ -178,10 +188,8 @@ def test_fetch_is_looked_at_more_rarely_when_enough_were() -> None:
 @linux
 def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kernel() -> None:
     made = FetchWatch(time.perf_counter_ns)
-    for _ in range(40 * FetchWatch.EVERY):
-        made.begins()
-        sum(range(10_000))  # a fraction of a millisecond
-        made.ends()
+    for number in range(40 * FetchWatch.EVERY):
+        fetch(made, number, lambda: sum(range(10_000)))  # a fraction of a millisecond
     made.close()
     blocked, queueing = made.fractions()
     assert blocked is not None
@@ -191,12 +199,10 @@ def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kerne
 
 @linux
 def test_fetch_is_blocked_when_it_sleeps_and_not_when_it_computes() -> None:
-    def fractions(work: object) -> tuple[float, float]:
+    def fractions(work: Callable[[], object]) -> tuple[float, float]:
         made = FetchWatch(time.perf_counter_ns)
-        for _ in range(2 * FetchWatch.EVERY):
-            made.begins()
-            work()  # type: ignore[operator]
-            made.ends()
+        for number in range(2 * FetchWatch.EVERY + 1):
+            fetch(made, number, work)
         made.close()
         return made.fractions()  # type: ignore[return-value]
 

@@ -31,7 +31,7 @@ class Loop:
         self.owner = None
         self.edges: Any = None
         self.n_left_out = 0
-        self.main = SimpleNamespace(leave_out=self._leave_out)
+        self.main = SimpleNamespace(leave_out=self._leave_out, n_steps=0)
 
     def _leave_out(self) -> None:
         self.n_left_out += 1
@@ -76,6 +76,7 @@ class Training:
             if edges is not None:
                 edges.leaves(name)
         self.probe.batch_ends()
+        self.loop.main.n_steps += 1
 
     def diagnosed(self, code: str) -> Any:
         """What the rule says of it all."""

@@ -105,7 +105,7 @@ def raises(*_: Any, **__: Any) -> Any:
 
 def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
     """The host's clock works at first, then raises."""
-    begin = loop.LoopProbe.batch_ends
+    begin = steps.StageProbe.batch_ends
     seen = []
 
     def batch_ends(self: Any, *args: Any) -> None:
@@ -114,7 +114,7 @@ def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
         if len(seen) == 5:
             self.timeline.now_ns = raises
 
-    patch.setattr(loop.LoopProbe, "batch_ends", batch_ends)
+    patch.setattr(steps.StageProbe, "batch_ends", batch_ends)
 
 
 def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
