@@ -27,7 +27,7 @@ class Part(NamedTuple):
 def measure() -> list[Part]:
     """The least of seven rounds' means for each part: what it costs when nothing disturbs it."""
     timeline = Timeline(now_ns, _raise)
-    span, fetch = Span(timeline, "other"), FetchSpan(timeline, _nothing, _nothing)
+    span, fetch = Span(timeline, "other"), FetchSpan(timeline, bool, _nothing)
 
     def enter(context: Any) -> Callable[[], None]:
         def once() -> None:

@@ -315,20 +315,23 @@ class LoopProbe:
 
     # -- the loop's events ------------------------------------------------------------
 
-    def _fetch_begins(self) -> None:
-        if self.timeline.stack and not self.main.is_in_batch:
+    def _fetch_begins(self) -> bool:
+        """Whether its end is of interest too."""
+        main, watch = self.main, self.fetch_watch
+        if self.timeline.stack and not main.is_in_batch:
             if self._is_in_callback():
                 self._is_foreign_fetch = True
-                return
+                return True
             self.timeline.unwind()
         if self.on_row_end is not None:
             self.on_row_end()
         if self._is_between:
             self._begin_epoch()
-        main, watch = self.main, self.fetch_watch
-        main.fetch_begins()
+        has_clock = main.fetch_begins()
         if watch is not None and main.n_steps >= watch.next_step:
             watch.begins(main.n_steps)
+            return True
+        return has_clock
 
     def _row_ends(self) -> None:
         if self.on_row_end is not None:
@@ -349,13 +352,12 @@ class LoopProbe:
             return
         if self.fetch_watch is not None and self.fetch_watch.is_looking:
             self.fetch_watch.ends()
-        if self.main.device_clock is not None:
-            self.main.fetch_ends()
+        self.main.fetch_ends()
 
-    def _validation_fetch_begins(self) -> None:
+    def _validation_fetch_begins(self) -> bool:
         if self._is_validation_between:
             self._begin_validation_batches()
-        self.validation.fetch_begins()
+        return self.validation.fetch_begins()
 
     def batch_begins(self, batch: Any) -> None:
         """``on_*_batch_start`` of the stage that the run is for. After the first of an epoch it may go to ``main``."""

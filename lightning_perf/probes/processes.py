@@ -149,7 +149,7 @@ class FetchWatch:
     """Prime, lest it keep step with workers, which deliver in turn."""
 
     ENOUGH = 256
-    RARELY = 61
+    RARELY = 251
     """Prime, as above."""
 
     def __init__(self, now_ns: Callable[[], int], ran_ns: Callable[[], int] = time.thread_time_ns) -> None:

@@ -101,28 +101,36 @@ class EdgeSpan(Span):
 
 
 class FetchSpan(Span):
-    """The wait for a batch; tells its owner when it begins and ends."""
+    """The wait for a batch; tells its owner when it begins and ends.
 
-    __slots__ = ("after", "before")
+    Args:
+        timeline: What charges the time.
+        before: Called as it begins; whether ``after`` is to be called too.
+        after: Called as it ends.
+    """
 
-    def __init__(self, timeline: Timeline, before: Callable[[], None], after: Callable[[], None]) -> None:
+    __slots__ = ("after", "before", "wants_end")
+
+    def __init__(self, timeline: Timeline, before: Callable[[], bool], after: Callable[[], None]) -> None:
         super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next")
         self.before = before
         self.after = after
+        self.wants_end = False
 
     def __enter__(self) -> None:
         try:
-            self.before()
+            self.wants_end = self.before()
         except Exception as error:  # noqa: BLE001 - reported
             self.timeline.fail(error)
         Span.__enter__(self)
 
     def __exit__(self, *exception: object) -> None:
         Span.__exit__(self)
-        try:
-            self.after()
-        except Exception as error:  # noqa: BLE001 - reported
-            self.timeline.fail(error)
+        if self.wants_end:
+            try:
+                self.after()
+            except Exception as error:  # noqa: BLE001 - reported
+                self.timeline.fail(error)
 
 
 class MarkedSpan:

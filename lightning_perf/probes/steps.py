@@ -93,19 +93,24 @@ class StageProbe:
 
     # -- the loop's events, in the order in which they come ------------------------------------------------------------
 
-    def fetch_begins(self) -> None:
+    def fetch_begins(self) -> bool:
         """The loop asks for a batch; unless a step asks for it itself, a new row begins.
 
         Where an epoch begins with two fetches, because a loader without length is read one batch ahead, they share
         the row of its first step.
+
+        Returns:
+            Whether ``fetch_ends`` is to be called.
         """
         if self.is_in_batch:
             self._samples = -1  # the step was begun with the last step's batch
         elif not (self._is_row_fresh and self._is_first_of_epoch):
             self._take_row()
             self._is_row_fresh = True
-        if self.device_clock is not None:
-            self.device_clock.before_fetch()
+        if self.device_clock is None:
+            return False
+        self.device_clock.before_fetch()
+        return True
 
     def fetch_ends(self) -> None:
         """The batch has come, or the loader is exhausted."""
@@ -263,7 +268,12 @@ class StageProbe:
     # -- inside ------------------------------------------------------------
 
     def _take_row(self) -> None:
-        self.timeline.charge()
+        timeline = self.timeline
+        now = timeline.now_ns()  # ``charge`` is written out: here it is called at each step
+        passed = now - timeline.last_ns
+        timeline.current.ns += passed
+        timeline.phase_ns[timeline.current.phase] += passed
+        timeline.last_ns = now
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
         has_step, is_profiled, samples = self._row_has_step, self._is_row_profiled, self._samples

@@ -35,7 +35,8 @@ between steps inside a profiler window, which all statistics leave out."""
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _WAIT = PHASE_INDEX["data_wait"]
 _BOUNDARY = PHASE_INDEX["epoch_boundary"]
-_STEP_SERIES = N_PHASES  # the histogram behind those of the phases is the whole step's
+_SERIES = {column: series for series, column in enumerate(_STEP_COLUMNS)}
+_STEP_SERIES = len(_STEP_COLUMNS)  # the histogram behind those of the step's phases is the whole step's
 
 SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (SageMaker's StepOutlier uses 3 sigma; RULES PD606)
 WAITING_FRACTION = 0.1  # a fetch that blocks for more than this share of the median step is a wait
@@ -68,7 +69,7 @@ class Tally:
         self._first_step = first_step
         self._n_step_rows = 0
         self._now_ns = start_ns
-        self._histograms = LogHistograms(N_PHASES + 1)
+        self._histograms = LogHistograms(len(_STEP_COLUMNS) + 1)
         self._own = LogHistograms(1)
         self._sum_ns = 0.0
         self._sum_squares = 0.0
@@ -97,7 +98,7 @@ class Tally:
         step_ns = phases[:, _STEP_COLUMNS].sum(axis=1)
         numbers = self._first_step + self._n_step_rows + np.cumsum(are_steps(kinds)) - 1
         self._add_outliers(phases[usual], step_ns[usual], numbers[usual])
-        self._histograms.add(np.column_stack([phases[usual], step_ns[usual]]))
+        self._histograms.add(np.column_stack([phases[usual][:, _STEP_COLUMNS], step_ns[usual]]))
         self._own.add(rows[usual, OWN][:, None])
         usual_s = step_ns[usual] / 1e9
         self._sum_ns += float(usual_s.sum())
@@ -158,7 +159,7 @@ class Tally:
             if usual.any():
                 typical = int(np.median(phases[usual, _WAIT]))
             else:
-                typical = int(self._median(_WAIT)) if self._histograms.n else 0
+                typical = int(self._median(_SERIES[_WAIT])) if self._histograms.n else 0
             excess = np.where(first, np.maximum(phases[:, _WAIT] - typical, 0), 0)
             phases[:, _WAIT] -= excess
             phases[:, _BOUNDARY] += excess
@@ -174,10 +175,13 @@ class Tally:
             return
         is_known = self._histograms.n >= _MIN_STEPS_FOR_OUTLIERS
         median = self._median(_STEP_SERIES) if is_known else float(np.median(step_ns))
-        usual_phases = np.median(phases, axis=0)
-        for position in np.flatnonzero(step_ns > SLOW_FACTOR * median):
+        slow = np.flatnonzero(step_ns > SLOW_FACTOR * median)
+        if len(slow) == 0:
+            return
+        usual_phases = np.median(phases[:, _STEP_COLUMNS], axis=0)
+        for position in slow:
             excess = int(step_ns[position] - median)
-            growth = phases[position, _STEP_COLUMNS] - usual_phases[_STEP_COLUMNS]
+            growth = phases[position, _STEP_COLUMNS] - usual_phases
             phase = _STEP_COLUMNS[int(growth.argmax())]
             self._n_outliers += 1
             self.outlier_ns += excess
@@ -197,16 +201,16 @@ class Tally:
         total_s = float(self.phase_ns[index]) / 1e9
         if index not in _STEP_COLUMNS:
             return PhaseTime(total_s=total_s, share=total_s / span_s)
-        p50, p95 = self._histograms.quantiles(index, (0.5, 0.95))
+        p50, p95 = self._histograms.quantiles(_SERIES[index], (0.5, 0.95))
         return PhaseTime(total_s=total_s, share=total_s / span_s, p50_s=p50 / 1e9, p95_s=p95 / 1e9)
 
     def _fetch(self) -> Fetch:
-        p50, p90 = self._histograms.quantiles(_WAIT, (0.5, 0.9))
+        p50, p90 = self._histograms.quantiles(_SERIES[_WAIT], (0.5, 0.9))
         recent = np.fromiter(self._recent_waits, dtype=np.int64)
         period, fraction = _bursts(recent > WAITING_FRACTION * self._median(_STEP_SERIES))
         return Fetch(
             n=self.n_steps,
-            wait_s=self._distribution(_WAIT, *self._wait_sums),
+            wait_s=self._distribution(_SERIES[_WAIT], *self._wait_sums),
             p90_over_p50=p90 / p50 if p50 > 0 else None,
             waiting_fraction=self._n_waiting / self.n_steps,
             burst_period=period,

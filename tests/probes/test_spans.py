@@ -160,7 +160,9 @@ def test_first_error_alone_is_reported_when_the_clock_fails() -> None:
 
 def test_fetch_tells_when_it_begins_and_ends(clock: FakeClock, timeline: Timeline) -> None:
     seen: list[tuple[str, int]] = []
-    fetch = FetchSpan(timeline, lambda: seen.append(("before", clock.now)), lambda: seen.append(("after", clock.now)))
+    fetch = FetchSpan(
+        timeline, lambda: seen.append(("before", clock.now)) is None, lambda: seen.append(("after", clock.now))
+    )
     with fetch:
         clock.advance(2)
     assert seen == [("before", 0), ("after", 2 * 10**9)]
