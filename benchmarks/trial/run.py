@@ -4,15 +4,15 @@
   hog and poison.
 - ``ladder``: a script with several faults, none of them named to the trial. Less logging must gain alone; the ladder
   must reach 2× in at least three rungs; and its flags, pasted into the script and timed by the script itself outside
-  the tool, must give the same speed-up within 10 %. Workers alone need not be told from nothing there, with two runs
-  each, beside faults that take more of a step.
+  the tool, must give the same speed-up within 10 %. Workers alone need not be told from nothing there, beside faults
+  that take more of a step.
 - ``sleeping``: workers must gain for a dataset that sleeps and is all that is wrong.
 - ``matmul``: bf16 on a stack of wide layers must gain, where the CPU has fast bf16.
 - ``compile``: must gain on a long chain of element-wise operations.
 - ``tiny``: must lose on a loop of tiny operations.
 
 Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some
-three minutes for a round of ``fates``, five for ``ladder``, one or two for each of the others.
+four minutes for a round of ``fates``, seven for ``ladder``, one or two for each of the others.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ FATES = {
 }
 """What becomes of each, and the reason that must be told."""
 
-FATES_LIMITS = ("--steps", "200", "--repeats", "8", "--time-limit", "20", "--memory-limit", "2G")
-LADDER_LIMITS = ("--steps", "120", "--repeats", "2")
+FATES_LIMITS = ("--steps", "120", "--repeats", "8", "--time-limit", "20", "--memory-limit", "2G")
+LADDER_LIMITS = ("--steps", "120", "--repeats", "3")
 OUTSIDE_STEPS, OUTSIDE_RUNS = 100, 3
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 

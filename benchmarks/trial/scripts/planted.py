@@ -16,7 +16,7 @@ FATEFUL_STEP = 5
 
 
 class Planted(LightningModule):
-    """A step of about ten milliseconds."""
+    """A step of some thirty milliseconds, nearly all of it waiting: a shared machine's pace changes it little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Planted(LightningModule):
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         """One step, as the flag has it."""
         told = self.trainer.log_every_n_steps
-        time.sleep(0.02 if told == 102 else 0.01)
+        time.sleep(0.06 if told == 102 else 0.03)
         loss = self.layer(batch[0]).square().mean()
         if batch_idx > FATEFUL_STEP:
             if told == 103:
