@@ -37,8 +37,12 @@ _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
 _NEVER = 1 << 62
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
 
-_GRADIENT_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad")
-_NEVER_NEEDED_HOOKS = ("on_before_optimizer_step",)
+_IDLE_HOOKS, _BATCH_ENDS = "idle hooks", "batch ends"
+_SILENCED = {
+    _IDLE_HOOKS: ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step"),
+    _BATCH_ENDS: ("on_train_batch_end",),
+}
+"""Hooks that Lightning need not call any more, or for a while."""
 
 
 class DoctorHooks:
@@ -139,6 +143,13 @@ class DoctorHooks:
         self.module_depth = arguments.checked_whole("module_depth", module_depth, least=0)
         self._forget()
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Makes the state key, which Lightning asks for at each hook, an attribute: it costs less than its property."""
+        super().__init_subclass__(**arguments)
+        is_default = DoctorHooks in cls.__bases__ or isinstance(getattr(cls, "state_key", None), str)
+        if is_default and "state_key" not in vars(cls):
+            setattr(cls, "state_key", cls.__qualname__)  # noqa: B010 - a property to a type checker
+
     def _forget(self) -> None:
         """The state between runs: what one run showed is no diagnosis of the next."""
         self.session: Session | None = None
@@ -149,8 +160,7 @@ class DoctorHooks:
         self._looks: StepLooks | None = None
         self._arithmetic: ArithmeticProbe | None = None
         self._live: LiveTreatments | None = None
-        self._undo_silence: seams.Undo | None = None
-        self._undo_progress: seams.Undo | None = None
+        self._undos: dict[str, seams.Undo] = {}
         self._is_silent = False
         self._ranks: RankProbe | None = None
         self._reported: Session | None = None
@@ -165,9 +175,9 @@ class DoctorHooks:
         names = ("_recorder", "_loop", "_windows", "_memory", "_looks", "_arithmetic", "_live", "_ranks")
         live: dict[str, Any] = dict.fromkeys(names)
         live["_pending_metrics"] = {}
-        silenced = (*_GRADIENT_HOOKS, *_NEVER_NEEDED_HOOKS) if self._undo_silence is not None else ()
+        silenced = {hook for what, hooks in _SILENCED.items() if what in self._undos for hook in hooks}
         kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
-        return {**kept, **live, "_undo_silence": None, "_undo_progress": None}
+        return {**kept, **live, "_undos": {}}
 
     # -- the run ------------------------------------------------------------
 
@@ -279,6 +289,7 @@ class DoctorHooks:
     def _close_step_begins(self, loop: LoopProbe, batch: Any, batch_idx: int) -> None:
         """A step that more than the clock attends to."""
         loop.is_close_step = True
+        self._undo(_BATCH_ENDS)
         self._guard("steps", loop.batch_begins, batch)
         if self._memory is not None:
             self._guard("memory", self._memory.batch_begins, batch)
@@ -301,11 +312,13 @@ class DoctorHooks:
         if self._arithmetic is not None:
             self._guard("arithmetic", self._arithmetic_ends, self._arithmetic)
         self._guard("steps", loop.batch_ends, batch)
-        attentive = (self._memory, self._windows, self._arithmetic, self._looks)
-        # Among several ranks each step may be one whose backward is watched, which they agree on by counting.
-        loop.next_close_step = (
-            0 if self._ranks is not None else min((p.next_step for p in attentive if p is not None), default=_NEVER)
-        )
+        attentive = (self._memory, self._windows, self._arithmetic, self._looks, self._ranks)
+        loop.next_close_step = min((probe.next_step for probe in attentive if probe is not None), default=_NEVER)
+        if self._windows is not None and self._windows.next_step <= loop.main.n_steps:
+            self._attend_to_next_step()  # asked for by another thread between these lines
+        if loop.next_close_step > loop.main.n_steps and loop.sees_batch_ends:
+            # Until then the loop sees itself that a batch ends: what Lightning's call would cost is saved.
+            self._silence(_BATCH_ENDS)
 
     def _attend_to_next_step(self) -> None:
         if self._loop is not None:
@@ -333,7 +346,7 @@ class DoctorHooks:
             self._guard("gradients", watch.after_backward)
         elif self._ranks is not None and self._ranks.is_watching:
             return  # the step may hold more backwards
-        elif watch is not None and self._undo_silence is None and watch.n_optimizers >= len(trainer.optimizers):
+        elif watch is not None and _IDLE_HOOKS not in self._undos and watch.n_optimizers >= len(trainer.optimizers):
             self._silence_idle_hooks()
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -344,15 +357,26 @@ class DoctorHooks:
 
     def _watch_backward(self, ranks: RankProbe) -> None:
         """In the few steps whose backward is looked at, its hook must be heard again."""
-        if ranks.batch_begins() and self._undo_silence is not None:
-            self._undo_silence()
-            self._undo_silence = None
+        if ranks.batch_begins():
+            self._undo(_IDLE_HOOKS)
 
     def _silence_idle_hooks(self) -> None:
         """Gradients were watched for long enough: hooks with nothing left to do would still cost their dispatch."""
-        idle = [hook for hook in _GRADIENT_HOOKS if getattr(type(self), hook) is getattr(DoctorHooks, hook)]
-        idle += [hook for hook in _NEVER_NEEDED_HOOKS if not seams.is_overridden(self, hook)]
-        self._undo_silence = seams.silence_hooks(self, idle)
+        self._silence(_IDLE_HOOKS)
+
+    def _silence(self, what: str) -> None:
+        """Lets Lightning pass over these hooks, but for those that a subclass has made its own."""
+        ours = [hook for hook in _SILENCED[what] if not self._is_users(hook)]
+        self._undos[what] = seams.silence_hooks(self, ours)
+
+    def _is_users(self, hook: str) -> bool:
+        own = getattr(DoctorHooks, hook, None)
+        return seams.is_overridden(self, hook) if own is None else getattr(type(self), hook) is not own
+
+    def _undo(self, what: str) -> None:
+        undo = self._undos.pop(what, None)
+        if undo is not None:
+            undo()
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -433,7 +457,9 @@ class DoctorHooks:
                 self._switch_off("progress", error)
                 return {}
 
-        self._undo_progress = seams.tap_progress_bar(trainer, shown)
+        undo = seams.tap_progress_bar(trainer, shown)
+        if undo is not None:
+            self._undos["progress"] = undo
 
     def _can_afford_report(self) -> bool:
         """Whether reporting keeps to its share of the run, as it does not at the end of very short epochs."""
@@ -570,12 +596,8 @@ class DoctorHooks:
         """Takes out what was put in place."""
         if self._live is not None:
             self._guard("undo", self._live.undo)
-        if self._undo_silence is not None:
-            self._undo_silence()
-            self._undo_silence = None
-        if self._undo_progress is not None:
-            self._undo_progress()
-            self._undo_progress = None
+        for what in tuple(self._undos):
+            self._undo(what)
         if self._ranks is not None:
             self._guard("ranks teardown", self._ranks.close)
         if self._recorder is not None:

@@ -81,7 +81,6 @@ def _events_us() -> float:
 
     def step() -> None:
         probe.fetch_begins()
-        probe.fetch_ends()
         probe.batch_begins(batch)
         probe.batch_ends()
 

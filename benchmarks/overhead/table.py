@@ -192,8 +192,8 @@ _ALTERNATING = (
     "an arm, in processes that were started afresh {n_starts} times;"
 )
 _WITHIN = (
-    "PerfDoctor, an empty callback and no callback take turns of 64 steps within one\ntraining, {n_rounds} rounds of "
-    "2048 steps each, which was started afresh {n_starts} times; TraceML's arms are processes of\ntheir own;"
+    "PerfDoctor, an empty callback and no callback take turns of 67 steps within one\ntraining, {n_rounds} rounds of "
+    "2144 steps each, which was started afresh {n_starts} times; TraceML's arms are processes of\ntheir own;"
 )
 _OF_ALTERNATING = """Nor is the work that its threads do between turns. Each turn begins with
 caches that fifteen other trainings have filled, which costs the arm most that has most to keep there;

@@ -17,7 +17,7 @@ from lightning_perf.records import PHASES, NamedTime
 
 from .clock import DeviceClock
 from .processes import FetchWatch
-from .spans import N_COLUMNS, PHASE_INDEX, Edges, EdgeSpan, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
+from .spans import N_COLUMNS, PHASE_INDEX, Edges, EdgeSpan, EventSpan, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
 from .steps import StageProbe
 
 NO_SPAN = NoSpan()
@@ -84,14 +84,14 @@ class LoopProbe:
         self.owner = owner
         self.stage = stage
         self.timeline = Timeline(now_ns, on_fail)
-        self.main = StageProbe(self.timeline, device_clock)
         self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS)
         self.fetch_watch: FetchWatch | None = None
-        """Told of each fetch of the stage that the run is for."""
+        """Told of the fetches that it wants to look at, of the stage that the run is for."""
         self.next_close_step = 0
         """Steps done before the next one that more than the clock attends to; an epoch's first is one too."""
         self.is_close_step = False
         """Whether the step under way is such a one."""
+        self._hears_module_of_ends = False
         self.startup_ns: dict[str, int] = {}
         self.sanity_ns = 0
         self.first_step_end_ns: int | None = None
@@ -99,6 +99,9 @@ class LoopProbe:
         self.backed_off: list[str] = []
         self._cheap_hooks: set[tuple[str, str]] = set()
         self._spans: list[Span] = []
+        own = Span(self.timeline, "callbacks", type(owner).__name__, "self", "on_train_batch_end")
+        self._spans.append(own)
+        self.main = StageProbe(self.timeline, device_clock, own=own)
         self._edge_spans: list[Span] = []
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
@@ -249,7 +252,11 @@ class LoopProbe:
         if action.kind in ("module", "datamodule") and action.hook in _BATCH_HOOKS:
             return self._batch_hook_span(action)
         if action.kind == "module":
-            return self._module_span(action)
+            span = self._module_span(action)
+            if action.hook != "on_train_batch_end" or self.stage != "fit":
+                return span
+            self._hears_module_of_ends = span is NO_SPAN
+            return EventSpan(self.timeline, self._module_is_told_of_end) if self._hears_module_of_ends else span
         if action.kind == "callback":
             return self._callback_span(action)
         if action_name == "run_training_epoch" and self.stage == "fit":
@@ -371,6 +378,16 @@ class LoopProbe:
         if self.first_step_end_ns is None:
             self.first_step_end_ns = self.timeline.charge()
             self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
+
+    @property
+    def sees_batch_ends(self) -> bool:
+        """Whether ``main.batch_ends`` is called for a step whose ``on_train_batch_end`` nobody tells of: the module's
+        hook of that name, which Lightning announces for each step, follows right after it."""
+        return self._hears_module_of_ends and not self.main.is_fetched_within
+
+    def _module_is_told_of_end(self) -> None:
+        if not self.is_close_step:
+            self.main.batch_ends()
 
     def epoch_ends(self) -> None:
         """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""

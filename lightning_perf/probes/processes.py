@@ -136,8 +136,8 @@ class ScheduleClock:
 class FetchWatch:
     """What the training thread does while it waits in ``next`` of its loader: compute, queue for a core, or nothing.
 
-    Looks at one fetch in ``EVERY``, and once it has looked at ``ENOUGH`` of them at one in ``RARELY``, so that a step
-    pays less than a microsecond for it. To be made in that thread.
+    Looks at a fetch each ``EVERY`` steps, and once it has looked at ``ENOUGH`` of them each ``RARELY`` steps, so that a
+    step pays less than a microsecond for it. To be made in that thread.
 
     Args:
         now_ns: The host's clock.

@@ -133,6 +133,42 @@ class FetchSpan(Span):
                 self.timeline.fail(error)
 
 
+class NoSpan:
+    """A context manager that does nothing, for the parts of the loop that need no span of their own.
+
+    A step enters a dozen of them. A function written in C that takes whatever it is given, and whose answer is false,
+    costs half of what Python functions with nothing in them do.
+    """
+
+    __slots__ = ()
+
+    __enter__ = staticmethod("".format)
+    __exit__ = staticmethod("".format)
+
+
+class EventSpan:
+    """A context manager that tells somebody that it is entered, and does nothing else.
+
+    Args:
+        timeline: Is told of an error.
+        event: Called as it is entered.
+    """
+
+    __slots__ = ("event", "timeline")
+
+    def __init__(self, timeline: Timeline, event: Callable[[], None]) -> None:
+        self.timeline = timeline
+        self.event = event
+
+    def __enter__(self) -> None:
+        try:
+            self.event()
+        except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
+            self.timeline.fail(error)
+
+    __exit__ = NoSpan.__exit__
+
+
 class MarkedSpan:
     """A span that also leaves a mark in the profiler's trace, for the steps of a profiler window.
 
@@ -224,19 +260,6 @@ class Timeline:
         if not self.has_failed:
             self.has_failed = True
             self.on_fail(error)
-
-
-class NoSpan:
-    """A context manager that does nothing, for the parts of the loop that need no span of their own.
-
-    A step enters a dozen of them. A function written in C that takes whatever it is given, and whose answer is false,
-    costs half of what Python functions with nothing in them do.
-    """
-
-    __slots__ = ()
-
-    __enter__ = staticmethod("".format)
-    __exit__ = staticmethod("".format)
 
 
 def span_cost_ns(timeline_factory: Callable[[], Timeline], rounds: int = 200) -> float:

@@ -21,7 +21,7 @@ from lightning_perf.stats.quantiles import LogHistograms
 from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
-from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, Timeline
+from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NoSpan, Span, Timeline
 from .tally import (
     EPOCH,
     FIRST_STEP,
@@ -58,11 +58,18 @@ class StageProbe:
         timeline: What charges the time.
         device_clock: None where the device has no clock.
         row: What the timeline charges while this stage runs; by default what it charges now.
+        own: The span of the doctor's own time, that folding at the end of a step is; None to leave it to the span that
+            the step's end is told in.
     """
 
     def __init__(
-        self, timeline: Timeline, device_clock: DeviceClock | None = None, row: list[int] | None = None
+        self,
+        timeline: Timeline,
+        device_clock: DeviceClock | None = None,
+        row: list[int] | None = None,
+        own: Span | None = None,
     ) -> None:
+        self._own = own if own is not None else NoSpan()
         self.timeline = timeline
         self.row = timeline.phase_ns if row is None else row
         self.first_step_ns: tuple[int, ...] | None = None
@@ -78,6 +85,8 @@ class StageProbe:
         self._row_has_step = False
         self._is_row_fresh = False
         self.is_in_batch = False
+        self.is_fetched_within = False
+        """Whether steps fetch their batches themselves."""
         self._is_first_of_epoch = True
         self._is_profiled = self._is_row_profiled = self._was_profiled = False
         self._was_row_profiled = False  # the row before the one under way
@@ -103,6 +112,7 @@ class StageProbe:
             Whether ``fetch_ends`` is to be called.
         """
         if self.is_in_batch:
+            self.is_fetched_within = True
             self._samples = -1  # the step was begun with the last step's batch
         elif not (self._is_row_fresh and self._is_first_of_epoch):
             self._take_row()
@@ -121,6 +131,8 @@ class StageProbe:
 
     def batch_begins(self, batch: Any) -> None:
         """The step itself begins; a row too where no fetch preceded it."""
+        if self.is_in_batch:  # nobody told of the last one's end
+            self.batch_ends()
         if not self._is_row_fresh:
             self._take_row()
         self._is_row_fresh = False
@@ -141,7 +153,8 @@ class StageProbe:
             self._samples = self._batch_size(batch)
         self.n_steps += 1
         if len(self._rows) >= self._fold_at:
-            self.fold()
+            with self._own:
+                self.fold()
 
     def epoch_ends(self) -> None:
         """The last step of an epoch is over; time from here on is the epoch's boundary."""
@@ -367,8 +380,8 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     if path is None:
         return lambda _: -1
     if path == ():
-        # Without a function of Python's: each step reads a size.
-        return methodcaller("size", 0) if callable(getattr(batch, "size", None)) else lambda b: int(b.shape[0])
+        # Without a function of Python's, which costs more: each step reads a size.
+        return methodcaller("size", 0) if _tells_size(batch) else lambda b: int(b.shape[0])
     if len(path) == 1:
         key = path[0]
         return lambda b: int(b[key].shape[0])
@@ -379,6 +392,15 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
         return int(nested.shape[0])
 
     return read
+
+
+def _tells_size(batch: Any) -> bool:
+    """Whether ``size(0)`` is what ``shape[0]`` is, as of a tensor; what has a shape may have another ``size``."""
+    try:
+        size = batch.size(0)
+        return type(size) is int and size == batch.shape[0]
+    except Exception:  # noqa: BLE001 - it has none, or one of another kind
+        return False
 
 
 def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:

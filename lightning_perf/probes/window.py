@@ -39,7 +39,7 @@ _MAX_TRACES = 64  # kept of the last windows: a schedule without end must not fi
 class WindowProbe:
     """Opens and closes windows, and reads what they recorded.
 
-    Between windows most steps need not be told of. Nothing is synchronised but by the profiler itself at its edges.
+    Between windows few steps need be told of. Nothing is synchronised but by the profiler itself at a window's edges.
 
     Args:
         options: When and what.

@@ -145,7 +145,6 @@ def test_action_is_counted_in_its_phase(action: str, phase: str) -> None:
     "action",
     [
         "run_training_batch",
-        "[LightningModule]Module.on_train_batch_end",  # the module has none of its own
         "[Callback]Other.on_train_start",
         "[Strategy]SingleDeviceStrategy.on_train_batch_start",
         "[Mine].token_next",
@@ -154,6 +153,22 @@ def test_action_is_counted_in_its_phase(action: str, phase: str) -> None:
 )
 def test_action_that_is_nothing_of_its_own_stays_with_what_surrounds_it(action: str) -> None:
     assert Bench().loop.span_for(action) is NO_SPAN
+
+
+def test_steps_are_counted_when_only_the_modules_hook_tells_of_their_end() -> None:
+    bench = Bench()
+    loop = bench.loop
+    ends = loop.span_for("[LightningModule]Module.on_train_batch_end")
+    assert loop.sees_batch_ends
+    for is_close, n_steps in ((False, 1), (True, 1)):
+        loop.is_close_step = is_close
+        loop.main.batch_begins(None)
+        bench.clock.advance(0.01)
+        with ends:
+            bench.clock.advance(0.002)
+        assert loop.main.n_steps == n_steps
+    loop.main.batch_begins(None)  # nobody told of the last step's end
+    assert loop.main.n_steps == 2
 
 
 def test_saving_callback_is_checkpoint_by_name() -> None:

@@ -158,14 +158,17 @@ def test_first_error_alone_is_reported_when_the_clock_fails() -> None:
     assert [str(error) for error in errors] == ["no clock"]
 
 
-def test_fetch_tells_when_it_begins_and_ends(clock: FakeClock, timeline: Timeline) -> None:
+@pytest.mark.parametrize("wants_end", [True, False])
+def test_fetch_tells_when_it_begins_and_ends(clock: FakeClock, timeline: Timeline, wants_end: bool) -> None:
     seen: list[tuple[str, int]] = []
-    fetch = FetchSpan(
-        timeline, lambda: seen.append(("before", clock.now)) is None, lambda: seen.append(("after", clock.now))
-    )
-    with fetch:
+
+    def before() -> bool:
+        seen.append(("before", clock.now))
+        return wants_end
+
+    with FetchSpan(timeline, before, lambda: seen.append(("after", clock.now))):
         clock.advance(2)
-    assert seen == [("before", 0), ("after", 2 * 10**9)]
+    assert seen == [("before", 0), ("after", 2 * 10**9)][: 1 + wants_end]
     assert timeline.phase_ns[PHASE_INDEX["data_wait"]] == 2e9
 
 

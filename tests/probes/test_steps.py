@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import UserDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -246,6 +247,15 @@ class Point:
     """A batch of a kind that nobody knows."""
 
 
+class Sparse:
+    """A batch with a shape, whose ``size`` is another thing than a tensor's."""
+
+    shape = (4, 2)
+
+    def size(self) -> tuple[int, int]:
+        return self.shape
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
@@ -259,6 +269,8 @@ class Point:
         (["a", "b"], -1),
         (None, -1),
         (Point(), -1),
+        (Sparse(), 4),
+        (np.zeros((6, 2)), 6),
         (torch.zeros(()), -1),
         (UserDict(x=BATCH), 4),
     ],

@@ -219,6 +219,36 @@ def test_window_opens_when_the_user_asks_for_it(fit, tmp_path):
     assert [window.reason.split(";")[0] for window in session.windows] == ["asked for", "by schedule"]
 
 
+def windows_only(tmp_path: Path, schedule: Any) -> PerfDoctor:
+    """A doctor that nothing but windows makes attend to a step."""
+    off: dict[str, Any] = {"memory": False, "arithmetic": False, "module_depth": 0}
+    return PerfDoctor(schedule=schedule, out_dir=tmp_path / "out", reports=("json",), **off)
+
+
+def test_window_opens_at_the_next_step_when_nothing_else_attends_to_it(fit, tmp_path):
+    watched = windows_only(tmp_path, (100, 1, 2, 1))
+
+    class Asks(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 20:
+                watched.profile_now()
+
+    assert stands(fit(watched, 40, Asks())) == [("recorded", 22, 2)]
+
+
+def test_window_opens_again_at_the_step_after_validation_when_nothing_else_attends_to_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watching = windows_only(tmp_path, (17, 1, 4, 1))
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, limit_train_batches=40, val_check_interval=20, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[watching],
+        limit_val_batches=2,
+    )  # fmt: skip
+    trainer.fit(Tiny(), data(), data(8))
+    assert watching.session is not None
+    assert [(w.status, w.first_step) for w in watching.session.windows] == [("incomplete", 18), ("recorded", 21)]
+
+
 def test_phases_are_marked_when_a_window_is_open(fit, tmp_path):
     fit(doctor(tmp_path, (5, 1, 2, 1)))
     (file,) = (tmp_path / "out").rglob("*.pt.trace.json.gz")
@@ -259,7 +289,7 @@ class FakeLoop:
         self.median_s = median_s
         self.wall_s = wall_s
         self.passed_s = wall_s
-        self.main = SimpleNamespace(recent_median_ns=lambda: self.median_s * 1e9, n_steps=0)
+        self.main = SimpleNamespace(recent_median_ns=lambda: self.median_s * 1e9, n_steps=0, next_step=0)
         self.marks: list[Any] = []
         self.depth = 0
 
@@ -318,11 +348,20 @@ def made(monkeypatch, tmp_path):
 
 
 def one_step(probe: WindowProbe) -> None:
-    """As PerfDoctor does it: only steps that the probe wants to be told of."""
+    """As PerfDoctor does it: only steps that the probe wants to be told of, which it is asked for after such a step."""
     main = probe._loop.main
-    if main.n_steps >= probe.next_step:
+    if main.n_steps >= main.next_step:
         probe.step()
-    main.n_steps += 1
+        main.n_steps += 1
+        main.next_step = probe.next_step
+    else:
+        main.n_steps += 1
+
+
+def ask(probe: WindowProbe) -> None:
+    """As ``PerfDoctor.profile_now`` does it."""
+    probe.request()
+    probe._loop.main.next_step = 0
 
 
 def run_steps(probe: WindowProbe, n: int) -> None:
@@ -425,7 +464,7 @@ def test_window_opens_when_the_request_file_appears(made, tmp_path, monkeypatch)
 def test_request_is_kept_when_a_window_is_open(made):
     probe = made(FakeLoop(), wait=2, warmup=1, active=2, repeat=1)
     run_steps(probe, 4)
-    probe.request()
+    ask(probe)
     run_steps(probe, 20)
     assert [window.reason for window in probe.windows] == ["by schedule", "asked for"]
 
@@ -433,7 +472,7 @@ def test_request_is_kept_when_a_window_is_open(made):
 def test_nothing_opens_when_the_run_is_over(made):
     probe = made(FakeLoop())
     probe.close()
-    probe.request()
+    ask(probe)
     run_steps(probe, 10)
     assert probe.windows == []
 
@@ -567,6 +606,7 @@ def run_with_validation(probe: WindowProbe, n: int, every: int) -> None:
         one_step(probe)
         if number % every == 0:
             probe.validation_begins()
+            probe._loop.main.next_step = 0
 
 
 def test_window_is_opened_once_more_when_validation_cut_it_off(made):
@@ -600,7 +640,7 @@ def test_auto_window_is_opened_once_more_when_validation_cut_it_off(made):
 def test_window_asked_for_is_opened_once_more_when_validation_cut_it_off(made, options):
     probe = made(FakeLoop(wall_s=0.0), **options)
     run_with_validation(probe, 8, every=10)
-    probe.request()
+    ask(probe)
     run_with_validation(probe, 1, every=1)
     run_with_validation(probe, 20, every=100)
     assert [window.status for window in probe.windows] == ["incomplete", "recorded"]

@@ -73,3 +73,53 @@ def test_a_subclass_sees_every_backward_when_it_has_the_hook_itself(make_trainer
     make_trainer(doctor).fit(Tiny(), loader(N_STEPS))
 
     assert doctor.n_backward == N_STEPS
+
+
+class BatchEnds(Callback):
+    """Notes at each batch whether Lightning calls the doctor at its end, and how many the doctor has counted."""
+
+    def __init__(self, doctor: PerfDoctor) -> None:
+        self.doctor = doctor
+        self.is_called: list[bool] = []
+        self.counted: list[int] = []
+        self.pickled = b""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        assert self.doctor._loop is not None
+        self.is_called.append(callable(self.doctor.on_train_batch_end))
+        self.counted.append(self.doctor._loop.main.n_steps)
+        self.pickled = pickle.dumps(self.doctor)
+
+
+class WithHook(Tiny):
+    """A module that has the hook itself."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("model", [Tiny, Manual, WithHook])
+def test_batch_ends_are_counted_when_lightning_passes_over_them(make_trainer: Make, model: Any) -> None:
+    doctor = PerfDoctor(reports=(), schedule=None)
+    watch = BatchEnds(doctor)
+    make_trainer(doctor, watch, max_epochs=2).fit(model(), loader(40))
+
+    assert watch.is_called[0]
+    assert not all(watch.is_called) or model is WithHook
+    assert watch.counted == list(range(80))
+    assert doctor.session is not None
+    assert doctor.session.run.n_steps == 80
+    assert "on_train_batch_end" not in vars(doctor)
+    assert callable(pickle.loads(watch.pickled).on_train_batch_end)
+
+
+def test_a_subclass_sees_every_batch_end_when_it_has_the_hook_itself(make_trainer: Make) -> None:
+    ends = []
+
+    class Own(PerfDoctor):
+        def on_train_batch_end(self, *arguments: Any) -> None:
+            ends.append(1)
+            super().on_train_batch_end(*arguments)
+
+    make_trainer(Own(reports=(), schedule=None)).fit(Tiny(), loader(40))
+    assert len(ends) == 40

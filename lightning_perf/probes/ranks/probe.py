@@ -15,6 +15,8 @@ from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_
 from .exchange import gather_ranks, open_exchange
 from .summary import rank_summary
 
+_NEVER = 1 << 62
+
 EPOCH_LIMIT_S = 2.0
 """How long rank 0 waits for late ranks at the end of an epoch: where batches are synchronised none is later than that
 unless it is the one to report about."""
@@ -53,6 +55,11 @@ class RankProbe:
     def is_watching(self) -> bool:
         """Whether the backward of this step is looked at."""
         return self._watch is not None and self._watch.is_watching
+
+    @property
+    def next_step(self) -> int:
+        """Steps done before the next one that is to be told of: all, so that ranks look at the same; or none."""
+        return 0 if self._watch is not None and not self._is_closed else _NEVER
 
     def batch_begins(self) -> bool:
         """A step begins; whether ``after_backward`` must be called in it."""
