@@ -82,7 +82,7 @@ wheel-check: $(STAMP)
 # benchmarks/trace_reading/run.py.
 bench: export PYTHONPATH := $(CURDIR)
 bench: $(STAMP)
-	$(BIN)/python benchmarks/overhead/run.py --within --starts 12 --write
+	$(BIN)/python benchmarks/overhead/run.py --within --starts 10 --write
 	$(BIN)/python benchmarks/overhead/run.py --starts 8 --rounds 24 --write
 	$(BIN)/python benchmarks/windows/run.py --write
 	$(BIN)/python benchmarks/looks/run.py --write
@@ -94,7 +94,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/cold_start/run.py --write
 	$(BIN)/python benchmarks/ranks/run.py --write
 	$(BIN)/python benchmarks/tab/run.py --write
-	$(BIN)/python benchmarks/trial/run.py --rounds 3 --write
+	$(BIN)/python benchmarks/trial/run.py --write
 	$(BIN)/python benchmarks/statistics/run.py --write
 	$(BIN)/python benchmarks/comparison/run.py --write
 

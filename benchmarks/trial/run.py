@@ -6,7 +6,8 @@
   must reach 2× in at least three rungs; and its flags, pasted into the script and timed by the script itself outside
   the tool, must give the same speed-up within 10 %. Workers alone need not be told from nothing there, beside faults
   that take more of a step.
-- ``sleeping``: workers must gain for a dataset that sleeps and is all that is wrong.
+- ``sleeping``: the same script with nothing wrong but its dataset, which sleeps: workers must gain.
+- ``logging``: the same script without anomaly detection: logging every fiftieth step instead of each must gain.
 - ``matmul``: bf16 on a stack of wide layers must gain, where the CPU has fast bf16.
 - ``compile``: must gain on a long chain of element-wise operations.
 - ``tiny``: must lose on a loop of tiny operations.
@@ -25,12 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
-CLINIC = HERE.parent / "clinic" / "cases"
+MANY_FAULTS = SCRIPTS / "many_faults.py"
 PAGE = HERE.parents[1] / "docs" / "benchmarks" / "trial.md"
 FATES = {
     "log-every-n=101": ("no_change", ""),
@@ -66,12 +68,12 @@ class Row(NamedTuple):
     when: str
 
 
-def trial(script: Path, *options: str) -> dict[str, Any]:
-    """The record of a trial of a script."""
+def trial(script: Path, *options: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """The record of a trial of a script with these arguments of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "lightning_perf", "trial", "--out", f"{folder}/out", "--json", *options]
         done = subprocess.run(
-            [*command, "--", sys.executable, str(script)],
+            [*command, "--", sys.executable, str(script), *arguments],
             cwd=folder,
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
@@ -84,7 +86,7 @@ def trial(script: Path, *options: str) -> dict[str, Any]:
 
 def outside_s(trainer: dict[str, Any], loader: dict[str, Any], statements: str) -> float:
     """Seconds a step that the script itself measures, without the tool."""
-    script = [sys.executable, str(SCRIPTS / "many_faults.py"), "--steps", str(OUTSIDE_STEPS)]
+    script = [sys.executable, str(MANY_FAULTS), "--steps", str(OUTSIDE_STEPS)]
     flags = ["--trainer", json.dumps(trainer), "--loader", json.dumps(loader), "--statements", statements]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -95,7 +97,7 @@ def outside_s(trainer: dict[str, Any], loader: dict[str, Any], statements: str) 
 
 def ladder() -> tuple[bool, str]:
     """Climbs, then pastes."""
-    record = trial(SCRIPTS / "many_faults.py", *LADDER_LIMITS)
+    record = trial(MANY_FAULTS, *LADDER_LIMITS)
     rungs = [rung for rung in record["ladder"] if rung["is_kept"] and rung["added"]]
     if not rungs:
         return False, "no rung was kept"
@@ -134,22 +136,26 @@ def _fate(arm: dict[str, Any]) -> str:
     return f"{arm['verdict']} ({arm['reason']})"
 
 
-def single(script: Path, treatment: str, wanted: str) -> tuple[bool, str]:
-    """One treatment must gain, or lose."""
-    record = trial(script, "--try", treatment)
+def single(script: Path, treatment: str, wanted: str, trainer: dict[str, Any] | None = None) -> tuple[bool, str]:
+    """One treatment must gain, or lose; with these flags of the Trainer, which only ``MANY_FAULTS`` takes."""
+    arguments = () if trainer is None else ("--trainer", json.dumps(trainer))
+    record = trial(script, "--try", treatment, arguments=arguments)
     arm = next(arm for arm in record["arms"] if arm["treatments"])
     speedup = arm["speedup"]
     figure = f"{speedup['value']:.2f}× ({speedup['low']:.2f} to {speedup['high']:.2f})" if speedup else arm["reason"]
     return arm["verdict"] == wanted, f"{treatment} {arm['verdict']}: {figure}"
 
 
+QUIET = {"detect_anomaly": False, "log_every_n_steps": 10**6}
+
 CASES = {
     "fates": (fates, 3),
     "ladder": (ladder, 1),
-    "sleeping": (lambda: single(CLINIC / "remote_storage.py", "loader-workers=2", "improved"), 1),
-    "matmul": (lambda: single(SCRIPTS / "matmul.py", "precision-bf16", "improved"), 1),
-    "compile": (lambda: single(SCRIPTS / "elementwise.py", "compile", "improved"), 1),
-    "tiny": (lambda: single(SCRIPTS / "tiny_ops.py", "compile", "regressed"), 1),
+    "sleeping": (lambda: single(MANY_FAULTS, "loader-workers=2", "improved", QUIET), 3),
+    "logging": (lambda: single(MANY_FAULTS, "log-every-n=50", "improved", {"detect_anomaly": False}), 3),
+    "matmul": (lambda: single(SCRIPTS / "matmul.py", "precision-bf16", "improved"), 3),
+    "compile": (lambda: single(SCRIPTS / "elementwise.py", "compile", "improved"), 3),
+    "tiny": (lambda: single(SCRIPTS / "tiny_ops.py", "compile", "regressed"), 3),
 }
 """What each case runs, and how often in a row."""
 
@@ -166,7 +172,10 @@ def main() -> None:
         run, rounds = CASES[case]
         for number in range(arguments.rounds or rounds):
             started_s = time.perf_counter()
-            is_met, told = run()
+            try:
+                is_met, told = run()
+            except subprocess.CalledProcessError as error:
+                is_met, told = False, f"the command ended with {error.returncode}"
             wall_s = time.perf_counter() - started_s
             rows.append(Row(f"{case}, round {number + 1}", is_met, told, wall_s, time.strftime("%Y-%m-%d")))
             print(f"{'met   ' if is_met else 'MISSED'} {rows[-1].case}: {told} [{wall_s:.0f} s]", flush=True)
