@@ -256,7 +256,7 @@ class LoopProbe:
             if action.hook != "on_train_batch_end" or self.stage != "fit":
                 return span
             self._hears_module_of_ends = span is NO_SPAN
-            return EventSpan(self.timeline, self._module_is_told_of_end) if self._hears_module_of_ends else span
+            return EventSpan(self.timeline, self.main.batch_ends) if self._hears_module_of_ends else span
         if action.kind == "callback":
             return self._callback_span(action)
         if action_name == "run_training_epoch" and self.stage == "fit":
@@ -382,12 +382,9 @@ class LoopProbe:
     @property
     def sees_batch_ends(self) -> bool:
         """Whether ``main.batch_ends`` is called for a step whose ``on_train_batch_end`` nobody tells of: the module's
-        hook of that name, which Lightning announces for each step, follows right after it."""
+        hook of that name, which Lightning announces for each step, follows right after it. (Told twice, a step ends
+        once.)"""
         return self._hears_module_of_ends and not self.main.is_fetched_within
-
-    def _module_is_told_of_end(self) -> None:
-        if not self.is_close_step:
-            self.main.batch_ends()
 
     def epoch_ends(self) -> None:
         """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""

@@ -92,7 +92,7 @@ class StageProbe:
         self._was_row_profiled = False  # the row before the one under way
         self._has_begun_first_step = False
         self._samples = -1
-        self._size_of: Callable[[Any], int] | None = None
+        self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
         self._batch_type: type | None = None
         self._device = _DeviceTally()
         self._epoch = _EpochTally()
@@ -138,6 +138,12 @@ class StageProbe:
         self._is_row_fresh = False
         self.is_in_batch = True
         self._row_has_step = True
+        try:
+            if type(batch) is self._batch_type:
+                self._samples = self._size_of(batch)  # written out: one function less at each step
+                return
+        except Exception:  # noqa: BLE001 - a batch of another shape: looked into anew
+            self._batch_type = None
         self._samples = self._batch_size(batch)
 
     def batch_ends(self, batch: Any = None) -> None:
@@ -344,16 +350,15 @@ class StageProbe:
             self._epoch = _EpochTally()
 
     def _batch_size(self, batch: Any) -> int:
+        """The size of a batch of a kind that may be new; -1 where it is unknown, which the record says."""
         if batch is None:
             return -1
         try:
             # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
-            if self._size_of is None or type(batch) is not self._batch_type:
-                self._batch_type = type(batch)
-                self._size_of = size_reader(batch)
+            self._batch_type, self._size_of = type(batch), size_reader(batch)
             return self._size_of(batch)
-        except Exception:  # noqa: BLE001 - a batch of another shape: its size is unknown, which the record says
-            self._size_of = None
+        except Exception:  # noqa: BLE001 - as it says above
+            self._batch_type = None
             return -1
 
 

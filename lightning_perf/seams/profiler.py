@@ -53,18 +53,18 @@ def _tap_class(base: type) -> Any:
         def __init__(self, inner: Any, span_for: SpanFor) -> None:
             # Not super().__init__(): all state is the inner profiler's.
             spans = _Spans(inner, span_for)
-            own = {"_inner": inner, "_spans": spans, "profile": spans.__getitem__}
+            own: dict[str, Any] = {"_inner": inner, "_spans": spans, "profile": spans.__getitem__}
+            if spans.is_inner_silent:  # without the way over ``self``, at each step
+                own |= {"start": spans.start, "stop": spans.stop}
             self.__dict__.update(own)
 
         def start(self, action_name: str) -> None:
-            if not self._spans.is_inner_silent:
-                self._inner.start(action_name)
-            self._spans.own[action_name].__enter__()
+            self._inner.start(action_name)
+            self._spans.start(action_name)
 
         def stop(self, action_name: str) -> None:
-            self._spans.own[action_name].__exit__(None, None, None)
-            if not self._spans.is_inner_silent:
-                self._inner.stop(action_name)
+            self._spans.stop(action_name)
+            self._inner.stop(action_name)
 
         def release(self) -> None:
             """From now on only the inner profiler is asked, should anyone have kept this one."""
@@ -115,6 +115,14 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
         self.is_inner_silent = type(inner).__name__ == "PassThroughProfiler"
         self.own = _Own(span_for)
         """The span alone, for actions that are started and stopped by hand."""
+
+    def start(self, action_name: str) -> None:
+        """An action that is started by hand begins."""
+        self.own[action_name].__enter__()
+
+    def stop(self, action_name: str) -> None:
+        """It is over."""
+        self.own[action_name].__exit__(None, None, None)
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
         span = self.own[action_name]

@@ -160,15 +160,17 @@ def test_steps_are_counted_when_only_the_modules_hook_tells_of_their_end() -> No
     loop = bench.loop
     ends = loop.span_for("[LightningModule]Module.on_train_batch_end")
     assert loop.sees_batch_ends
-    for is_close, n_steps in ((False, 1), (True, 1)):
-        loop.is_close_step = is_close
+    for is_told_of_end in (False, True):
         loop.main.batch_begins(None)
         bench.clock.advance(0.01)
+        if is_told_of_end:
+            loop.batch_ends(None)
         with ends:
             bench.clock.advance(0.002)
-        assert loop.main.n_steps == n_steps
-    loop.main.batch_begins(None)  # nobody told of the last step's end
     assert loop.main.n_steps == 2
+    loop.main.batch_begins(None)
+    loop.main.batch_begins(None)  # nobody told of the last step's end
+    assert loop.main.n_steps == 3
 
 
 def test_saving_callback_is_checkpoint_by_name() -> None:
