@@ -146,7 +146,10 @@ class DoctorHooks:
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Makes the state key, which Lightning asks for at each hook, an attribute: it costs less than its property."""
         super().__init_subclass__(**arguments)
-        is_default = DoctorHooks in cls.__bases__ or isinstance(getattr(cls, "state_key", None), str)
+        owner = next((each for each in cls.__mro__ if isinstance(vars(each).get("state_key"), str)), None)
+        is_default = DoctorHooks in cls.__bases__ or (
+            owner is not None and vars(owner)["state_key"] == owner.__qualname__
+        )
         if is_default and "state_key" not in vars(cls):
             setattr(cls, "state_key", cls.__qualname__)  # noqa: B010 - a property to a type checker
 
@@ -176,7 +179,7 @@ class DoctorHooks:
         live: dict[str, Any] = dict.fromkeys(names)
         live["_pending_metrics"] = {}
         silenced = {hook for what, hooks in _SILENCED.items() if what in self._undos for hook in hooks}
-        kept = {name: value for name, value in self.__dict__.items() if name not in silenced}
+        kept = {name: value for name, value in self.__dict__.items() if value is not None or name not in silenced}
         return {**kept, **live, "_undos": {}}
 
     # -- the run ------------------------------------------------------------
@@ -265,11 +268,12 @@ class DoctorHooks:
         loop = self._loop
         if loop is None:
             return
-        if batch_idx == 0 or loop.main.n_steps >= loop.next_close_step:
+        main = loop.main
+        if batch_idx == 0 or main.n_steps >= loop.next_close_step or main.is_in_batch:
             self._close_step_begins(loop, batch, batch_idx)
             return
         try:
-            loop.main.batch_begins(batch)
+            main.batch_begins(batch)
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             self._switch_off("steps", error)
 
@@ -290,6 +294,8 @@ class DoctorHooks:
         """A step that more than the clock attends to."""
         loop.is_close_step = True
         self._undo(_BATCH_ENDS)
+        if loop.main.is_in_batch:
+            self._guard("steps", loop.misses_batch_end)
         self._guard("steps", loop.batch_begins, batch)
         if self._memory is not None:
             self._guard("memory", self._memory.batch_begins, batch)
@@ -316,9 +322,11 @@ class DoctorHooks:
         loop.next_close_step = min((probe.next_step for probe in attentive if probe is not None), default=_NEVER)
         if self._windows is not None and self._windows.next_step <= loop.main.n_steps:
             self._attend_to_next_step()  # asked for by another thread between these lines
+        if loop.main.n_steps == 1:  # whether the module's hook tells of ends is known after the first one
+            self._attend_to_next_step()
         if loop.next_close_step > loop.main.n_steps and loop.sees_batch_ends:
             # Until then the loop sees itself that a batch ends: what Lightning's call would cost is saved.
-            self._silence(_BATCH_ENDS)
+            self._guard("steps", self._silence, _BATCH_ENDS, loop.trainer)
 
     def _attend_to_next_step(self) -> None:
         if self._loop is not None:
@@ -362,10 +370,16 @@ class DoctorHooks:
 
     def _silence_idle_hooks(self) -> None:
         """Gradients were watched for long enough: hooks with nothing left to do would still cost their dispatch."""
-        self._silence(_IDLE_HOOKS)
+        if self._loop is not None:
+            self._silence(_IDLE_HOOKS, self._loop.trainer)
 
-    def _silence(self, what: str) -> None:
-        """Lets Lightning pass over these hooks, but for those that a subclass has made its own."""
+    def _silence(self, what: str, trainer: Any) -> None:
+        """Lets Lightning pass over these hooks, but for those that a subclass has made its own.
+
+        A callback of the user's that holds this one and hands its hooks on would find nothing to call.
+        """
+        if not any(callback is self for callback in trainer.callbacks):
+            return
         ours = [hook for hook in _SILENCED[what] if not self._is_users(hook)]
         self._undos[what] = seams.silence_hooks(self, ours)
 
@@ -598,6 +612,9 @@ class DoctorHooks:
             self._guard("undo", self._live.undo)
         for what in tuple(self._undos):
             self._undo(what)
+        for hook in (hook for hooks in _SILENCED.values() for hook in hooks):
+            if vars(self).get(hook, self) is None:  # an interrupt came before its undo was noted
+                delattr(self, hook)
         if self._ranks is not None:
             self._guard("ranks teardown", self._ranks.close)
         if self._recorder is not None:

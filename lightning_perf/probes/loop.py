@@ -325,11 +325,12 @@ class LoopProbe:
     def _fetch_begins(self) -> bool:
         """Whether its end is of interest too."""
         main, watch = self.main, self.fetch_watch
-        if self.timeline.stack and not main.is_in_batch:
+        if self.timeline.stack:
             if self._is_in_callback():
                 self._is_foreign_fetch = True
                 return True
-            self.timeline.unwind()
+            if not main.is_in_batch:
+                self.timeline.unwind()
         if self.on_row_end is not None:
             self.on_row_end()
         if self._is_between:
@@ -385,6 +386,17 @@ class LoopProbe:
         hook of that name, which Lightning announces for each step, follows right after it. (Told twice, a step ends
         once.)"""
         return self._hears_module_of_ends and not self.main.is_fetched_within
+
+    def ends_within_hooks(self) -> None:
+        """An exception ends the epoch: where it came from a callback's hook at a step's end, the step is made."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        if self.main.is_in_batch and progress.processed > progress.completed:
+            self.main.batch_ends()
+
+    def misses_batch_end(self) -> None:
+        """A step begins, and nobody told of the last one's end: from now on its own hook has to."""
+        self._hears_module_of_ends = False
+        self.main.batch_ends()
 
     def epoch_ends(self) -> None:
         """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""
@@ -475,7 +487,7 @@ class LoopProbe:
 
     def n_spans(self) -> int:
         """How many spans were entered so far."""
-        return sum(span.n for span in self._spans) + 2 * self.main.n_steps
+        return sum(span.n for span in self._spans) + 3 * self.main.n_steps
 
     def expected_wall_s(self, step_ns: float) -> float:
         """How long the run will have taken in the end, as far as the Trainer tells; else how long it has taken.
@@ -516,6 +528,8 @@ class _EpochSpan:
 
     def __exit__(self, *exception: Any) -> None:
         try:
+            if exception and exception[0] is not None:
+                self._loop.ends_within_hooks()
             self._loop.epoch_ends()
         except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
             self._loop.timeline.fail(error)

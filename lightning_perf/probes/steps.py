@@ -131,8 +131,6 @@ class StageProbe:
 
     def batch_begins(self, batch: Any) -> None:
         """The step itself begins; a row too where no fetch preceded it."""
-        if self.is_in_batch:  # nobody told of the last one's end
-            self.batch_ends()
         if not self._is_row_fresh:
             self._take_row()
         self._is_row_fresh = False

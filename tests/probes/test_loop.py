@@ -169,8 +169,9 @@ def test_steps_are_counted_when_only_the_modules_hook_tells_of_their_end() -> No
             bench.clock.advance(0.002)
     assert loop.main.n_steps == 2
     loop.main.batch_begins(None)
-    loop.main.batch_begins(None)  # nobody told of the last step's end
+    loop.misses_batch_end()
     assert loop.main.n_steps == 3
+    assert not loop.sees_batch_ends
 
 
 def test_saving_callback_is_checkpoint_by_name() -> None:

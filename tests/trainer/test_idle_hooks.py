@@ -123,3 +123,81 @@ def test_a_subclass_sees_every_batch_end_when_it_has_the_hook_itself(make_traine
 
     make_trainer(Own(reports=(), schedule=None)).fit(Tiny(), loader(40))
     assert len(ends) == 40
+
+
+class Holder(Callback):
+    """A user's callback that hands its hooks on to a doctor of its own."""
+
+    def __init__(self, doctor: PerfDoctor) -> None:
+        self.doctor = doctor
+
+    def setup(self, *arguments: Any, **named: Any) -> None:
+        self.doctor.setup(*arguments, **named)
+
+    def teardown(self, *arguments: Any, **named: Any) -> None:
+        self.doctor.teardown(*arguments, **named)
+
+    def on_train_start(self, *arguments: Any) -> None:
+        self.doctor.on_train_start(*arguments)
+
+    def on_train_batch_start(self, *arguments: Any) -> None:
+        self.doctor.on_train_batch_start(*arguments)
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.doctor.on_train_batch_end(*arguments)
+
+
+def test_every_hook_is_there_when_another_callback_hands_its_own_on(make_trainer: Make) -> None:
+    doctor = PerfDoctor(reports=(), schedule=None)
+    make_trainer(Holder(doctor)).fit(Tiny(), loader(40))
+    assert doctor.session is not None
+    assert doctor.session.run.n_steps == 40
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_step_is_counted_when_another_callback_fails_at_its_end(make_trainer: Make, is_first: bool) -> None:
+    doctor = PerfDoctor(reports=(), schedule=None, memory=False, arithmetic=False, module_depth=0)
+
+    class Raises(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 30:
+                assert not callable(doctor.on_train_batch_end)
+                raise ValueError("planted")
+
+    callbacks = (doctor, Raises()) if is_first else (Raises(), doctor)
+    with pytest.raises(ValueError, match="planted"):
+        make_trainer(*callbacks).fit(Tiny(), loader(40))
+    assert doctor.session is not None
+    assert doctor.session.run.n_steps == 31
+
+
+def test_batch_ends_are_told_again_when_nobody_else_tells_of_them(make_trainer: Make) -> None:
+    doctor = PerfDoctor(reports=(), schedule=None, memory=False, arithmetic=False, module_depth=0)
+    callable_at: list[bool] = []
+
+    class TakesProfilerAway(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            callable_at.append(callable(doctor.on_train_batch_end))
+            if len(callable_at) == 20:
+                trainer.profiler = trainer.profiler._inner
+
+    make_trainer(doctor, TakesProfilerAway()).fit(Tiny(), loader(40))
+    assert not callable_at[19]
+    assert all(callable_at[20:])
+    assert doctor.session is not None
+    assert doctor.session.run.n_steps == 40
+
+
+def test_state_key_is_the_classs_own_name_unless_it_says_another() -> None:
+    class Renamed(PerfDoctor):
+        state_key = "mine"
+
+    class Further(Renamed):
+        pass
+
+    class Plain(PerfDoctor):
+        pass
+
+    assert PerfDoctor(reports=()).state_key == "PerfDoctor"
+    assert Further(reports=()).state_key == "mine"
+    assert Plain(reports=()).state_key.endswith("Plain")
