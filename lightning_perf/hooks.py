@@ -34,8 +34,8 @@ from lightning_perf.rules.engine import check_codes, diagnose, preflight
 _log = logging.getLogger("lightning_perf")
 
 _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
-_NEVER = 1 << 62
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
+_NEVER = 1 << 62
 
 _IDLE_HOOKS, _BATCH_ENDS = "idle hooks", "batch ends"
 _SILENCED = {

@@ -193,7 +193,7 @@ def _module(baton: Baton, is_logging: bool) -> Any:
     return TinyModel()
 
 
-def _loader() -> Any:
+def loader() -> Any:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
@@ -235,7 +235,7 @@ def main() -> None:
             **arguments,
         )
         module = _module(Baton(os.environ[SOCKET_VARIABLE]), is_logging=bool(arguments["logger"]))
-        trainer.fit(module, _loader())
+        trainer.fit(module, loader())
 
 
 if __name__ == "__main__":

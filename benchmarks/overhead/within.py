@@ -20,6 +20,8 @@ import time
 import warnings
 from typing import Any
 
+from arm import loader
+
 ARMS = ("PerfDoctor()", "empty callback", "bare")
 STEPS_A_TURN = 67
 """Prime, lest what the doctor does at powers of two always fall on steps that are not timed."""
@@ -75,6 +77,8 @@ def _module(n_turns: int) -> Any:
                 trainer.should_stop, self._arm = True, ARMS[0]
             # The doctor is taken out in the middle of a step, of whose end nobody will tell it.
             self._kept["callbacks"][0]._loop.main.batch_ends()
+            if trainer.callbacks == self._kept["callbacks"]:  # a profiler window may have tapped it anew
+                self._kept["profiler"] = trainer.profiler
             is_doctors = self._arm == ARMS[0]
             trainer.profiler = self._kept["profiler"] if is_doctors else self._kept["profiler"]._inner
             trainer.callbacks[:] = (
@@ -85,24 +89,6 @@ def _module(n_turns: int) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     return TinyModel()
-
-
-def _loader() -> Any:
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    batch = torch.randn(4, 8)
-
-    class Batches(Dataset[Any]):
-        """The same batch for ever."""
-
-        def __len__(self) -> int:
-            return 10**8
-
-        def __getitem__(self, index: int) -> Any:
-            return batch
-
-    return DataLoader(Batches(), batch_size=None)
 
 
 def main() -> None:
@@ -127,7 +113,7 @@ def main() -> None:
             callbacks=[PerfDoctor(out_dir=folder)],
         )
         module = _module(int(sys.argv[1]))
-        trainer.fit(module, _loader())
+        trainer.fit(module, loader())
     print(json.dumps({"taken_us": module.taken_us, "thread_us": module.thread_us}))
 
 
