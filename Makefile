@@ -77,13 +77,13 @@ test-oldest:
 wheel-check: $(STAMP)
 	$(BIN)/python tests/check_wheel.py
 
-# What the docs' figures are from but for the clinic: some two hours, on a machine that does nothing else. Each writes
-# its page; TraceML is installed from PyPI into an environment of its own. Reading traces wants a folder of traces:
+# What the docs' figures are from but for the clinic: an hour and a quarter, on a machine that does nothing else. Most write
+# their page; TraceML is installed from PyPI into an environment of its own. Reading traces wants a folder of traces:
 # benchmarks/trace_reading/run.py.
 bench: export PYTHONPATH := $(CURDIR)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead/run.py --within --starts 10 --write
-	$(BIN)/python benchmarks/overhead/run.py --starts 8 --rounds 24 --write
+	$(BIN)/python benchmarks/overhead/run.py --starts 3 --rounds 12 --write
 	$(BIN)/python benchmarks/windows/run.py --write
 	$(BIN)/python benchmarks/looks/run.py --write
 	$(BIN)/python benchmarks/telemetry/run.py

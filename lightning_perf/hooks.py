@@ -72,8 +72,9 @@ class DoctorHooks:
         device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
             host beside the training (about once a second, in a thread that uses at most 0.5 % of a core once the
             first seconds are over).
-        probe_data: Take the training loader apart when an epoch ends that waited for it for more than 5 % of its time:
-            once, for at most 20 seconds, in a child process that works on copies. It tells which function of the
+        probe_data: Take the training loader apart, once, when an epoch ends and waiting for data and the boundaries of
+            epochs have taken more than 5 % of the steady state: for at most 20 seconds, in a child process that works
+            on copies. It tells which function of the
             dataset costs the time and how many workers are enough, and uses cores meanwhile. That is beside a training
             that goes on for minutes; a shorter one is probed at the end of ``fit``, which then waits for it. False:
             only a few batches are timed.
