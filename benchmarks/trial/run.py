@@ -45,7 +45,7 @@ FATES = {
 """What becomes of each, and the reason that must be told."""
 
 FATES_LIMITS = ("--steps", "120", "--repeats", "8", "--time-limit", "20", "--memory-limit", "2G")
-LADDER_LIMITS = ("--steps", "120", "--repeats", "3")
+LADDER_LIMITS = ("--steps", "200", "--repeats", "3")
 OUTSIDE_STEPS, OUTSIDE_RUNS = 300, 3
 """So many that a log more or less in the timed half weighs below 1 %."""
 

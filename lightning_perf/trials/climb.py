@@ -86,7 +86,7 @@ class Climb:
             return compare_arms(first, [below], arm, band), band
 
         references = list(dict.fromkeys([BASELINE, below]))
-        found = open_round(self._done, self._stage, references, [id_], self._plan, compared)
+        found = open_round(self._done, self._stage, references, [id_], self._plan, compared, [below])
         if found is not None:
             return found
         own = [run for run in self._done if run.stage == self._stage]

@@ -41,6 +41,7 @@ def open_round(
     arms: list[str],
     plan: Plan,
     compared: Callable[[Sequence[ArmRun], str], tuple[Comparison, float]],
+    against: Sequence[str] = (),
 ) -> Round | None:
     """The first round of a stage that is not complete; None when all arms are settled or ran often enough.
 
@@ -51,6 +52,7 @@ def open_round(
         arms: Arms in question.
         plan: Tells how many rounds.
         compared: What the stage's runs so far say of an arm, and the noise band.
+        against: Those of the references that it is compared with; all where empty.
     """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}
@@ -61,12 +63,23 @@ def open_round(
         if active and left:
             return Round(stage, number, members, left)
         first = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= number]
-        active = [a for a in active if not failure_of(a, first) and _is_open(*compared(first, a), number + 1, plan)]
+        active = [
+            a
+            for a in active
+            if not failure_of(a, first)
+            and _is_open(*compared(first, a), number + 1, _n_measured(first, against or references, a), plan)
+        ]
     return None
 
 
-def _is_open(comparison: Comparison, band: float, n_rounds: int, plan: Plan) -> bool:
-    """Whether an arm runs once more after so many rounds."""
+def _n_measured(first: Sequence[ArmRun], references: Sequence[str], arm: str) -> int:
+    """Figures of that one among an arm and its references that has fewest."""
+    told = [run.arm for run in first if run.status == "ok" and run.block_means_s]
+    return min(told.count(one) for one in (arm, *references))
+
+
+def _is_open(comparison: Comparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
+    """Whether an arm runs once more after so many rounds, of which so many gave figures."""
     if n_rounds < min(MIN_ROUNDS, plan.repeats):
         return True
     if comparison.call in ("improved", "regressed"):
@@ -75,6 +88,8 @@ def _is_open(comparison: Comparison, band: float, n_rounds: int, plan: Plan) -> 
         return comparison.call == "inconclusive" or band > NARROW_BAND
     if plan.repeats < MIN_ROUNDS:
         return False
+    if comparison.call == "inconclusive" and n_measured < plan.repeats:
+        return True  # a run that never was steady is made again
     needed = comparison.repeats_needed
     return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 

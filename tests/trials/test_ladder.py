@@ -108,6 +108,22 @@ def test_an_arm_gets_more_repeats_only_where_they_would_probably_settle_it() -> 
     assert len(once.runs) == 3
 
 
+@pytest.mark.parametrize("lost", ["a", "baseline"])
+def test_a_run_that_never_was_steady_is_made_again_where_the_verdict_is_open(lost: str) -> None:
+    plan = Plan(candidates=(Candidate(treatment="a"),), repeats=3, extra=2)
+    levels = {"baseline": (0.1, 0.102, 0.101), "baseline-again": (0.1, 0.1, 0.102), "a": (0.1, 0.06, 0.061)}
+    made = [
+        run(arm, levels[arm][number], position=3 * number + place, repeat=number)
+        for number in range(3)
+        for place, arm in enumerate(["baseline", "baseline-again", "a"][:: 1 if number % 2 == 0 else -1])
+    ]
+    assert names(plan, made) == []  # such a spread would not be settled by two more
+    unsteady = [msgspec.structs.replace(r, block_means_s=()) if r.arm == lost and r.repeat == 1 else r for r in made]
+    again = names(plan, unsteady)
+    assert sorted(again) == ["a", "baseline", "baseline-again"]
+    assert names(msgspec.structs.replace(plan, extra=0), unsteady) == []
+
+
 def test_a_rung_is_left_out_when_it_gains_nothing_on_top() -> None:
     lab = Lab({"a": 2.0, "b": 1.5, "c": 1.3})
     lab.pairs[frozenset("ab")] = 1 / 1.5  # both cure the same
