@@ -127,6 +127,8 @@ def _loop(look: StepLook, call: Call) -> TensorLoop | None:
         cost_s=spent_s,
         share=min(1.0, spent_s / look.step_s()),
         code=Place(USER, call.code.co_filename, named.line, "").text(),
+        first_line=call.code.co_firstlineno,
+        last_line=max((line for *_, line in call.code.co_lines() if line is not None), default=0),
     )
 
 

@@ -54,6 +54,8 @@ class TensorLoop(Record, frozen=True, kw_only=True):
             costs is taken out as far as known.
         share: ``cost_s`` ÷ the duration of the step looked at, with the same taken out.
         code: The line itself.
+        first_line: Where the function begins; 0 when not known.
+        last_line: Where it ends; 0 likewise.
     """
 
     file: str
@@ -65,6 +67,8 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     cost_s: float
     share: float
     code: str = ""
+    first_line: int = 0
+    last_line: int = 0
 
 
 class AttentionCall(Record, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from lightning_perf.records import (
 
 from .gain import with_warm_rest
 from .rank_signals import where_found
-from .rule import Rule, Skip
+from .rule import EXPLAINED_SHARE, Rule, Skip
 from .selection import check_known, is_selected
 from .trace_signals import is_blind
 from .verdict import QUALITY, trace_verdict_of, verdict_of
@@ -43,9 +43,6 @@ _EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours":
 
 # These speak of all ranks, or of the measurement.
 _OF_ALL_RANKS = ("distributed", "quality")
-
-# A cause that accounts for most of what a symptom claims explains it.
-EXPLAINED_SHARE = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -262,12 +259,18 @@ def _is_as_much(cause: Finding, symptom: Finding) -> bool:
 
 
 def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
-    """The finding with its confidence one step lower for each finding about the measurement that it rests on."""
+    """The finding with its confidence one step lower for each finding about the measurement that it rests on.
+
+    The least of its gain goes half of the way down to nothing with each step: what was measured may be off.
+    """
     n_steps = sum(rule.weakens(finding) for rule in weakening if rule.weakens is not None and rule.category == QUALITY)
     if n_steps == 0 or finding.category == QUALITY:
         return finding
     place = min(_CONFIDENCES.index(finding.confidence) + n_steps, len(_CONFIDENCES) - 1)
-    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place])
+    gain = finding.gain
+    if gain is not None:
+        gain = msgspec.structs.replace(gain, low=1.0 + (gain.low - 1.0) / 2**n_steps)
+    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place], gain=gain)
 
 
 def _effort_of(finding: Finding) -> float:

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from lightning_perf.records import STEP_PHASES, Finding, Session, StageTimes, SyncCall, SyncCalls
+from lightning_perf.records import (
+    STEP_PHASES,
+    Evidence,
+    Finding,
+    Prescription,
+    Session,
+    StageTimes,
+    SyncCall,
+    SyncCalls,
+    TensorLoop,
+)
 
+from .gain import reaching, timed_finding
 from .rule import Skip
+from .severity import LOW_SHARE
 from .signals import phase_s, steady_of
-from .trace_signals import place
+from .trace_signals import CODE_PHASES, place
 
 # A line that waits in every step was met in each step looked at; one in every other step already is no exception.
 MIN_PER_STEP = 0.5
+# As often as this within one call of a function, it is a loop (torch's pattern matcher says the same of indexing).
+MIN_REPEATS = 10
+# A loop that was seen as one, at its line, is worth a word from where gains show at all.
+MIN_LOOP_SHARE = LOW_SHARE
+# What looking at each operator costs is taken out of the loop's time, at times too much of it: twice to three times as
+# long was measured without looking. Its backward pass can be all there is of one (measured: nine tenths).
+LOOKING_FACTOR = 3.0
+BACKWARD_FRACTION = 0.95
 
 
 def trace_or_live(
@@ -58,6 +78,59 @@ def users_waits(calls: SyncCalls) -> list[SyncCall]:
     """Lines of the user's that make the host wait in each step, or would on a device: costliest first."""
     own = [call for call in calls.calls if call.owner == "user" and call.per_step >= MIN_PER_STEP]
     return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
+
+
+def loops_of(calls: SyncCalls) -> list[TensorLoop]:
+    """The loops over tensors that cost enough to be spoken of, costliest first."""
+    return [loop for loop in calls.loops if loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]
+
+
+def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
+    """What a loop takes of a step."""
+    return Evidence(
+        metric="loop in the time of a step",
+        value=loop.share,
+        unit="fraction",
+        threshold=MIN_LOOP_SHARE,
+        n=calls.n_steps,
+    )
+
+
+def loop_finding(
+    steady: StageTimes,
+    loop: TensorLoop,
+    *,
+    code: str,
+    name: str,
+    category: str,
+    summary: str,
+    evidence: tuple[Evidence, ...],
+    prescriptions: tuple[Prescription, ...],
+) -> Finding:
+    """A finding whose fix makes one operation of a loop over a tensor.
+
+    Its backward pass, which is not in the loop's share, goes with it: if the loop is differentiated, in proportion to
+    its part of the forward pass.
+    """
+    in_forward_s = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
+    forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
+    saved_s = in_forward_s + (min(1.0, in_forward_s / forward_s) * backward_s if forward_s > 0 else 0.0)
+    most_s = {"forward": LOOKING_FACTOR * in_forward_s, "backward": BACKWARD_FRACTION * backward_s}
+    basis = "at most three times the loop as timed in the steps looked at, and nearly all of backward"
+    finding = timed_finding(
+        steady,
+        code=code,
+        name=name,
+        category=category,
+        summary=summary,
+        evidence=evidence,
+        prescriptions=prescriptions,
+        claims=claims_within(steady, saved_s, CODE_PHASES),
+        low_s=0.0,
+        basis=basis,
+        confidence="medium",
+    )
+    return reaching(finding, steady, most_s, basis)
 
 
 def steps_s(steady: StageTimes) -> float:

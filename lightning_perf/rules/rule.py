@@ -8,6 +8,9 @@ import msgspec
 
 from lightning_perf.records import Finding, Session
 
+EXPLAINED_SHARE = 0.5
+"""A cause that accounts for most of what a symptom claims explains it."""
+
 
 class Skip(Exception):
     """Raised by a check when the session lacks a signal that the rule needs; the message says which and why."""

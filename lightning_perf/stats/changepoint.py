@@ -41,8 +41,10 @@ def find_change(values: Sequence[float]) -> ChangePoint | None:
 
     Pettitt's test (A. N. Pettitt, Applied Statistics 28, 1979): the split with the largest rank statistic, with
     p ≈ 2 exp(-6 K² / (n³ + n²)). Points near one another resemble each other in a training, which makes that p
-    too small; so the medians must also differ by more than ``MIN_MADS`` robust standard deviations of the residuals.
-    A level that only a few points at either end hold is not found: about 16 points are needed in all.
+    too small; so the medians must also differ by more than ``MIN_MADS`` robust standard deviations of the residuals:
+    of those from the two levels or from a straight line, whichever fits better, so that a slow rise is found as one
+    step in its middle. A level that only a few points at either end hold is not found: about 16 points are needed in
+    all.
 
     Args:
         values: The series in order.
@@ -61,7 +63,10 @@ def find_change(values: Sequence[float]) -> ChangePoint | None:
     p_value = min(1.0, 2.0 * math.exp(-6.0 * k * k / (n**3 + n**2)))
     before, after = float(np.median(series[:index])), float(np.median(series[index:]))
     residuals = np.concatenate([series[:index] - before, series[index:] - after])
-    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
+    places = np.arange(n)
+    slanted = series - np.polyval(np.polyfit(places, series, 1), places)
+    slanted -= np.median(slanted)
+    sigma = _MAD_TO_SIGMA * min(float(np.median(np.abs(each))) for each in (residuals, slanted))
     if p_value > LEVEL or abs(after - before) <= MIN_MADS * sigma:
         return None
     return ChangePoint(index=index, before=before, after=after, p_value=p_value)

@@ -98,6 +98,7 @@ REACHING = {
     "PD111": ("validation",),
     "PD203": ("transfer", "data_wait", "forward"),
     "PD304": ("forward", "backward"),
+    "PD312": ("forward", "backward"),
     "PD316": ("optimizer", "backward"),
     "PD502": ("logging", "forward"),
     "PD607": ("validation",),

@@ -179,6 +179,14 @@ def test_confidence_is_lowered_when_the_measurement_is_doubtful():
     assert confidence(n_steps=20, steady={"is_steady": False}) == "low"
 
 
+def test_least_of_a_gain_is_halved_when_the_measurement_is_doubtful(use_rules):
+    sure = _finding("PD101", gain=Gain(low=2, high=3, basis=""))
+    doubt = _rule("PD902", lambda _: _finding("PD902", category="quality"), weakens=lambda _: True)
+    use_rules(_rule("PD101", lambda _: sure), msgspec.structs.replace(doubt, category="quality"))
+    (found, _) = diagnose(build_session()).findings
+    assert (found.gain.low, found.gain.high, found.confidence) == (1.5, 3, "medium")
+
+
 def test_confidence_is_lowered_when_the_doubt_itself_is_not_selected():
     session = diagnose(build_session({**STARVED, "n_steps": 20}), select=["PD101"])
     assert [(finding.code, finding.confidence) for finding in session.findings] == [("PD101", "medium")]

@@ -34,6 +34,13 @@ def test_change_is_found_with_the_lower_level_after_when_the_level_falls():
     assert (change.index, change.before, change.after) == (20, 2.0, 1.0)
 
 
+def test_a_slow_rise_is_found_as_one_step_in_its_middle():
+    change = find_change(1.0 + 0.01 * np.arange(60) + _noise(60, 5))
+    assert change is not None
+    assert change.index == pytest.approx(30, abs=2)
+    assert change.after - change.before == pytest.approx(0.3, abs=0.03)
+
+
 def test_change_is_rarely_found_when_there_is_only_noise():
     found = sum(find_change(1.0 + _noise(60, seed)) is not None for seed in range(300))
     assert found == 0

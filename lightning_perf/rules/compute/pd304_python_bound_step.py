@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lightning_perf.records import CodeSite, Evidence, Finding, Prescription, Session, TensorLoop
-from lightning_perf.rules.gain import reaching, timed_finding
-from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, where
-from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.severity import LOW_SHARE
-from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.host_signals import MIN_REPEATS, looked_at, loop_evidence, loop_finding, loops_of, where
+from lightning_perf.rules.rule import EXPLAINED_SHARE, Rule, Skip
 from lightning_perf.rules.trace_signals import (
-    CODE_PHASES,
     Reading,
     code_limit_s,
     code_phases,
@@ -23,7 +19,6 @@ from lightning_perf.rules.trace_signals import (
     reading_of,
     share_evidence,
     trace_finding,
-    windows_of,
 )
 from lightning_perf.rules.wording import duration, percent
 
@@ -35,16 +30,8 @@ MIN_OPERATORS = 1_000
 MAX_MEAN_S = 10e-6
 # Recording Python stacks makes each tiny operator several times as long.
 MAX_MEAN_WITH_STACKS_S = 40e-6
-# As often as this within one call of a function, it is a loop (torch's pattern matcher says the same of indexing).
-MIN_REPEATS = 10
 # As for PD202: from 5 % on it decides something.
 MIN_SHARE = 0.05
-# A loop that was seen as one, at its line, needs no such margin: it is worth a word from where gains show at all.
-MIN_LOOP_SHARE = LOW_SHARE
-# What looking at each operator costs is taken out of the loop's time, at times too much of it: twice to three times as
-# long was measured without looking. Its backward pass can be all there is of one (measured: nine tenths).
-LOOKING_FACTOR = 3.0
-BACKWARD_FRACTION = 0.95
 
 DOCS = """\
 ## What it measures
@@ -52,9 +39,9 @@ In a profiler window: more than a thousand operators a step of less than 10 us e
 and more within one call of a function (only with recorded stacks). What counts is their cost: on a CPU the time of
 these operators and of the Python between them, on a device the time that it was idle because of late launches.
 
-Without such a finding, the loops over a tensor's rows or elements that a few sampled steps were seen to run, ten
+Where that names no line, the loops over a tensor's rows or elements that a few sampled steps were seen to run, ten
 rounds and more within one call of a function: with the line that takes the elements, and the share of the step from
-the first round to the last.
+the first round to the last. On a CPU such a line is told instead of the mere count, if it is at least half of it.
 
 ## Why it costs
 Python and torch's dispatcher need some microseconds for each operator, whatever it computes. One operator over a whole
@@ -98,37 +85,33 @@ class _Loop(NamedTuple):
 
 def check(session: Session) -> Finding | None:
     """Looks for a loop in the code, else for many tiny operators; without either, for a loop in the steps looked at."""
+    reason = ""
     try:
-        finding = _from_trace(session)
+        finding, is_exact = _from_trace(session)
     except Skip as skip:
         if session.sync_calls is None:
             raise
-        reason = str(skip)
-    else:
-        if finding is not None or session.sync_calls is None or session.steady is None:
-            return finding
-        reason = ""
+        finding, is_exact, reason = None, False, str(skip)
+    if is_exact or session.sync_calls is None:
+        return finding
     try:
-        return _live(session)
+        loop = _live(session)
     except Skip as skip:
-        raise Skip("; ".join(filter(None, [reason, str(skip)]))) from None
+        if not reason:
+            return finding
+        raise Skip(f"{reason}; {skip}") from None
+    return loop if finding is None or (loop is not None and _explains(loop, finding)) else finding
 
 
 def _live(session: Session) -> Finding | None:
     calls, steady = looked_at(session)
-    loops = [loop for loop in calls.loops if loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]
+    loops = loops_of(calls)
     if not loops:
         return None
     worst = loops[0]
-    # The rounds are one operation then. Their backward pass, which is not in the share, goes with them: if the loop is
-    # differentiated, in proportion to its part of the forward pass.
-    in_forward_s = worst.share * (1 - 1 / worst.repeats) * steps_s(steady)
-    forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
-    saved_s = in_forward_s + (min(1.0, in_forward_s / forward_s) * backward_s if forward_s > 0 else 0.0)
-    most_s = {"forward": LOOKING_FACTOR * in_forward_s, "backward": BACKWARD_FRACTION * backward_s}
-    basis = "at most three times the loop as timed in the steps looked at, and nearly all of backward"
-    finding = timed_finding(
+    return loop_finding(
         steady,
+        worst,
         code=CODE,
         name=NAME,
         category=CATEGORY,
@@ -138,23 +121,17 @@ def _live(session: Session) -> Finding | None:
             f"{'' if calls.device == 'cpu' else ', and the device waits for each of them'}."
         ),
         evidence=(
-            Evidence(
-                metric="loop in the time of a step",
-                value=worst.share,
-                unit="fraction",
-                threshold=MIN_LOOP_SHARE,
-                n=calls.n_steps,
-            ),
+            loop_evidence(worst, calls),
             *(Evidence(metric=f"rounds at {_place(loop)}", value=loop.repeats, unit="count") for loop in loops[:3]),
             Evidence(metric="operators that the function calls a step", value=worst.operators_per_step, unit="count"),
         ),
         prescriptions=_prescriptions(),
-        claims=claims_within(steady, saved_s, CODE_PHASES),
-        low_s=0.0,
-        basis=basis,
-        confidence="medium",
     )
-    return reaching(finding, steady, most_s, basis)
+
+
+def _explains(loop: Finding, finding: Finding) -> bool:
+    """Whether a loop is most of what a count of operators found."""
+    return sum(loop.claims.values()) >= EXPLAINED_SHARE * sum(finding.claims.values())
 
 
 def _place(loop: TensorLoop) -> str:
@@ -174,7 +151,8 @@ def _prescriptions() -> tuple[Prescription, ...]:
     )
 
 
-def _from_trace(session: Session) -> Finding | None:
+def _from_trace(session: Session) -> tuple[Finding | None, bool]:
+    """What the trace says, and whether steps looked at say no more: it names a line, or what a device waits for."""
     reading = reading_of(session)
     trace = reading.trace
     if is_blind(trace):
@@ -182,10 +160,11 @@ def _from_trace(session: Session) -> Finding | None:
     if trace.n_operators == 0 or trace.operator_mean_s is None:
         raise Skip(trace.missing.get("operators", "the trace holds no operators"))
     bound_s = MAX_MEAN_WITH_STACKS_S if trace.has_stacks else MAX_MEAN_S
-    found = _in_a_loop(reading, bound_s) or _in_general(reading, bound_s)
+    loop = _in_a_loop(reading, bound_s)
+    found = loop or _in_general(reading, bound_s)
     if found is None or reading.share(found.cost_s) < MIN_SHARE:
-        return None
-    return trace_finding(
+        return None, False
+    finding = trace_finding(
         reading,
         code=CODE,
         name=NAME,
@@ -203,6 +182,7 @@ def _from_trace(session: Session) -> Finding | None:
         basis="at most the operators and the Python between them, but for one pass",
         confidence="medium",
     )
+    return finding, loop is not None or trace.device is not None
 
 
 def _in_a_loop(reading: Reading, bound_s: float) -> _Loop | None:
@@ -257,7 +237,7 @@ def _cost_s(reading: Reading, n_operators: int, host_s: float) -> float:
     part = n_operators / trace.n_operators
     if trace.device is not None:
         return min(launching_s(trace), idle_limit_s(reading)) * part
-    between_s = sum(step.categories.get("other", 0.0) for step in windows_of(trace))
+    between_s = sum(step.categories.get("other", 0.0) for step in trace.windows)
     return min(host_s + part * between_s, code_limit_s(reading))
 
 

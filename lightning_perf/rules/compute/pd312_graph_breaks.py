@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.host_signals import where
+from collections.abc import Sequence
+
+from lightning_perf.records import Evidence, Finding, GraphBreak, Prescription, Session, TensorLoop
+from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of, where
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
 
 CODE = "PD312"
 NAME = "graph-breaks"
@@ -13,7 +16,8 @@ CATEGORY = "compute"
 DOCS = """\
 ## What it measures
 The places where `torch.compile` had to end a region, with its reason, as dynamo itself writes them down. Each call of
-the function passes them. What they cost cannot be told without mending them.
+the function passes them. What they cost cannot be told without mending them, but where a loop over a tensor stands in
+the same function: it was timed in a few sampled steps (PD304).
 
 ## Why it costs
 Operators on both sides of a break cannot be fused, the break itself runs in Python, and a CUDA graph ends there. Often
@@ -42,39 +46,67 @@ torch's pages on graph breaks and their registry; the checklist's compile anti-p
 
 
 def check(session: Session) -> Finding | None:
-    """Reads the places; no gain can be promised."""
+    """Reads the places; a gain can be promised only where a loop was timed that a break keeps out of the graph."""
     watch = session.compiler
     if watch is None:
         raise Skip(session.missing.get("compiler", "nothing was compiled"))
     if not watch.graph_breaks:
         return None
-    first = watch.graph_breaks[0]
-    more = len(watch.graph_breaks) - 1
+    loop = _loop_kept_out(session, watch.graph_breaks)
+    breaks = watch.graph_breaks if loop is None else sorted(watch.graph_breaks, key=lambda b: not _is_in_one(b, loop))
+    first = breaks[0]
+    more = len(breaks) - 1
     others = f"; {more} more {'place' if more == 1 else 'places'}" if more else ""
-    return Finding(
+    place = where(first.file, first.line, first.function)
+    summary = (
+        f"A compiled function falls back to Python at {place}{others}. "
+        f"The reason: {first.reason or 'torch does not tell'}."
+    )
+    evidence = tuple(
+        Evidence(metric=f"graph break at {where(b.file, b.line, b.function)}", value=b.reason or "no reason told")
+        for b in breaks[:5]
+    )
+    advice = Prescription(
+        treatment="",
+        summary=f"keep {place} out of the compiled function",
+        safety="exact",
+        effort="minutes",
+        code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
+    )
+    if loop is None:
+        return Finding(
+            code=CODE,
+            name=NAME,
+            category=CATEGORY,
+            severity="low",  # of unknown cost: nothing is fused across it, which few steps feel for more
+            summary=summary,
+            evidence=evidence,
+            prescriptions=(advice,),
+            confidence="medium",
+        )
+    calls, steady = looked_at(session)
+    return loop_finding(
+        steady,
+        loop,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity="low",  # of unknown cost: nothing is fused across it, which few steps feel for more
-        summary=(
-            f"A compiled function falls back to Python at {where(first.file, first.line, first.function)}{others}. "
-            f"The reason: {first.reason or 'torch does not tell'}."
-        ),
-        evidence=tuple(
-            Evidence(metric=f"graph break at {where(b.file, b.line, b.function)}", value=b.reason or "no reason told")
-            for b in watch.graph_breaks[:5]
-        ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"keep {where(first.file, first.line, first.function)} out of the compiled function",
-                safety="exact",
-                effort="minutes",
-                code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
-            ),
-        ),
-        confidence="medium",
+        summary=f"{summary} A loop of {loop.repeats} rounds in it runs uncompiled: {percent(loop.share)} of a step.",
+        evidence=(loop_evidence(loop, calls), *evidence),
+        prescriptions=(advice,),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+def _loop_kept_out(session: Session, breaks: Sequence[GraphBreak]) -> TensorLoop | None:
+    """The costliest loop over a tensor within a function that a break ends the compiled region in."""
+    if session.sync_calls is None or session.steady is None:
+        return None
+    return next((loop for loop in loops_of(session.sync_calls) if any(_is_in_one(b, loop) for b in breaks)), None)
+
+
+def _is_in_one(one: GraphBreak, loop: TensorLoop) -> bool:
+    """Whether both stand in the same function: methods of one name are told apart by their lines."""
+    return one.file == loop.file and loop.first_line <= one.line <= loop.last_line
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD304",))

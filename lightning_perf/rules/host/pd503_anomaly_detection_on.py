@@ -87,7 +87,7 @@ def preflight(session: Session) -> Finding | None:
                 safety="exact",
                 effort="one line",
                 trainer_flags={"detect_anomaly": False},
-                code="Trainer(..., detect_anomaly=False)",
+                code="Trainer(..., detect_anomaly=False)  # and no torch.autograd.set_detect_anomaly(True)",
             ),
         ),
     )
