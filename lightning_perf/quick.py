@@ -34,10 +34,7 @@ class MemoryBreakdown:
     @property
     def total_bytes(self) -> int:
         """All parts together; parts that are not known count nothing."""
-        record = self.record
-        parts = (record.parameters_bytes, record.gradients_bytes, record.optimizer_bytes, record.buffers_bytes,
-                 record.copies_bytes, record.batch_bytes, record.activations_bytes)  # fmt: skip
-        return sum(part or 0 for part in parts)
+        return self.record.parts_bytes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from Page(options).breakdown_of_memory(self.record)

@@ -18,7 +18,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.probes import ceilings as ceilings_probe
 from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.flops import ArithmeticCounter
-from lightning_perf.probes.machine import read_device
+from lightning_perf.probes.machine import device_name, read_device
 from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.steps import size_reader
@@ -127,8 +127,7 @@ def quick_profile(
         if counter.failure:
             raise ConfigError(f"the arithmetic of {type(model).__name__} could not be counted: {counter.failure}")
         n_samples = size_reader(batch)(batch)
-        name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-        profile = counter.profile(name, n_samples if n_samples >= 0 else None)
+        profile = counter.profile(device_name(device), n_samples if n_samples >= 0 else None)
         times, n_timed = run.timed(float(seconds))
         profile = with_times(profile, model, device, run.module_times(depth))
         memory = _memory(model, batch, run, device)

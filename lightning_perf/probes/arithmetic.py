@@ -16,6 +16,7 @@ from . import ceilings
 from .compiler import has_compiled
 from .flops import ArithmeticCounter, Direction
 from .loop import LoopProbe
+from .machine import device_name
 from .model import is_compiled
 from .steps import size_reader
 
@@ -149,7 +150,7 @@ class ArithmeticProbe:
             return
         self._counter = None
         self.own_ns += counter.own_ns
-        profile = counter.profile(_name(self._device), self._n_samples, self._loop.main.n_steps)
+        profile = counter.profile(device_name(self._device), self._n_samples, self._loop.main.n_steps)
         if counter.failure:
             self.missing["model_profile"] = counter.failure
             self.is_done = True
@@ -196,7 +197,3 @@ class ArithmeticProbe:
         if found is None and not self._wants_ceilings:
             self.missing["model_profile.ceilings"] = "ceilings=False, and this device was not measured before"
         return self._profile, found
-
-
-def _name(device: torch.device) -> str:
-    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"

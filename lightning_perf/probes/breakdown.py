@@ -55,7 +55,7 @@ class ModelMemory:
     ) -> None:
         self.count = count = StorageCount(device)
         self.modules = top_level_modules(module)
-        owner_of = _owners(module, self.modules)
+        owner_of = _owners(self.modules)
         parameters = list(module.named_parameters(remove_duplicate=True))
         by_module: dict[str, dict[str, int]] = {name: {} for name in ("", *self.modules)}
 
@@ -123,7 +123,7 @@ class ModelMemory:
 def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
     """Bytes of the gradients held now, by top-level module; what is tied or lies in one bucket counts once."""
     count = StorageCount(device)
-    owner_of = _owners(module, top_level_modules(module))
+    owner_of = _owners(top_level_modules(module))
     held: dict[str, int] = {}
     for name, parameter in module.named_parameters():
         owner = owner_of(name)
@@ -145,16 +145,7 @@ def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Bre
 
     Where the activations were not measured, the rest of the peak stands for them.
     """
-    parts = (
-        record.parameters_bytes,
-        record.gradients_bytes,
-        record.optimizer_bytes or 0,
-        record.buffers_bytes,
-        record.copies_bytes,
-        record.batch_bytes or 0,
-        record.activations_bytes or 0,
-    )
-    rest = max(0, peak_allocated - sum(parts))
+    rest = max(0, peak_allocated - record.parts_bytes)
     activations, basis = record.activations_bytes, record.activations_basis
     if activations is None:
         activations, basis, rest = rest, "rest of the peak", 0
@@ -181,7 +172,7 @@ def _activations_basis(saved: SavedTensors | None) -> str:
     return saved.failure or "saved tensors"
 
 
-def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> Any:
+def _owners(modules: dict[str, nn.Module]) -> Any:
     """A function from a parameter's name to the top-level module that it belongs to, ``""`` for the root."""
 
     def owner_of(name: str) -> str:

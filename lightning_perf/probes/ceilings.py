@@ -24,7 +24,7 @@ import torch
 from lightning_perf.records import Ceilings
 from lightning_perf.records.files import write_whole
 
-from .machine import read_device, read_machine
+from .machine import device_name, read_device, read_machine
 
 BUDGET_S = 3.0
 """Measuring takes no longer than this, whatever the device; starting a process for it comes on top."""
@@ -87,8 +87,8 @@ def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple
     Returns:
         The ceilings, or None and the reason.
     """
-    where = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-    command = [sys.executable, "-m", "lightning_perf.probes.ceilings", where, str(torch.get_num_threads())]
+    where, n_threads = device_name(device), str(torch.get_num_threads())
+    command = [sys.executable, "-m", "lightning_perf.probes.ceilings", where, n_threads]
     try:
         done = subprocess.run(command, capture_output=True, timeout=BUDGET_S + _CHILD_PATIENCE_S, check=False)
         if done.returncode != 0:

@@ -7,7 +7,6 @@ begins and ends to compile; what a version of torch does not tell is missing.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ class CompilerProbe:
         self._leave_out = leave_out
         self._steps_done = step
         self._began_ns: int | None = None
-        self._thread = threading.get_ident()
         self._compiled_steps: set[int] = set()
         self._after_warmup_ns = 0
         self._handler: Any = None

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
+from lightning_perf.cgroups import read_text
 from lightning_perf.records import Cost, Energy
-
-from .machine import read_text
 
 JOULES_A_KWH = 3.6e6
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 
 from .module_hooks import ModuleHook, can_have_hooks
-from .module_tree import listed_modules
+from .module_tree import bare_profile, listed_modules
 from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of
 
 Direction = Literal["forward", "backward"]
@@ -137,8 +137,12 @@ class ArithmeticCounter:
 
     def _mark(self) -> None:
         """Notes which module the autograd nodes made from here on belong to."""
-        if threading.get_ident() == self._thread:
-            self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        if threading.get_ident() == self._thread and not self.failure:
+            try:
+                self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+            except Exception as error:  # noqa: BLE001 - a private function, asked within the user's forward: reported
+                self.failure = f"{type(error).__name__}: {error}"
+                return
             self._paths.append(self._running[-1] if self._running else "")
 
     def _path_of(self, node: Any) -> str:
@@ -222,17 +226,7 @@ class ArithmeticCounter:
             n_samples: In the batch; None where not known.
             step: Batches before this one; None outside a run.
         """
-        parameters = list({id(p): p for p in self._root.parameters() if not _is_lazy(p)}.values())
-        bare = ModelProfile(
-            class_name=type(self._root).__name__,
-            device=device,
-            n_parameters=sum(p.numel() for p in parameters),
-            n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
-            parameters_bytes=sum(p.numel() * p.element_size() for p in parameters),
-            n_samples=n_samples,
-            step=step,
-            module_depth=self._depth,
-        )
+        bare = _replaced(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
         if self.failure:
             return _replaced(bare, missing={"forward_flops": self.failure, "modules": self.failure})
         forward, backward = (
@@ -333,14 +327,10 @@ def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
 def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for parameter in root.parameters():
-        if not _is_lazy(parameter):
+        if not is_lazy(parameter):
             owner = owners.get(id(parameter), "")
             counts[owner] = counts.get(owner, 0) + parameter.numel()
     return counts
-
-
-def _is_lazy(parameter: torch.Tensor) -> bool:
-    return bool(is_lazy(parameter))
 
 
 def _cost_of(module: ModuleProfile) -> tuple[int, int]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from lightning_perf.cgroups import read_text
 from lightning_perf.records import GpuTelemetry
 
 from .amd import TorchReader
-from .machine import read_text
 from .nvml import DeviceLostError, Driver, WantedDevice, find_device, text_of, wanted_device
 from .series import Series
 

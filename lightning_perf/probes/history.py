@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_perf.records import AllocationSite
+
+from .code_lines import USER, owner_of
 
 MAX_ENTRIES = 100_000
 """Events kept in a ring: about 100 MB of host memory with Python stacks; the last seconds of a training."""
@@ -17,7 +20,6 @@ SNAPSHOT_FILE = "memory_snapshot.pickle"
 
 _MAX_POINTS = 120
 _MAX_SITES = 10
-_NOT_THE_USERS = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_perf/", "/lib/python", "<")
 
 
 class AllocationHistory:
@@ -36,7 +38,7 @@ class AllocationHistory:
         self._snapshot = snapshot
         start(MAX_ENTRIES)
 
-    def dump(self, folder: Path, name: str = SNAPSHOT_FILE) -> tuple[str, dict[str, Any]]:
+    def dump(self, folder: Path) -> tuple[str, dict[str, Any]]:
         """Writes the snapshot for torch's own viewer.
 
         Returns:
@@ -44,9 +46,9 @@ class AllocationHistory:
         """
         snapshot = self._snapshot()
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / name).open("wb") as file:
+        with (folder / SNAPSHOT_FILE).open("wb") as file:
             pickle.dump(snapshot, file)
-        return name, snapshot
+        return SNAPSHOT_FILE, snapshot
 
     def close(self) -> None:
         """Stops recording."""
@@ -121,19 +123,21 @@ def _live_bytes(snapshot: Mapping[str, Any], device: int) -> int:
 
 def _sites(snapshot: Mapping[str, Any], device: int) -> tuple[AllocationSite, ...]:
     held: dict[str, list[int]] = {}
+    is_users = functools.cache(lambda name: bool(name) and name[0] != "<" and owner_of(name) == USER)
     for block in _live_blocks(snapshot, device):
-        total = held.setdefault(_where(block.get("frames", ())), [0, 0])
+        total = held.setdefault(_where(block.get("frames", ()), is_users), [0, 0])
         total[0] += int(block.get("size", 0))
         total[1] += 1
     ordered = sorted(held.items(), key=lambda item: -item[1][0])[:_MAX_SITES]
     return tuple(AllocationSite(where=where, n_bytes=total[0], n=total[1]) for where, total in ordered)
 
 
-def _where(frames: Sequence[Mapping[str, Any]]) -> str:
+def _where(frames: Sequence[Mapping[str, Any]], is_users: Callable[[str], bool]) -> str:
     """The user's own innermost line; the innermost of all where none is the user's."""
     for frame in frames:
-        name = str(frame.get("filename", "")).replace("\\", "/")
-        if not any(part in name for part in _NOT_THE_USERS):
+        name = str(frame.get("filename", ""))
+        if is_users(name):
+            name = name.replace("\\", "/")
             return f"{name.rsplit('/', 1)[-1]}:{frame.get('line')} in {frame.get('name')}"
     with contextlib.suppress(IndexError):
         return str(frames[0].get("name"))

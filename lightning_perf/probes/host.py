@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import psutil
 
+from lightning_perf.cgroups import cgroup_folders, read_text
 from lightning_perf.records import HostTelemetry
 
-from .machine import cgroup_folders, read_text
 from .processes import ScheduleClock, Workers, read_bytes
 from .series import Series
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from lightning_perf.cgroups import read_memory_within_limit
 from lightning_perf.records import HostMemory
-
-from .machine import read_memory_within_limit
 
 _REFRESH_EVERY = 8
 
@@ -97,9 +96,9 @@ class Workers:
         self._files, self.pids = [], []
 
 
-def children_pids(without: Collection[int] = ()) -> list[int]:
+def children_pids() -> list[int]:
     """The processes that this one started through multiprocessing, as DataLoaders do their workers."""
-    return [child.pid for child in multiprocessing.active_children() if child.pid and child.pid not in without]
+    return [child.pid for child in multiprocessing.active_children() if child.pid]
 
 
 def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) -> HostMemory:

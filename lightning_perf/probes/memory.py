@@ -201,6 +201,8 @@ class MemoryProbe:
         """A part of the sampled step is over."""
         if name == "training_step" and self._saved is not None and self._model_memory is not None:
             self._saved.__exit__()
+            if self.is_off:  # it failed meanwhile
+                self._loop.watch_edges(None)
         phase = PHASES_BY_EDGE.get(name)
         if phase is not None:
             begin = self._now_ns()
@@ -453,7 +455,8 @@ class MemoryProbe:
         except Exception as error:  # noqa: BLE001 - reported; nothing more is read, the training goes on
             self.is_off = True
             self._on_fail(error)
-            self._loop.watch_edges(None)
+            if self._saved is None or not self._saved.is_in_place:  # else once training_step is over: see ``leaves``
+                self._loop.watch_edges(None)
 
 
 _WORKERS_CENSUS = "containers of the dataset, as this process sees them: workers fill copies of their own"

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
+from .machine import device_name
 from .module_hooks import ModuleHook, can_have_hooks
-from .module_tree import listed_modules
+from .module_tree import bare_profile, listed_modules
 
 REST = ""
 """What ran in none of the listed modules: the loss, the step itself."""
@@ -245,22 +247,15 @@ def with_times(
     """
     modules = () if profile is None else profile.modules
     if profile is None:
-        parameters = list(root.parameters())
-        profile = ModelProfile(
-            class_name=type(root).__name__,
-            device=str(device),
-            n_parameters=sum(p.numel() for p in parameters),
-            n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
-            parameters_bytes=sum(p.numel() * p.element_size() for p in parameters),
-            missing={"forward_flops": "the arithmetic of no step was counted"},
-        )
+        profile = bare_profile(root, device_name(device))
+        profile = msgspec.structs.replace(profile, missing={"forward_flops": "the arithmetic of no step was counted"})
     known = {module.path for module in modules}
     parts = dict(root.named_modules())  # a part that was timed may be gone since
     seen: set[int] = set()
     for path in times:
         if path not in known:
             part = None if path == REST else parts.get(path)
-            own = [] if part is None else [p for p in part.parameters() if id(p) not in seen]
+            own = [] if part is None else [p for p in part.parameters() if id(p) not in seen and not is_lazy(p)]
             seen.update(map(id, own))
             name = "" if part is None else type(part).__name__
             modules = (*modules, ModuleProfile(path=path, class_name=name, n_parameters=sum(p.numel() for p in own)))

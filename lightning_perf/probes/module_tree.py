@@ -1,8 +1,11 @@
-"""Which modules of a model are told apart."""
+"""Which modules of a model are told apart, and what is known of the whole before any is measured."""
 
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_perf.records import ModelProfile
 
 from .saved_tensors import top_level_modules
 
@@ -33,3 +36,20 @@ def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
         listed |= fresh
         level = {f"{path}.{name}": child for path, module in fresh.items() for name, child in module.named_children()}
     return listed
+
+
+def bare_profile(root: nn.Module, device: str) -> ModelProfile:
+    """A model's profile with its parameters alone; those without a shape yet are left out.
+
+    Args:
+        root: The model.
+        device: That it runs on, as in ``ModelProfile``.
+    """
+    parameters = [parameter for parameter in root.parameters() if not is_lazy(parameter)]
+    return ModelProfile(
+        class_name=type(root).__name__,
+        device=device,
+        n_parameters=sum(p.numel() for p in parameters),
+        n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        parameters_bytes=sum(p.numel() * p.element_size() for p in parameters),
+    )

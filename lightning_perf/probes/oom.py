@@ -14,6 +14,7 @@ import torch
 
 from lightning_perf.records import LiveTensor
 
+from .code_lines import USER, owner_of
 from .storages import Key, Storage, storages_of
 
 Where = Literal["device", "host", "worker", "shm"]
@@ -31,7 +32,6 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10
 _MAX_TENSORS = 10
 _MAX_CAUSES = 8
 _LIMIT_S = 2.0
-_NOT_THE_USERS = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_perf/", "/lib/python")
 
 # From the innermost frame outwards, the first that is known says in which part of the step it happened.
 _PHASES_BY_FUNCTION = {
@@ -90,8 +90,8 @@ def code_of(error: BaseException) -> str:
     """The user's own innermost line on the traceback: ``"model.py:31 in forward"``; empty where there is none."""
     entries = traceback.extract_tb(error.__traceback__)
     for entry in reversed(entries):
-        name = entry.filename.replace("\\", "/")
-        if not any(part in name for part in _NOT_THE_USERS):
+        if owner_of(entry.filename) == USER:
+            name = entry.filename.replace("\\", "/")
             return f"{name.rsplit('/', 1)[-1]}:{entry.lineno} in {entry.name}"
     return ""
 

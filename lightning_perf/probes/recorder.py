@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 
 from lightning_perf import __version__
 from lightning_perf.records import (
@@ -130,6 +131,7 @@ class Recorder:
         self._evaluation_batches_seen = 0
         self._evaluation_has_graph: bool | None = None
         self.zero_grad_watch: ZeroGradWatch | None = None
+        self._saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
         self._span_cost_ns = span_cost_ns(lambda: Timeline(clock, lambda _: None))
         events = None
         if wants_device_clock:
@@ -274,7 +276,7 @@ class Recorder:
         self.missing.update(missing)
         if self.stage == "fit":
             self.zero_grad_watch = ZeroGradWatch()
-            self.loop.optimizers_ready(self.zero_grad_watch.after_step)
+            self.loop.optimizers_ready(self._optimizer_stepped)
             self.scaler = ScalerProbe(self.trainer)
             if self.compiler is not None:
                 self.compiler.begin()
@@ -282,8 +284,14 @@ class Recorder:
             if self.telemetry is not None and dataset is not None:
                 self.telemetry.dataset_known(dataset)
 
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        """Within the user's own ``optimizer.step``, in manual optimization."""
+        if self.zero_grad_watch is not None:
+            self._tried("gradients", self.zero_grad_watch.after_step, optimizer)
+
     def train_epoch_ended(self) -> None:
         """For what is told by epoch."""
+        self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
         if self.scaler is not None:
             self.scaler.read_scale()
         if self.telemetry is not None:
@@ -466,6 +474,8 @@ class Recorder:
             for name in ("prog_bar_metrics", "sync_dist_on_step"):
                 self.missing.pop(f"settings.trainer.{name}", None)
         trainer = replace(settings.trainer, prog_bar_metrics=prog_bar_metrics, sync_dist_on_step=sync_dist_on_step)
+        if self._saw_anomaly_detection:
+            trainer = replace(trainer, is_anomaly_detection_on=True)
         model = settings.model
         if model is not None:
             model = replace(model, eval_outputs_have_graph=self._evaluation_has_graph)

@@ -70,6 +70,11 @@ class SavedTensors:
             self._remove()
         self.own_ns += self._now_ns() - begin
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether saved tensors are looked at now."""
+        return self._hooks is not None
+
     def __exit__(self, *exception: object) -> None:
         begin = self._now_ns()
         self._remove()

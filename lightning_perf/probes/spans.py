@@ -92,11 +92,17 @@ class EdgeSpan(Span):
     def __enter__(self) -> None:
         Span.__enter__(self)
         if self.timeline.edges is not None:
-            self.timeline.edges.enters(self.name)
+            try:
+                self.timeline.edges.enters(self.name)
+            except Exception as error:  # noqa: BLE001 - reported
+                self.timeline.fail(error)
 
     def __exit__(self, *exception: object) -> None:
         if self.timeline.edges is not None:
-            self.timeline.edges.leaves(self.name)
+            try:
+                self.timeline.edges.leaves(self.name)
+            except Exception as error:  # noqa: BLE001 - reported
+                self.timeline.fail(error)
         Span.__exit__(self, *exception)
 
 

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lightning_perf.cgroups import read_text
 from lightning_perf.records import DatasetDisk
-
-from .machine import read_text
 
 NETWORK_FILE_SYSTEMS = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.mount-s3",

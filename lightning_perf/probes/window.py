@@ -17,7 +17,7 @@ from .loop import LoopProbe
 from .recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
 
 REQUEST_FILE = "PROFILE_NOW"
-"""Touching a file of this name in the run's folder opens a window."""
+"""Touching a file of this name in the run's folder opens a window, with ``schedule="auto"``."""
 
 AUTO_SHARE = 0.01
 """What automatic windows may cost at most: the first one of the run as long as it is expected to take, further ones of

@@ -71,8 +71,9 @@ class HostMemory(Record, frozen=True, kw_only=True):
     Attributes:
         rss_bytes: This process's resident memory, when last read.
         peak_rss_bytes: Its highest so far; None when not told.
-        workers_rss_bytes: Of its child processes together, when last read. Pages shared with this process count again.
-        n_workers: Child processes, when last read.
+        workers_rss_bytes: Of its child processes together, the highest of the readings. Pages shared with this process
+            count again.
+        n_workers: Child processes, the most that were read.
         used_bytes: In use within the limit, by whomever: the cgroup's memory without reclaimable file cache, or the
             machine's without what is available. The highest of the readings; None when not told.
         limit_bytes: The cgroup's limit, or the machine's memory; None when not told.
@@ -150,6 +151,13 @@ class Breakdown(Record, frozen=True, kw_only=True):
     rest_bytes: int | None = None
     cache_bytes: int | None = None
     elsewhere_bytes: int = 0
+
+    @property
+    def parts_bytes(self) -> int:
+        """All parts together; parts that are not known count nothing."""
+        parts = (self.parameters_bytes, self.gradients_bytes, self.optimizer_bytes, self.buffers_bytes,
+                 self.copies_bytes, self.batch_bytes, self.activations_bytes)  # fmt: skip
+        return sum(part or 0 for part in parts)
 
 
 class Suspect(Record, frozen=True, kw_only=True):

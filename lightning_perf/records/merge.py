@@ -33,21 +33,20 @@ def load_run(path: str | os.PathLike[str]) -> Session:
     source = Path(path)
     file = source / SESSION_FILE if source.is_dir() else source
     others = sorted((file.parent / RANKS_FOLDER).glob(f"{file.stem}.rank*.json"))
-    if not file.exists() and others:
-        session = min((load(other) for other in others), key=lambda one: one.run.rank)
-    else:
-        session = load(file)
-    if not others or session.run.world_size < 2:
-        return session
-    known = list(session.ranks.summaries) if session.ranks is not None else []
+    readable: list[Session] = []
     problems: list[MissingRank] = []
     for other in others:
         try:
-            found = load(other)
+            readable.append(load(other))
         except SessionError as error:
             rank = other.stem.rpartition("rank")[2]
             problems.append(MissingRank(rank=int(rank) if rank.isdigit() else -1, reason=str(error)))
-            continue
+    has_stand_in = not file.exists() and readable
+    session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(file)
+    if not others or session.run.world_size < 2:
+        return session
+    known = list(session.ranks.summaries) if session.ranks is not None else []
+    for found in readable:
         if _is_same_run(session, found) and found.ranks is not None:
             names = tuple(f"{finding.code} {finding.name}" for finding in found.findings[:MAX_FOUND])
             known += [msgspec.structs.replace(one, found=names or one.found) for one in found.ranks.summaries]

@@ -74,8 +74,10 @@ class Overhead(Record, frozen=True, kw_only=True):
     """What PerfDoctor itself cost.
 
     Attributes:
-        per_step_us: Microseconds a step: the median time in its own hooks plus the measured cost of its spans.
-        reporting_s: Seconds spent outside the steps, reading settings, diagnosing and reporting, in total.
+        per_step_us: Microseconds a step: the median time in its own hooks, the measured cost of its spans, and what
+            sampling memory took, spread over the steps.
+        reporting_s: Seconds spent beside that, in total: reading settings, diagnosing, reporting, and in the few steps
+            that are looked at closely.
         share: All time in its hooks and spans, ÷ the wall time of the run.
         budget_us: The budget a step.
         backed_off: What it stopped measuring because it was above its budget; empty normally.

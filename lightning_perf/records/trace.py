@@ -523,3 +523,8 @@ class TraceRecord(Record, frozen=True, kw_only=True):
     operator_mean_s: float | None = None
     what_if: tuple[WhatIf, ...] = ()
     ranks: TraceRanks | None = None
+
+    @property
+    def windows(self) -> tuple[TraceStep, ...]:
+        """The steps, or the whole trace where it has none."""
+        return self.steps or ((self.whole,) if self.whole is not None else ())

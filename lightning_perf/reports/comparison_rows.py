@@ -152,7 +152,7 @@ def trial_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 def gate_line(regressions: Sequence[TimeChange], percent: float) -> str:
     """What a gate says that fails."""
-    told = [f"{_gated(one.name)} {_longer(one.ratio.value)}, at least {_percent(one.ratio.low)}"
+    told = [f"{_gated(one.name)} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
             for one in regressions if one.ratio is not None]  # fmt: skip
     return f"regression beyond {percent:g} %: " + "; ".join(told)
 
@@ -222,10 +222,10 @@ def _speedup(interval: Interval | None, verdict: str | None) -> str:
 def _change(base: float | None, new: float | None) -> str:
     if base is None or new is None or base <= 0:
         return ""
-    return _percent(new / base)
+    return percent_change(new / base)
 
 
-def _percent(ratio: float) -> str:
+def percent_change(ratio: float) -> str:
     """``+10.2 %``; beyond a factor of 10 as ``12.0×``."""
     if not 0.1 <= ratio < 10:
         return times(ratio)
@@ -246,4 +246,4 @@ def _range(interval: Interval) -> str:
         return "anything"
     if interval.low < 0.1 or interval.high >= 10:  # both ends as factors, or neither
         return f"{times(interval.low)} to {times(interval.high)}"
-    return f"{_percent(interval.low)} to {_percent(interval.high)}"
+    return f"{percent_change(interval.low)} to {percent_change(interval.high)}"

@@ -128,7 +128,7 @@ def _title(record: TraceRecord) -> str:
 
 def sections(record: TraceRecord) -> Iterator[Section]:
     """What a trace says, section by section."""
-    windows = record.steps or ((record.whole,) if record.whole else ())
+    windows = record.windows
     if record.verdict:
         yield Section("Verdict", (), [(record.verdict.text,)])
     if record.findings:
@@ -351,7 +351,7 @@ def _overview(records: Sequence[TraceRecord]) -> Section:
     shown = records[:N_OVERVIEW]
     rows = []
     for record in shown:
-        windows = record.steps or ((record.whole,) if record.whole else ())
+        windows = record.windows
         total = sum(window.duration_s for window in windows) or 1.0
         busy = sum(window.device_busy_s or 0.0 for window in windows) / total if record.device else None
         exposed = record.communication.exposed_s / total if record.communication else None

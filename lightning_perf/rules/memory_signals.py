@@ -60,16 +60,7 @@ def breakdown_of(session: Session) -> Breakdown:
 
 def whole_of(breakdown: Breakdown) -> int:
     """All that memory holds: the peak where there is one, else the sum of the parts."""
-    parts = (
-        breakdown.parameters_bytes,
-        breakdown.gradients_bytes,
-        breakdown.optimizer_bytes or 0,
-        breakdown.buffers_bytes,
-        breakdown.copies_bytes,
-        breakdown.batch_bytes or 0,
-        breakdown.activations_bytes or 0,
-    )
-    return breakdown.peak_bytes or sum(parts)
+    return breakdown.peak_bytes or breakdown.parts_bytes
 
 
 def is_tight(session: Session) -> bool:
@@ -111,14 +102,6 @@ def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
         Evidence(metric="lower end of its 95 % interval", value=1000 * growth.low_bytes_per_step, unit="bytes"),
         Evidence(metric="steps watched", value=growth.last_step - growth.first_step, unit="count"),
     )
-
-
-def size_text(n_bytes: float) -> str:
-    """Bytes in words: ``"1.5 GiB"``."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(n_bytes) >= factor:
-            return f"{n_bytes / factor:.3g} {unit}"
-    return f"{n_bytes:.0f} B"
 
 
 CHECKPOINTING = Prescription(

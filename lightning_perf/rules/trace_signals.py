@@ -21,7 +21,6 @@ from lightning_perf.records import (
     Session,
     StageTimes,
     TraceRecord,
-    TraceStep,
     WhatIf,
 )
 
@@ -230,11 +229,6 @@ def without(reading: Reading, cause: str) -> tuple[WhatIf, float, float] | None:
     return found, n * max(0.0, found.step_s - found.high_s), n * max(0.0, found.step_s - found.low_s)
 
 
-def windows_of(trace: TraceRecord) -> tuple[TraceStep, ...]:
-    """The steps, or the whole trace where it has none."""
-    return trace.steps or ((trace.whole,) if trace.whole is not None else ())
-
-
 CODE_PHASES = ("forward", "backward")
 
 
@@ -254,7 +248,7 @@ def code_limit_s(reading: Reading) -> float:
 def idle_limit_s(reading: Reading) -> float:
     """Seconds of the trace that the device is idle at most: steps without the profiler have shorter gaps."""
     trace = reading.trace
-    busy_s = sum(step.device_busy_s or 0.0 for step in windows_of(trace))
+    busy_s = sum(step.device_busy_s or 0.0 for step in trace.windows)
     idle_s = max(0.0, trace.span_s - busy_s)
     if not reading.is_timed or not trace.steps or reading.span.step_s.mean <= 0:
         return idle_s
@@ -297,7 +291,7 @@ def device_savings(reading: Reading, low_s: float, high_s: float) -> tuple[float
         Seconds of the trace saved at least (no more than the host leaves) and at most (all, unless launch-bound).
         What is below ``LOW_SHARE`` of the trace is not worth a finding: ``is_worth_saying``.
     """
-    needed_s = sum(step.host_needed_s or 0.0 for step in windows_of(reading.trace))
+    needed_s = sum(step.host_needed_s or 0.0 for step in reading.trace.windows)
     slack_s = max(0.0, reading.trace.span_s - needed_s)
     return min(low_s, slack_s), min(high_s, slack_s) if is_launch_bound(reading.trace) else high_s
 

@@ -17,7 +17,6 @@ from .changes import (
     change_ddp_arguments,
     change_refresh_rate,
     compile_module,
-    stop_anomaly_detection,
     write_checkpoints_beside,
 )
 from .loaders import exchange_train_loaders, tap_train_loaders, tap_train_loaders_ready
@@ -68,7 +67,6 @@ __all__ = [
     "refreshes_by_step",
     "silence_hooks",
     "step_logging",
-    "stop_anomaly_detection",
     "stop_fit",
     "tap_backward",
     "tap_logging",

@@ -19,22 +19,12 @@ def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
     return change_attribute(bar, name, n_steps) if name in vars(bar) else None
 
 
-def stop_anomaly_detection(trainer: Any) -> Undo | None:
-    """Takes ``detect_anomaly`` out of a Trainer that is not yet training; None when this version does not keep it."""
-    return change_attribute(trainer, "_detect_anomaly", False) if hasattr(trainer, "_detect_anomaly") else None
-
-
 def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | None:
     """Changes what torch's DistributedDataParallel will be given; None when the strategy is not a DDP one."""
     before = ddp_arguments(strategy)
     if before is None:
         return None
-    strategy._ddp_kwargs = {**before, **arguments}
-
-    def undo() -> None:
-        strategy._ddp_kwargs = before
-
-    return undo
+    return change_attribute(strategy, "_ddp_kwargs", {**before, **arguments})
 
 
 def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo | None:

@@ -6,10 +6,11 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from .actions import base_class, namespace
-from .undo import Undo
+from .undo import Undo, change_attribute
 
 
 def stop_fit(trainer: Any) -> None:
@@ -137,11 +138,8 @@ def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[
     strategy = getattr(trainer, "strategy", None)
     if strategy is None or "save_checkpoint" in vars(strategy):
         return None
-    strategy.save_checkpoint = functools.partial(save, strategy.save_checkpoint)
-    strategy.remove_checkpoint = functools.partial(remove, strategy.remove_checkpoint)
-
-    def undo() -> None:
-        for name in ("save_checkpoint", "remove_checkpoint"):
-            vars(strategy).pop(name, None)
-
-    return undo
+    with ExitStack() as put:
+        for name, function in (("save_checkpoint", save), ("remove_checkpoint", remove)):
+            own = functools.partial(function, getattr(strategy, name))
+            put.callback(change_attribute(strategy, name, own))
+        return put.pop_all().close

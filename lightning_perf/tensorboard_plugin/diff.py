@@ -85,7 +85,7 @@ def _kernels(trace: TraceRecord) -> dict[str, float]:
 
 
 def _categories(trace: TraceRecord) -> dict[str, float]:
-    windows = trace.steps or ((trace.whole,) if trace.whole else ())
+    windows = trace.windows
     names = windows[0].categories if windows else {}
     return {name.replace("_", " "): sum(window.categories.get(name, 0.0) for window in windows) for name in names}
 

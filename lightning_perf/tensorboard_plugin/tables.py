@@ -18,7 +18,7 @@ NO_TRACE = "No profiler window was recorded in this run, so there are no figures
 
 def categories(record: TraceRecord) -> Iterator[Block]:
     """Where the time of a step goes, exclusive, as the trace tells it."""
-    windows = record.steps or ((record.whole,) if record.whole else ())
+    windows = record.windows
     if not windows:
         return
     n, total = len(windows), sum(window.duration_s for window in windows) or 1.0
@@ -71,7 +71,7 @@ def trace_ranks(records: Sequence[TraceRecord]) -> Iterator[Block]:
         yield blocks.table(title, heads, rows, about, "together")
     rows = []
     for record in records:
-        windows = record.steps or ((record.whole,) if record.whole else ())
+        windows = record.windows
         busy = [window.busy_fraction for window in windows if window.busy_fraction is not None]
         spent = record.communication
         mean_s = fmean(window.duration_s for window in windows) if windows else None

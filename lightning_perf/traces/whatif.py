@@ -34,7 +34,7 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
     work D is 0 and E is the host's time in the cause.
     """
     n = max(len(record.steps), 1)
-    windows = record.steps or ((record.whole,) if record.whole else ())
+    windows = record.windows
     if not windows or not record.span_s:
         return ()
     step_s = record.span_s / n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from lightning_perf.cgroups import read_usable_cores
 from lightning_perf.records import Session
 
 
@@ -11,6 +12,4 @@ def cores_per_rank(session: Session | None) -> int:
     """Whole cores for one rank, at least 1: the session's machine, or this process where there is no session."""
     if session is not None:
         return max(1, int(session.machine.usable_cores / max(session.machine.local_world_size, 1)))
-    has_affinity = hasattr(os, "sched_getaffinity")
-    n_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, n_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+    return max(1, int(read_usable_cores() / int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)))

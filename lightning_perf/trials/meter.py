@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import resource
 import statistics
-import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import psutil
 import torch
 
 from lightning_perf import seams
+from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.steps import size_reader
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
 from lightning_perf.trials.job import Job, Result
@@ -306,8 +305,7 @@ def _synchronise(device: torch.device) -> None:
 
 def _peak_host_bytes() -> int:
     """Of this process, and what its loader workers, as they are now, hold beside what they share with it."""
-    own = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    peak = own if sys.platform == "darwin" else own * 1024  # kilobytes on Linux
+    peak = peak_rss_bytes() or 0
     for worker in multiprocessing.active_children():
         with contextlib.suppress(psutil.Error):
             peak += int(psutil.Process(worker.pid).memory_full_info().uss)

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from lightning_perf.cgroups import cgroup_folders, read_cpu_quota_cores
 from lightning_perf.probes.host import HostReader, numa_nodes, throttling
-from lightning_perf.probes.machine import cgroup_folders, read_cpu_quota_cores
 from lightning_perf.probes.processes import FetchWatch, ScheduleClock, Workers
 from lightning_perf.probes.series import MAX_KEPT, MAX_POINTS, Course, Series
 from lightning_perf.probes.storage import dataset_disk, dataset_path

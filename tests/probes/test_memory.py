@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_perf.cgroups import read_memory_within_limit
 from lightning_perf.probes.allocator import FakeAllocator, TorchAllocator, allocator_of
 from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.edges import EdgeReadings
 from lightning_perf.probes.history import read_history
 from lightning_perf.probes.host_memory import read_host_memory
-from lightning_perf.probes.machine import read_memory_within_limit
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.records import Machine, Run, Session
 from lightning_perf.rules.engine import diagnose
@@ -276,8 +276,8 @@ def test_machine_is_the_limit_when_there_is_no_cgroup(tmp_path: Path) -> None:
 
 
 def test_history_gives_curve_and_sites_when_a_snapshot_is_read() -> None:
-    frames = [{"filename": "/x/torch/nn/linear.py", "line": 1, "name": "forward"},
-              {"filename": "/home/me/model.py", "line": 31, "name": "encode"}]  # fmt: skip
+    frames = [{"filename": torch.nn.modules.linear.__file__, "line": 1, "name": "forward"},
+              {"filename": "/home/me/lightning/model.py", "line": 31, "name": "encode"}]  # fmt: skip
     snapshot = {
         "segments": [{"device": 0, "blocks": [
             {"state": "active_allocated", "size": 700, "frames": frames},

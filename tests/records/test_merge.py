@@ -91,6 +91,14 @@ def test_file_that_cannot_be_read_is_told_and_the_others_stand(tmp_path: Path) -
     assert "not complete JSON" in merged.ranks.missing[0].reason
 
 
+def test_next_rank_stands_in_when_the_first_left_nothing_and_the_lowest_cannot_be_read(tmp_path: Path) -> None:
+    save(tmp_path, session(2))
+    (tmp_path / RANKS_FOLDER / "perf_session.rank1.json").write_text("{")
+    merged = load_run(tmp_path)
+    assert merged.run.rank == 2
+    assert sorted(one.rank for one in merged.ranks.missing) == [0, 1]
+
+
 def test_run_of_one_rank_is_as_it_was_saved(tmp_path: Path) -> None:
     alone = msgspec.structs.replace(session(0, world_size=1), ranks=None)
     alone.save(tmp_path)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, hooks
-from lightning_perf.probes import loader, loop, model, pauses, recorder, spans, steps
+from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, spans, steps
 from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, FakeEvent
 from lightning_perf.records import Session
 from lightning_perf.reports import console, tensorboard
@@ -24,7 +24,7 @@ from lightning_perf.rules import engine
 from lightning_perf.seams import timed
 
 from .conftest import Make, assert_nothing_left
-from .models import N_FEATURES, Tiny
+from .models import N_FEATURES, Manual, Tiny
 
 
 class Augmented(Dataset):
@@ -180,6 +180,8 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "memory at a step": ("memory", at(recorder.MemoryProbe, "_look")),
     "memory as a step begins": ("memory", at(recorder.MemoryProbe, "batch_begins")),
     "memory as a step ends": ("memory", at(recorder.MemoryProbe, "batch_ends")),
+    "a part of a sampled step begins": ("steps", at(recorder.MemoryProbe, "enters")),
+    "a part of a sampled step ends": ("steps", at(recorder.MemoryProbe, "leaves")),
     "window at a step": ("windows", at(recorder.WindowProbe, "step")),
     "before_backward": ("gradients", at(model.ZeroGradWatch, "before_backward")),
     "after_backward": ("gradients", at(model.ZeroGradWatch, "after_backward")),
@@ -232,6 +234,46 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
         (path,) = Path().rglob("perf_session.json")
         assert b'"probes_off"' in path.read_bytes()
         assert b"planted" in path.read_bytes()
+
+
+def test_optimizer_of_manual_optimization_steps_when_watching_gradients_raises(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model.ZeroGradWatch, "after_step", raises)
+    doctor = PerfDoctor(schedule=None, reports=["json"])
+    trainer = make_trainer(doctor)
+    with caplog.at_level(logging.WARNING):
+        trainer.fit(Manual(), DataLoader(Augmented(), batch_size=2))
+    assert trainer.global_step == 8
+    assert len(warnings_of(caplog)) == 1
+    assert doctor.session is not None
+    assert [failure.probe for failure in doctor.session.probes_off] == ["gradients"]
+
+
+def test_saved_tensors_are_looked_at_no_more_when_memory_fails_within_a_step(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In manual optimization backward lies within training_step, as long as which they are looked at."""
+    seen: list[int] = []
+    failed_at: list[int] = []
+    trainer = make_trainer(PerfDoctor(schedule=None, reports=[]), max_epochs=4)
+    works, reads = saved_tensors.SavedTensors._pack, recorder.MemoryProbe._edge
+
+    def pack(self: Any, tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(trainer.global_step)
+        return works(self, tensor)
+
+    def edge(self: Any, phase: str) -> None:
+        if phase == "backward" and seen:
+            failed_at.append(trainer.global_step)
+            raise Planted("planted")
+        reads(self, phase)
+
+    monkeypatch.setattr(saved_tensors.SavedTensors, "_pack", pack)
+    monkeypatch.setattr(recorder.MemoryProbe, "_edge", edge)
+    trainer.fit(Manual(), DataLoader(Augmented(), batch_size=2))
+    (step,) = failed_at
+    assert max(seen) == step < trainer.global_step - 1
 
 
 @pytest.mark.parametrize("code", [rule.code for rule in engine.all_rules()])

@@ -349,3 +349,15 @@ def test_spans_are_left_when_a_step_swallows_an_optimizers_error(make_trainer: M
     assert session.run.n_steps == 8
     assert phases["other"].p50_s > 0  # else all that followed would be inside the optimizer's span
     assert phases["transfer"].p50_s > 0
+
+
+def test_anomaly_detection_is_known_when_torch_s_own_function_switched_it_on_in_a_hook(make_trainer: Make) -> None:
+    class Hunts(Tiny):
+        def on_train_start(self) -> None:
+            torch.autograd.set_detect_anomaly(True)
+
+    doctor = PerfDoctor(schedule=None, reports=[])
+    make_trainer(doctor, max_epochs=2).fit(Hunts(), loader())
+    assert doctor.session is not None
+    assert doctor.session.settings.trainer.is_anomaly_detection_on is True
+    assert not torch.is_anomaly_enabled()  # Lightning puts back what was before fit

@@ -152,6 +152,6 @@ def test_graphs_are_not_asked_for_when_the_training_runs_on_a_cpu() -> None:
 
 
 def test_segments_are_those_of_the_device() -> None:
-    rocm = Device(index=0, name="MI300X", kind="rocm")
-    assert find("expandable-segments").default_value(session(machine={"devices": (rocm,)})) == "rocm"
+    amd = {"devices": (Device(index=0, name="MI300X", kind="cuda"),), "versions": {"hip": "6.2"}}
+    assert find("expandable-segments").default_value(session(machine=amd)) == "rocm"
     assert list(find("expandable-segments").environment("rocm")) == ["PYTORCH_HIP_ALLOC_CONF"]

@@ -209,7 +209,7 @@ def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | N
         "customdata": [[size(n_bytes)] for _, n_bytes in oom.timeline],
         "hovertemplate": "step %{x}: %{customdata[0]}<extra></extra>",
     }
-    what = "resident" if oom.where == "host" else "allocated"
+    what = "allocated" if oom.where == "device" else "resident"
     return figure(
         [line],
         theme,

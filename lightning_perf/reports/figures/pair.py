@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning_perf.records import PHASES, Session
+from lightning_perf.reports.comparison_rows import percent_change
 from lightning_perf.reports.wording import phase_name, seconds
 
 from .palette import GREY, ORANGE, SKY, Theme
@@ -63,4 +64,4 @@ def _change(before: float | None, after: float | None) -> str:
         return "new" if after else ""
     if not after:
         return "gone"
-    return f"{100 * (after / before - 1):+.1f} % against base"
+    return f"{percent_change(after / before)} against base"

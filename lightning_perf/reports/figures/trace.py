@@ -47,7 +47,7 @@ def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:
     trace = trace_of(session)
     if trace is None:
         return None
-    steps = trace.steps or ((trace.whole,) if trace.whole is not None else ())
+    steps = trace.windows
     if not steps:
         return None
     unit, factor = seconds_scale(step.duration_s for step in steps)

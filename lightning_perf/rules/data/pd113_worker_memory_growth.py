@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
 from lightning_perf.rules.feeding import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, place
-from lightning_perf.rules.memory_signals import growth_evidence, is_leak, size_text
+from lightning_perf.rules.memory_signals import growth_evidence, is_leak
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import size_text
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 CODE = "PD113"

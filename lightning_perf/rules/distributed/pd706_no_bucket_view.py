@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import is_tight, size_text
+from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import size_text
 
 CODE = "PD706"
 NAME = "no-bucket-view"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
-from lightning_perf.rules.memory_signals import BF16, CHECKPOINTING, breakdown_of, is_tight, size_text, whole_of
+from lightning_perf.rules.memory_signals import BF16, CHECKPOINTING, breakdown_of, is_tight, whole_of
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, size_text
 
 CODE = "PD402"
 NAME = "activations-dominate"

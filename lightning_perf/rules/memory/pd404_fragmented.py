@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
-from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_of, is_tight, size_text
+from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_of, is_tight
 from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.wording import size_text
 
 CODE = "PD404"
 NAME = "fragmented"

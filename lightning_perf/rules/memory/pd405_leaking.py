@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Growth, Prescription, Session, Suspect
-from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak, size_text
+from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import size_text
 
 CODE = "PD405"
 NAME = "leaking"

@@ -7,11 +7,11 @@ from lightning_perf.rules.memory_signals import (
     BF16,
     CHECKPOINTING,
     EXPANDABLE_SEGMENTS,
-    size_text,
     smaller_batch,
     whole_of,
 )
 from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.wording import size_text
 
 CODE = "PD408"
 NAME = "out-of-memory"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import FULL_FRACTION, size_text
+from lightning_perf.rules.memory_signals import FULL_FRACTION
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, size_text
 
 CODE = "PD409"
 NAME = "host-memory-pressure"

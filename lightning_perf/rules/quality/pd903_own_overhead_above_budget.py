@@ -23,7 +23,7 @@ It is a cost of measuring, and it lengthens the phases that it measures.
 
 ## Example
 ```text
-overhead: 55 us a step, budget 40 us
+overhead: 55 us a step, budget 20 us
 ```
 
 ## Prescription

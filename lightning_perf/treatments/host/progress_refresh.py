@@ -18,8 +18,8 @@ class ProgressRefresh(Treatment):
     summary = "draws the progress bar every N steps"
     when = (
         "Where the bar shows in short steps: it is drawn after each one by default. A RichProgressBar of Lightning 2.6 "
+        "refreshes by time and needs nothing."
     )
-    when += "refreshes by time and needs nothing."
     is_live = True
     value_form = "N, steps between two refreshes, at least 1"
 

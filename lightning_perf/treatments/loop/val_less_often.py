@@ -16,8 +16,10 @@ class ValLessOften(Treatment):
     id = "val-less-often"
     safety = "semantics"
     summary = "validates less often"
-    when = "Where validation takes a good part of the time. Early stopping, schedulers and checkpoints that watch a "
-    when += "validation metric then see it less often."
+    when = (
+        "Where validation takes a good part of the time. Early stopping, schedulers and checkpoints that watch a "
+        "validation metric then see it less often."
+    )
     acts_on = "loop"
     value_form = "N epochs between two validations, a fraction of an epoch up to 1.0, or Nb for N batches"
 

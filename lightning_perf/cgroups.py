@@ -1,0 +1,102 @@
+"""What the kernel lets this process use: cores by affinity and quota, memory by limit."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+UNLIMITED_BYTES = 2**60
+"""cgroup v1 writes "no limit" as the largest multiple of the page size below 2**63; no machine has an exbibyte."""
+
+
+def read_usable_cores(root: Path = Path("/")) -> float:
+    """Cores that this process may use at once, at least 1: by its affinity and its cgroups' quota."""
+    quota_cores = read_cpu_quota_cores(root)
+    return max(1.0, min(float(_n_affine_cores()), math.inf if quota_cores is None else quota_cores))
+
+
+def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """Cores that the tightest cgroup around this process grants; None without a quota.
+
+    A group further up may be tighter than the process's own, so every level up to the root counts
+    (Linux kernel documentation, cgroup v2 ``cpu.max``; v1 ``cpu.cfs_quota_us``, -1 meaning none).
+    """
+    quotas: list[float] = []
+    for folder in cgroup_folders(root, "cpu"):
+        v1 = [read_text(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        for values in ((read_text(folder / "cpu.max") or "").split(), v1):
+            if len(values) == 2 and all(value.isdecimal() and int(value) > 0 for value in values):
+                quotas.append(int(values[0]) / int(values[1]))
+    return min(quotas, default=None)
+
+
+def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """The tightest memory limit of the cgroups around this process; None without one."""
+    limits: list[int] = []
+    for folder in cgroup_folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read_text(folder / name) or ""
+            if text.isdecimal() and int(text) < UNLIMITED_BYTES:
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
+    """Bytes used and the limit of the cgroup around this process that is nearest to its limit; None without limits.
+
+    File cache that can be dropped is not counted as used (``inactive_file``), as the kernel reclaims it first.
+    """
+    found: list[tuple[int, int]] = []
+    names = (("memory.max", "memory.current", "inactive_file"),
+             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
+    for folder in cgroup_folders(root, "memory"):
+        for limit_name, used_name, cache_name in names:
+            limit, used = read_text(folder / limit_name) or "", read_text(folder / used_name) or ""
+            if not (limit.isdecimal() and used.isdecimal() and 0 < int(limit) < UNLIMITED_BYTES):
+                continue
+            statistics = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
+            found.append((max(0, int(used) - int(statistics.get(cache_name, 0))), int(limit)))
+    return max(found, key=lambda pair: pair[0] / pair[1], default=None)
+
+
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroups that may limit ``controller``, each from its own up to the mount.
+
+    In a container the path may name folders of the host that are not mounted here; those are simply absent, and
+    the mount itself is then the container's own group.
+    """
+    mounts = root / "sys" / "fs" / "cgroup"
+    for line in (read_text(root / "proc" / "self" / "cgroup") or "").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:  # v2, alone or beside v1
+            bases = [mounts, mounts / "unified"]
+        elif controller in controllers.split(","):
+            bases = [mounts / controllers, mounts / controller]
+        else:
+            continue
+        inside = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
+        for base in bases:
+            yield from (base / level for level in (inside, *inside.parents))
+
+
+def _n_affine_cores() -> int:
+    """Cores that the scheduler may put this process on; all of them where the platform has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    try:
+        return len(psutil.Process().cpu_affinity() or ()) or os.cpu_count() or 1
+    except (AttributeError, psutil.Error):  # macOS has no affinity
+        return os.cpu_count() or 1
+
+
+def read_text(path: Path) -> str | None:
+    """A small file's text without blanks around it; None where it is absent or not ours to read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
