@@ -1,10 +1,10 @@
 """One sample in 32 takes thirty times as long as the others; two workers wait for it in turn.
 ---
 expect: PD105
-half: score
+half: tune
 cores: 2
 fix:
-  0.03 if index % 32 == 7 else 0.001: '0.0019'
+  num_workers=2: num_workers=8, prefetch_factor=8
 """
 
 import time

@@ -1,7 +1,7 @@
 """A compiled function reads a number in each round of a loop, and so is not compiled at all.
 ---
 expect: PD312
-half: score
+half: tune
 fix:
   print(float(hidden.mean()), file=self.file): pass
 """

@@ -1,7 +1,7 @@
 """Ten metrics are reduced over the ranks in each step.
 ---
 expect: PD705
-half: score
+half: tune
 own_process: true
 cores: 2
 fix:
