@@ -84,7 +84,7 @@ class _Loop(NamedTuple):
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for a loop in the code, else for many tiny operators; without either, for a loop in the steps looked at."""
+    """Looks for a loop in the trace, else in the steps looked at, unless that is little of many tiny operators."""
     reason = ""
     try:
         finding, is_exact = _from_trace(session)
