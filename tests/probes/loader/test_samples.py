@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 from torch.utils.data import DataLoader
 
 from lightning_perf.probes.loader.pipeline import Pipeline
-from lightning_perf.probes.loader.samples import ENOUGH_SLOW, Samples
+from lightning_perf.probes.loader.samples import ENOUGH_SLOW, SLOW_RATIO, Samples
 
 from . import planted
 
@@ -38,8 +40,16 @@ def test_slow_samples_are_told_from_a_disturbed_machine(dataset: type, least: fl
 
 
 def test_samples_that_take_longer_than_may_be_spent_are_not_asked_again() -> None:
-    pipeline, samples = pass_over(planted.BurstyComputing())
-    assert samples.slow_again(pipeline, limit_s=0.002) is None
+    dataset = planted.BurstyComputing()
+    pipeline, samples = pass_over(dataset)
+    slow_s = SLOW_RATIO * statistics.median(samples.sample_s)
+    shortest_s = min(each_s for each_s in samples.sample_s if each_s > slow_s)
+    asked: list[int] = []
+    dataset.listener = asked.append
+    samples.slow_again(pipeline, limit_s=0.5 * shortest_s)
+    assert not asked
+    samples.slow_again(pipeline, limit_s=10.0)
+    assert asked
 
 
 def test_samples_of_a_stream_cannot_be_asked_again() -> None:
