@@ -17,6 +17,7 @@ import msgspec
 from lightning_perf import arguments, seams
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.arithmetic import ArithmeticProbe
+from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.looks import StepLooks
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
@@ -35,7 +36,6 @@ _log = logging.getLogger("lightning_perf")
 
 _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
-_NEVER = 1 << 62
 
 _IDLE_HOOKS, _BATCH_ENDS = "idle hooks", "batch ends"
 _SILENCED = {
@@ -320,7 +320,7 @@ class DoctorHooks:
             self._guard("arithmetic", self._arithmetic_ends, self._arithmetic)
         self._guard("steps", loop.batch_ends, batch)
         attentive = (self._memory, self._windows, self._arithmetic, self._looks, self._ranks)
-        loop.next_close_step = min((probe.next_step for probe in attentive if probe is not None), default=_NEVER)
+        loop.next_close_step = min((probe.next_step for probe in attentive if probe is not None), default=NEVER)
         if self._windows is not None and self._windows.next_step <= loop.main.n_steps:
             self._attend_to_next_step()  # asked for by another thread between these lines
         if loop.main.n_steps == 1:  # whether the module's hook tells of ends is known after the first one

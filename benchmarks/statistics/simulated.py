@@ -16,7 +16,7 @@ from scipy import stats
 from lightning_perf.records import ArmRun, Interval
 from lightning_perf.stats.estimates import levels, ratio_interval
 from lightning_perf.stats.noise import noise_band
-from lightning_perf.stats.verdicts import Comparison, compare
+from lightning_perf.stats.verdicts import ArmComparison, compare
 from lightning_perf.trials.judge import AGAIN, BASELINE, judge
 from lightning_perf.trials.ladder import Candidate, Plan, next_runs
 
@@ -217,7 +217,7 @@ def _band(runs: Stage) -> float:
     return noise_band([*base.tolist(), *new.tolist()], [*base_at.tolist(), *new_at.tolist()])
 
 
-def _judged(runs: Stage) -> Comparison:
+def _judged(runs: Stage) -> ArmComparison:
     base, new, base_at, new_at = runs.pair([BASELINE, AGAIN], "c")
     return compare(base.tolist(), new.tolist(), _band(runs), base_at.tolist(), new_at.tolist())
 

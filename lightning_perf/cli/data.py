@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lightning_perf.errors import ConfigError
+from .output import check_folder, write_stdout
 
 
 def data(
@@ -26,10 +26,7 @@ def data(
     from lightning_perf.trials.data import default_folder, probe_command
     from lightning_perf.trials.runner import CommandError
 
-    from .output import write_stdout
-
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    check_folder(out)
     folder = default_folder() if out is None else out
     try:
         session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))

@@ -11,6 +11,8 @@ import typer
 
 from lightning_perf.errors import ConfigError
 
+from .output import check_folder
+
 FAULT_NAMES = (
     "slow-transform",
     "no-persistent-workers",
@@ -33,8 +35,7 @@ def demo(
     """
     if fault not in FAULT_NAMES:
         raise ConfigError(f"--fault {fault!r} is not known; expected one of {', '.join(FAULT_NAMES)}")
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    check_folder(out)
     # Threads that spin while they wait make a small training many times slower where the cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print("Loading torch and lightning ...", flush=True)

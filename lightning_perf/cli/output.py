@@ -22,6 +22,16 @@ def write_page(page: str) -> None:
     sys.stdout.buffer.flush()
 
 
+def check_folder(out: Path | None) -> None:
+    """Where a verb is to put several files; None for its own place.
+
+    Raises:
+        ConfigError: A file stands there.
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+
+
 def write_file(target: Path, text: str, is_forced: bool) -> None:
     """Writes a file of UTF-8 text; a crash leaves an existing one whole.
 

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from lightning_perf.errors import ConfigError, TrialError
+from lightning_perf.errors import TrialError
+
+from .output import check_folder
 
 
 def run(
@@ -30,8 +32,7 @@ def run(
     from lightning_perf.trials.plan import checked_doses, environment_of
     from lightning_perf.trials.runner import check_command, where_it_ended
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    check_folder(out)
     check_command(command)
     doses = checked_doses(with_, are_combined=True)
     arguments = {} if out is None else {"out_dir": str(out.resolve())}

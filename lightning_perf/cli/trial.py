@@ -13,6 +13,8 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 
+from .output import check_folder, write_stdout
+
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 TENSORBOARD_FOLDER = "tensorboard"
 _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
@@ -42,11 +44,9 @@ def trial(
     from lightning_perf.trials.runner import CommandError
     from lightning_perf.trials.trial import Options, default_folder, run_trial
 
-    from .output import write_stdout
     from .progress import Progress
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+    check_folder(out)
     options = Options(
         command=tuple(command),
         tries=checked_doses(try_, are_combined=False),

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 now_ns: Callable[[], int] = time.perf_counter_ns
 """The host's clock: monotonic nanoseconds."""
 
+NEVER = 1 << 62
+"""A step that no training comes to."""
+
 
 class DeviceEvent(Protocol):
     """A mark in the device's queue of work, as ``torch.cuda.Event`` is."""

@@ -86,13 +86,14 @@ class Moment(NamedTuple):
 
 
 class Visits:
-    """One instruction within one call of a function, from its first visit to its last."""
+    """One instruction within one call of a function, from its first visit, in a phase of the step, to its last."""
 
-    __slots__ = ("child", "first", "last", "line", "n", "n_operators", "operator")
+    __slots__ = ("child", "first", "last", "line", "n", "n_operators", "operator", "phase")
 
-    def __init__(self, line: int, operator: str, now: Moment) -> None:
+    def __init__(self, line: int, operator: str, now: Moment, phase: str) -> None:
         self.line = line
         self.operator = operator
+        self.phase = phase
         self.n = 0
         self.n_operators = 0
         self.first = self.last = now
@@ -177,7 +178,7 @@ class CodeLines:
             frame = frame.f_back
         return NOWHERE
 
-    def see(self, frame: FrameType | None, operator: str, now_ns: int, own_ns: int) -> Sight | None:
+    def see(self, frame: FrameType | None, operator: str, now_ns: int, own_ns: int, phase: str) -> Sight | None:
         """Looks at the stack above an operator; None inside a compiled region, which is not entered.
 
         Args:
@@ -185,6 +186,7 @@ class CodeLines:
             operator: Its name.
             now_ns: When.
             own_ns: What looking has cost so far.
+            phase: Of the step.
         """
         self.n_operators += 1
         inner: FrameType | None = None
@@ -212,7 +214,7 @@ class CodeLines:
             self._let_go(set(running))
             self._users = running
         is_direct = owner == USER and (not via or [f for _, f in via] == ["__iter__"])
-        touched = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators))
+        touched = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators), phase)
         place = NOWHERE if inner is None else _place(owner, inner)
         return Sight(place, tuple(via), touched, inner)
 
@@ -227,7 +229,9 @@ class CodeLines:
         self.end()
         yield from self._loops
 
-    def _visit(self, users: list[FrameType], operator: str, is_direct: bool, now: Moment) -> tuple[Visits, ...]:
+    def _visit(
+        self, users: list[FrameType], operator: str, is_direct: bool, now: Moment, phase: str
+    ) -> tuple[Visits, ...]:
         touched = []
         child: Call | None = None
         for i, frame in enumerate(users):
@@ -239,7 +243,7 @@ class CodeLines:
             visits = call.visits.get(at)
             is_own = i == 0 and is_direct
             if visits is None:
-                visits = call.visits[at] = Visits(frame.f_lineno or 0, operator if is_own else "", now)
+                visits = call.visits[at] = Visits(frame.f_lineno or 0, operator if is_own else "", now, phase)
             # The innermost function is back at a place whenever it calls an operator there itself; another one, when
             # it has made a new call from there. Many operators below one call of torch's are no loop.
             if is_own or (i > 0 and visits.child is not child):

@@ -47,7 +47,7 @@ _MAX_CENSUSES = 2
 _MAX_STRETCH = 64  # times the usual stride, that a dear reading may be put off
 
 
-class Series:
+class Readings:
     """Readings of one quantity over the steps."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Series:
         self.values: list[int] = []
 
     def add(self, step: int, value: int) -> bool:
-        """Keeps a reading; whether the series was thinned out for it."""
+        """Keeps a reading; whether the readings was thinned out for it."""
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) < MAX_READINGS:
@@ -108,7 +108,7 @@ class GrowthWatch:
         now_ns: Callable[[], int],
         once: Callable[[Callable[[], None]], None],
     ) -> None:
-        self.series = {place: Series() for place in readers}
+        self.readings = {place: Readings() for place in readers}
         self.next_step = WARMUP_STEPS
         self._readers = readers
         self._own_places = [place for place in readers if place != WORKERS]
@@ -159,7 +159,7 @@ class GrowthWatch:
         begin = self._now_ns()
         value = self._readers[place]()
         if value is not None:
-            self._is_thinned |= self.series[place].add(step, value - self._forgiven.get(place, 0))
+            self._is_thinned |= self.readings[place].add(step, value - self._forgiven.get(place, 0))
         self._spent_ns[place] += self._now_ns() - begin
 
     def end(self, step: int) -> None:
@@ -170,17 +170,17 @@ class GrowthWatch:
 
     def records(self) -> tuple[Growth, ...]:
         """The trends of places with enough readings."""
-        found = ((place, series, series.trend()) for place, series in self.series.items())
-        return tuple(self._record(place, series, *fitted) for place, series, fitted in found if fitted is not None)
+        found = ((place, readings, readings.trend()) for place, readings in self.readings.items())
+        return tuple(self._record(place, readings, *fitted) for place, readings, fitted in found if fitted is not None)
 
-    def _record(self, place: str, series: Series, trend: Trend, first: int) -> Growth:
+    def _record(self, place: str, readings: Readings, trend: Trend, first: int) -> Growth:
         is_own = place != WORKERS
         return Growth(
             where=place,
-            n=len(series.steps) - first,
-            first_step=series.steps[first],
-            last_step=series.steps[-1],
-            level_bytes=series.values[-1],
+            n=len(readings.steps) - first,
+            first_step=readings.steps[first],
+            last_step=readings.steps[-1],
+            level_bytes=readings.values[-1],
             bytes_per_step=trend.slope,
             low_bytes_per_step=trend.low,
             high_bytes_per_step=trend.high,
@@ -235,10 +235,10 @@ class GrowthWatch:
                 self._forgiven[place] = self._forgiven.get(place, 0) + now - earlier
 
     def _may_climb(self) -> bool:
-        return self._n_looks >= self._next_fit and any(self.series[place].may_climb() for place in self._own_places)
+        return self._n_looks >= self._next_fit and any(self.readings[place].may_climb() for place in self._own_places)
 
     def _is_climbing(self) -> bool:
         # A fit takes as long as dozens of readings: the next one waits until it can say something new.
         self._next_fit = self._n_looks + max(4, self._n_looks // 4)
-        fitted = (self.series[place].trend() for place in self._own_places)
+        fitted = (self.readings[place].trend() for place in self._own_places)
         return any(is_climb(each[0]) for each in fitted if each is not None)

@@ -16,7 +16,7 @@ import psutil
 from lightning_perf.cgroups import cgroup_folders, read_text
 from lightning_perf.records import HostTelemetry
 
-from .processes import ScheduleClock, Workers, read_bytes
+from .processes import ScheduleClock, WorkerProcesses, read_bytes
 from .series import Series
 
 _KHZ_A_MHZ = 1e3
@@ -44,7 +44,7 @@ class HostReader:
 
     def __init__(self, root: Path = Path("/"), device_node: int | None = None) -> None:
         self.missing: dict[str, str] = {}
-        self.workers = Workers(root / "proc")
+        self.workers = WorkerProcesses(root / "proc")
         self._root = root
         self._device_node = device_node
         self._process = psutil.Process()

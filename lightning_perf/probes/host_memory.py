@@ -57,7 +57,7 @@ class ResidentMemory:
             self._process = psutil.Process(self.pid) if psutil.pid_exists(self.pid) else None
 
 
-class Workers:
+class WorkerMemory:
     """Mean resident memory of the worker processes that are there."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_perf.records import SyncCalls
 
-from .clock import DeviceEvent
+from .clock import NEVER, DeviceEvent
 from .code_lines import Place
 from .compiler import has_compiled
 from .device_syncs import DeviceWarnings, SyncDebug, sync_debug_of
@@ -25,7 +25,6 @@ ROUNDS = (20, 220, 2020)
 """Steps before each round: after the first batches, which allocate and tune, and then ten times more rarely."""
 
 _PLAN = ("modules", "operators")
-_PHASES = {"training_step": "forward", "backward": "backward", "optimizer_step": "optimizer"}
 MAX_SHARE = 0.01
 """Of the time since the first step, the most that looks may have cost when a second one of a round is taken: in a fit
 of a few dozen steps it would cost more than it tells."""
@@ -67,7 +66,6 @@ class StepLooks:
         self._plan: list[tuple[str, bool]] = []  # what to look at, and whether it was looked at in this round before
         self._next = self._rounds.pop(0)
         self._entry_ns: float | None = None
-        self._phases: list[str] = []
         self._open: StepLook | ModuleTimes | DeviceWarnings | None = None
         self._unclosed: list[StepLook] = []
         self._operators: list[StepLook] = []
@@ -97,17 +95,12 @@ class StepLooks:
         look = self._open
         if isinstance(look, ModuleTimes):
             self._guarded(look.enters, name)
-        elif isinstance(look, StepLook):
-            self._phases.append(look.phase)
-            look.phase = _PHASES.get(name, look.phase)
 
     def leaves(self, name: str) -> None:
         """It is over."""
         look = self._open
         if isinstance(look, ModuleTimes):
             self._guarded(look.leaves, name)
-        elif isinstance(look, StepLook) and self._phases:
-            look.phase = self._phases.pop()
 
     def _look(self) -> None:
         if self._loop.timeline.edges is not None or self._loop.is_profiling:
@@ -119,7 +112,6 @@ class StepLooks:
         if look is None:
             return
         self._loop.main.leave_out()
-        self._phases.clear()
         self._open = look
         self._loop.on_row_end = self.row_ends
         if isinstance(look, DeviceWarnings):
@@ -127,7 +119,7 @@ class StepLooks:
                 self.missing["sync_calls.device"] = look.reason
                 self._open = self._loop.on_row_end = None
             return
-        self._loop.watch_edges(self)
+        self._loop.watch_edges(self)  # also where nothing is done at them: nobody else then looks at this step
         look.open()
 
     def _next_kind(self) -> str:
@@ -140,7 +132,7 @@ class StepLooks:
             kind = ""
             self._plan.clear()
         if not self._plan:
-            self._next = self._rounds.pop(0) if self._rounds else 1 << 62
+            self._next = self._rounds.pop(0) if self._rounds else NEVER
         return kind
 
     def _is_dear(self) -> bool:
@@ -163,7 +155,7 @@ class StepLooks:
             return None
         if self._entry_ns is None:
             self._entry_ns = entry_cost_ns()
-        return StepLook(self._device, self._entry_ns, self._now_ns)
+        return StepLook(self._device, self._entry_ns, self._loop.timeline.phase, self._now_ns)
 
     def _close(self) -> None:
         look, self._open = self._open, None

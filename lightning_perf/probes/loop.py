@@ -17,7 +17,19 @@ from lightning_perf.records import PHASES, NamedTime
 
 from .clock import DeviceClock
 from .processes import FetchWatch
-from .spans import N_COLUMNS, PHASE_INDEX, Edges, EdgeSpan, EventSpan, FetchSpan, MarkedSpan, NoSpan, Span, Timeline
+from .spans import (
+    N_COLUMNS,
+    PHASE_INDEX,
+    Edges,
+    EdgeSpan,
+    EventSpan,
+    FetchSpan,
+    MarkedSpan,
+    NoSpan,
+    Span,
+    Timeline,
+    phase_of,
+)
 from .steps import StageProbe
 
 NO_SPAN = NoSpan()
@@ -238,8 +250,7 @@ class LoopProbe:
             return NO_SPAN
         if self._mark is None or not isinstance(span, Span) or span.kind == "self":
             return span
-        phase = "callbacks" if span.phase >= len(PHASES) else PHASES[span.phase]
-        return MarkedSpan(span, partial(self._mark, phase))
+        return MarkedSpan(span, partial(self._mark, phase_of(span)))
 
     def _span_for(self, action_name: str) -> Any:
         action = seams.describe_action(self.trainer, action_name)

@@ -33,7 +33,7 @@ from .edges import EdgeReadings
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap import heap_in_use
 from .history import AllocationHistory, history_of, read_history
-from .host_memory import ResidentMemory, Workers, peak_rss_bytes, read_host_memory
+from .host_memory import ResidentMemory, WorkerMemory, peak_rss_bytes, read_host_memory
 from .loop import LoopProbe
 from .model import is_compiled
 from .saved_tensors import SavedTensors
@@ -100,7 +100,7 @@ class MemoryProbe:
             if self._history is None:
                 self.missing["memory.oom.history"] = reason
         self._own = ResidentMemory(os.getpid())
-        self._workers = Workers()
+        self._workers = WorkerMemory()
         readers: dict[str, Callable[[], int | None]] = {"host": self._own.read, WORKERS: self._workers.read}
         read_heap, reason = heap_in_use()
         if read_heap is None:
@@ -110,7 +110,7 @@ class MemoryProbe:
         if self._allocator is not None:
             readers[self._allocator.device] = self._allocated
         self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
-        self._workers.on_change = self._growth.series[WORKERS].clear
+        self._workers.on_change = self._growth.readings[WORKERS].clear
         self._edges = EdgeReadings(self._allocator, self._own)
         self._next_sample = FIRST_SAMPLED_STEPS[0]
         self._n_samples = 0
@@ -260,7 +260,7 @@ class MemoryProbe:
         shapes = oom.shapes_of(batch)
         named = oom.names_in(self._module, self._trainer.optimizers)
         kind = self._device.type if where == "device" else "cpu"
-        series = self._growth.series[self._main_place(where)]
+        readings = self._growth.readings[self._main_place(where)]
         record = OutOfMemory(
             where=where,
             error=f"{type(error).__name__}: {str(error)[:500]}",
@@ -271,7 +271,7 @@ class MemoryProbe:
             batch_shapes=shapes,
             n_samples=next((shape[0] for shape in shapes.values() if shape), None),
             largest_tensors=oom.largest_tensors(error, named, kind),
-            timeline=tuple(zip(series.steps, series.values, strict=True)),
+            timeline=tuple(zip(readings.steps, readings.values, strict=True)),
             post_mortem_file=None if folder is None else _post_mortem_name(self._trainer),
         )
         self._oom = record
@@ -284,7 +284,7 @@ class MemoryProbe:
     def _main_place(self, where: str) -> str:
         if where == "device" and self._allocator is not None:
             return self._allocator.device
-        return WORKERS if where == "worker" and self._growth.series[WORKERS].steps else "host"
+        return WORKERS if where == "worker" and self._growth.readings[WORKERS].steps else "host"
 
     def run_ends(self, folder: Path | None) -> None:
         """The last step is over; workers and loaders may still be there.

@@ -14,7 +14,7 @@ RESCAN_EVERY = 5
 """Children of threads other than the training thread, which seldom start any, are looked for every so many times."""
 
 
-class Workers:
+class WorkerProcesses:
     """The descendants of this process that run its own program: what a loader starts.
 
     Other programs that a training starts (a logger's service, a compiler) are not among them, nor are other ranks that

@@ -208,6 +208,11 @@ class MarkedSpan:
         self.span.__exit__(*exception)
 
 
+def phase_of(span: Span) -> str:
+    """The phase that a span's time counts in; the doctor's own counts among the callbacks."""
+    return "callbacks" if span.phase == OWN else PHASES[span.phase]
+
+
 class Timeline:
     """Which span is current, and what each phase has taken since the last row was taken.
 
@@ -228,6 +233,10 @@ class Timeline:
         self.current: Span = self.base
         self.last_ns = now_ns()
         self.start_ns = self.last_ns
+
+    def phase(self) -> str:
+        """The phase that the time counts in at this moment."""
+        return phase_of(self.current)
 
     def charge(self) -> int:
         """Charges the time since the last change to the current span; the time now, in nanoseconds."""

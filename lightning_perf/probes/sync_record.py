@@ -84,17 +84,16 @@ def _calls(looks: list[StepLook], device: str, warned: dict[Place, int]) -> tupl
 
 
 def _loops(looks: list[StepLook]) -> tuple[TensorLoop, ...]:
-    found: dict[tuple[str, int], list[TensorLoop]] = {}
+    found: dict[tuple[str, int, str], list[TensorLoop]] = {}
     for look in looks:
-        in_step: dict[tuple[str, int], TensorLoop] = {}
+        in_step: dict[tuple[str, int, str], TensorLoop] = {}
         for call in look.lines.loops():
             loop = _loop(look, call)
             if loop is None:
                 continue
-            before = in_step.get((loop.file, loop.line))
-            if before is not None:
-                loop = _added(before, loop)
-            in_step[loop.file, loop.line] = loop
+            key = loop.file, loop.line, loop.phase
+            before = in_step.get(key)
+            in_step[key] = loop if before is None else _added(before, loop)
         for key, loop in in_step.items():
             found.setdefault(key, []).append(loop)
     means = [_mean(loops, len(looks)) for loops in found.values()]
@@ -126,6 +125,7 @@ def _loop(look: StepLook, call: Call) -> TensorLoop | None:
         operators_per_step=call.n_operators,
         cost_s=spent_s,
         share=min(1.0, spent_s / look.step_s()),
+        phase=named.phase,
         code=Place(USER, call.code.co_filename, named.line, "").text(),
         first_line=call.code.co_firstlineno,
         last_line=max((line for *_, line in call.code.co_lines() if line is not None), default=0),

@@ -43,19 +43,26 @@ class StepLook(_Mode):  # type: ignore[misc]
     Args:
         device: Of the run; what lies elsewhere is not waited for.
         entry_ns: What it costs to get here for each operator, as ``entry_cost_ns`` says.
+        phase: The phase of the step at this moment.
         now_ns: The host's clock.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, device: torch.device, entry_ns: float, now_ns: Callable[[], int] = host_now_ns) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        entry_ns: float,
+        phase: Callable[[], str],
+        now_ns: Callable[[], int] = host_now_ns,
+    ) -> None:
         super().__init__()
         self.failure = ""
-        self.phase = "other"
         self.lines = CodeLines()
         self._device = device
         self._entry_ns = entry_ns
         self._now_ns = now_ns
+        self._phase = phase
         self._own_ns = 0
         self._begin_ns = self._end_ns = 0
         self._is_open = False
@@ -118,7 +125,7 @@ class StepLook(_Mode):  # type: ignore[misc]
         if not (self._end_ns or self.failure):
             try:
                 name = self._name(func)
-                sight = self.lines.see(sys._getframe(1), name, begin, self._own_ns)
+                sight = self.lines.see(sys._getframe(1), name, begin, self._own_ns, self._phase())
             except Exception as error:  # noqa: BLE001 - told in the record; the operator itself must be called
                 self._fail(error)
         called = self._now_ns()
@@ -147,10 +154,10 @@ class StepLook(_Mode):  # type: ignore[misc]
             self._count(sight.place, word, ns)
         if name == "unbind" and any(function == "__iter__" for _, function in sight.via):
             self.lines.unbound(sight, len(out))
-        self.attention.follow(sight, name, args, out, ns, is_backward=self.phase == "backward")
+        self.attention.follow(sight, name, args, out, ns, is_backward=self._phase() == "backward")
 
     def _count(self, place: Place, word: str, ns: int) -> None:
-        key = (place, word, self.phase)
+        key = (place, word, self._phase())
         site = self.sites.get(key)
         if site is None:
             site = self.sites[key] = Site(place.text())

@@ -13,6 +13,7 @@ import msgspec
 from lightning_perf import seams
 from lightning_perf.records import TraceRecord, Window
 
+from .clock import NEVER
 from .loop import LoopProbe
 from .recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
 
@@ -173,7 +174,7 @@ class WindowProbe:
         obstacle = self._obstacle()
         if obstacle is not None:
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
-            self._look_at = self._planned_at = _NEVER
+            self._look_at = self._planned_at = NEVER
             return
         self._median_at_window_ns, self._has_changed = self._loop.main.recent_median_ns(), False
         self._loop.enter_window(annotation_for(self.options.emit))
@@ -182,7 +183,7 @@ class WindowProbe:
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
             self._leave()
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
-            self._look_at = self._planned_at = _NEVER
+            self._look_at = self._planned_at = NEVER
 
     def _reason_to_open(self) -> str | None:
         self._was_asked_for = self._is_requested
@@ -269,7 +270,7 @@ class WindowProbe:
             reason = f"{recording.reason}; {type(error).__name__}: {error}"
             window = _window(recording.first_step, 0, "failed", reason, recording.cost_s)
             self._is_requested = False
-            self._look_at = self._planned_at = _NEVER
+            self._look_at = self._planned_at = NEVER
         else:
             self._look_at = self._next_look()
             self._is_second_try = False
@@ -289,7 +290,7 @@ class WindowProbe:
         options = self.options
         if not options.is_auto and self._is_scheduled:
             is_over = options.repeat != 0 and self._n_scheduled >= options.repeat
-            self._planned_at = _NEVER if is_over else self._step + (options.wait or 0)
+            self._planned_at = NEVER if is_over else self._step + (options.wait or 0)
             self._is_scheduled = False
         if self._is_requested:
             return self._step
@@ -328,9 +329,6 @@ class WindowProbe:
             status, reason = "failed", f"{reason}; {type(error).__name__}: {error}"
         cost_s = recording.cost_s + time.perf_counter() - started
         return _window(recording.first_step, n_active, status, reason, cost_s, file, trace)
-
-
-_NEVER = 1 << 62
 
 
 def _window(

@@ -13,6 +13,7 @@ from .comparison import (
     TrialChange,
 )
 from .finding import (
+    SAFETIES,
     SEVERITIES,
     Confidence,
     Effort,
@@ -137,11 +138,11 @@ from .trace import (
 from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
-    "CATEGORIES", "MAX_FOUND", "PARTS", "PHASES", "RANKS_FOLDER", "SCHEMA_VERSION", "SESSION_FILE", "SEVERITIES",
-    "STEP_PHASES", "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict", "AttentionCall",
-    "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "CollectiveTime", "Communication",
-    "ComparedRun", "Comparison", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite", "Cost",
-    "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference",
+    "CATEGORIES", "MAX_FOUND", "PARTS", "PHASES", "RANKS_FOLDER", "SAFETIES", "SCHEMA_VERSION", "SESSION_FILE",
+    "SEVERITIES", "STEP_PHASES", "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict",
+    "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "CollectiveTime",
+    "Communication", "ComparedRun", "Comparison", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite",
+    "Cost", "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference",
     "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange",
     "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry",
     "HotFunction", "HotLine", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe",
@@ -150,8 +151,8 @@ __all__ = [
     "OperatorProfile", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup",
     "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile",
     "Record", "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "ShardTraffic",
-    "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs",
-    "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks",
-    "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf",
-    "Window", "WorkerPoint", "from_json", "load", "load_run", "ranks_by_finding", "together",
+    "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry",
+    "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks", "TraceRecord",
+    "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint",
+    "from_json", "load", "load_run", "ranks_by_finding", "together",
 ]  # fmt: skip

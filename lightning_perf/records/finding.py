@@ -11,6 +11,9 @@ Confidence = Literal["high", "medium", "low"]
 Safety = Literal["exact", "numerics", "semantics"]
 Effort = Literal["one line", "minutes", "hours"]
 
+SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
+"""Each allows what stands before it."""
+
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "info")
 """From worst to least."""
 

@@ -23,7 +23,7 @@ class SyncCall(Record, frozen=True, kw_only=True):
         cost_s: Host seconds a step inside these operators; None where only their number is known. On a CPU it is the
             operator's own work: nothing waits there.
         owner: Whose line it is: the user's, Lightning's (progress bar, clipping, its loggers), or another library's.
-        phase: The part of the step: ``"forward"``, ``"backward"``, ``"optimizer"`` or ``"other"``.
+        phase: The phase of the step that it is called in, one of ``PHASES``.
         code: The line itself; empty where its file cannot be read.
         source: ``"operator"``: seen as an operator; ``"device"``: the device's own warning.
     """
@@ -56,6 +56,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         code: The line itself.
         first_line: Where the function begins; 0 when not known.
         last_line: Where it ends; 0 likewise.
+        phase: The phase of the step that it runs in, one of ``PHASES``.
     """
 
     file: str
@@ -69,6 +70,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     code: str = ""
     first_line: int = 0
     last_line: int = 0
+    phase: str = "forward"
 
 
 class AttentionCall(Record, frozen=True, kw_only=True):

@@ -6,6 +6,12 @@ from typing import Literal
 
 from .base import Record
 
+WAITING_REACH = 4
+"""A dataset that waits leaves the cores to others: so many workers for each core are tried, and prescribed, at most."""
+
+MAX_WORKERS = 64
+"""In all."""
+
 
 class Repeated(Record, frozen=True, kw_only=True):
     """A duration measured several times, in seconds."""

@@ -13,7 +13,7 @@ from lightning_perf.errors import SessionError
 
 from .base import Record
 from .files import write_whole
-from .finding import SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
+from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
 from .loader_probe import LoaderProbe
 from .machine import Machine
@@ -31,8 +31,6 @@ SESSION_FILE = "perf_session.json"
 
 # How an older document becomes the next newer one: {from_version: function}. Empty while 1 is the only version.
 _UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-
-_SAFETY_ORDER: tuple[Safety, ...] = ("exact", "numerics", "semantics")
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -235,9 +233,9 @@ class Session(Record, frozen=True, kw_only=True):
             os.replace(target, target.with_name(f"{target.stem}.{other}.json"))
 
     def _merged(self, field: str, safety: Safety) -> dict[str, Any]:
-        if safety not in _SAFETY_ORDER:
-            raise SessionError(f"safety={safety!r} is not one of {', '.join(_SAFETY_ORDER)}")
-        allowed = _SAFETY_ORDER[: _SAFETY_ORDER.index(safety) + 1]
+        if safety not in SAFETIES:
+            raise SessionError(f"safety={safety!r} is not one of {', '.join(SAFETIES)}")
+        allowed = SAFETIES[: SAFETIES.index(safety) + 1]
         merged: dict[str, Any] = {}
         for finding in sorted(self.findings, key=lambda f: SEVERITIES.index(f.severity)):
             first: Prescription | None = next((p for p in finding.prescriptions if p.safety in allowed), None)

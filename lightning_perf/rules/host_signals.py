@@ -17,6 +17,7 @@ from lightning_perf.records import (
 )
 
 from .gain import reaching, timed_finding
+from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
 from .severity import LOW_SHARE
 from .signals import phase_s, steady_of
@@ -81,8 +82,17 @@ def users_waits(calls: SyncCalls) -> list[SyncCall]:
 
 
 def loops_of(calls: SyncCalls) -> list[TensorLoop]:
-    """The loops over tensors that cost enough to be spoken of, costliest first."""
-    return [loop for loop in calls.loops if loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]
+    """The loops over tensors in the training's own computing that cost enough to be spoken of, costliest first."""
+    return [loop for loop in calls.loops
+            if is_computing(loop) and loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]  # fmt: skip
+
+
+def is_computing(loop: TensorLoop) -> bool:
+    """Whether it is part of the training's own computing.
+
+    One in a callback, or where data is made, is part of what that costs, which other rules price.
+    """
+    return loop.phase in COMPUTE_PHASES
 
 
 def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
@@ -109,14 +119,20 @@ def loop_finding(
 ) -> Finding:
     """A finding whose fix makes one operation of a loop over a tensor.
 
-    Its backward pass, which is not in the loop's share, goes with it: if the loop is differentiated, in proportion to
-    its part of the forward pass.
+    The backward pass of a loop in the forward pass, which is not in the loop's share, goes with it: if the loop is
+    differentiated, in proportion to its part of the forward pass.
     """
-    in_forward_s = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
-    forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
-    saved_s = in_forward_s + (min(1.0, in_forward_s / forward_s) * backward_s if forward_s > 0 else 0.0)
-    most_s = {"forward": LOOKING_FACTOR * in_forward_s, "backward": BACKWARD_FRACTION * backward_s}
-    basis = "at most three times the loop as timed in the steps looked at, and nearly all of backward"
+    in_phase_s = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
+    most_s = {loop.phase: LOOKING_FACTOR * in_phase_s}
+    basis = "at most three times the loop as timed in the steps looked at"
+    saved_s = in_phase_s
+    phases: tuple[str, ...] = (loop.phase,)
+    if loop.phase == "forward":
+        forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
+        saved_s += min(1.0, in_phase_s / forward_s) * backward_s if forward_s > 0 else 0.0
+        most_s["backward"] = BACKWARD_FRACTION * backward_s
+        basis += ", and nearly all of backward"
+        phases = CODE_PHASES
     finding = timed_finding(
         steady,
         code=code,
@@ -125,7 +141,7 @@ def loop_finding(
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
-        claims=claims_within(steady, saved_s, CODE_PHASES),
+        claims=claims_within(steady, saved_s, phases),
         low_s=0.0,
         basis=basis,
         confidence="medium",

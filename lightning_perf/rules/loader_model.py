@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from lightning_perf.records.loader_probe import LoaderProbe, WorkerPoint
+from lightning_perf.records.loader_probe import MAX_WORKERS, WAITING_REACH, LoaderProbe, WorkerPoint
 
 # A setting within this fraction of the best is as good: differences below it cannot be measured in a training.
 SLACK = 0.02
@@ -29,9 +29,6 @@ TRANSPORT_HIGH_S = 500e-6
 MIN_CORES = 2.0
 # Making samples that is on a core for less than this share of its time waits rather than computes.
 COMPUTES_FRACTION = 0.5
-# Waiting workers outnumber the cores by at most this: the probe looks no further either.
-WAITING_REACH = 4
-MAX_WORKERS = 64
 # Of /dev/shm: what batches in flight may fill (PD112 asks for twice what they need).
 SHM_SHARE = 0.5
 DEFAULT_PREFETCH = 2

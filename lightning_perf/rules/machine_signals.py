@@ -30,7 +30,7 @@ def host_of(session: Session) -> HostTelemetry:
     return host
 
 
-def device_of(session: Session) -> GpuTelemetry:
+def device_telemetry_of(session: Session) -> GpuTelemetry:
     """The device that this process trains on, as it was sampled.
 
     Raises:

@@ -24,7 +24,7 @@ MIN_LEAK_STEPS = 50
 """Fewer steps are warm-up and chance."""
 
 
-def device_of(session: Session) -> DeviceMemory:
+def device_memory_of(session: Session) -> DeviceMemory:
     """The device whose peak is nearest to its capacity.
 
     Raises:

@@ -38,7 +38,6 @@ MIN_LATE_SHARE = 0.30
 # launching: something else ran in between.
 MAX_LATE_PER_KERNEL_S = 1e-3
 
-MATRIX_KINDS = ("matmul", "convolution", "attention")
 ELEMENTWISE_KINDS = ("elementwise", "normalization", "reduction", "copy")
 HALF_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 

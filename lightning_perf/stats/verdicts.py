@@ -21,7 +21,7 @@ MAX_MORE = 30
 """More repeats than anyone would wait for."""
 
 
-class Comparison(NamedTuple):
+class ArmComparison(NamedTuple):
     """One arm against another.
 
     Attributes:
@@ -45,7 +45,7 @@ def compare(
     band: float,
     base_at: Sequence[float] | None = None,
     new_at: Sequence[float] | None = None,
-) -> Comparison:
+) -> ArmComparison:
     """Compares two arms.
 
     Args:
@@ -58,19 +58,19 @@ def compare(
     speedup = ratio_interval(base, new, base_at, new_at)
     if speedup is None:
         more = max(1, MIN_RUNS - min(len(base), len(new)))
-        return Comparison("inconclusive", None, None, more, f"an interval needs {MIN_RUNS} runs of each arm")
+        return ArmComparison("inconclusive", None, None, more, f"an interval needs {MIN_RUNS} runs of each arm")
     a, b = levels(base).tolist(), levels(new).tolist()
     p_value = permutation_p(a, b)
     verdict = call(speedup, band)
     if verdict in ("improved", "regressed") and can_reach(len(a), len(b)) and p_value is not None and p_value > LEVEL:
-        return Comparison(
+        return ArmComparison(
             "inconclusive", speedup, p_value, 1,
             f"the interval is beyond the noise, but single runs overlap (p {p_value:.2f})",
         )  # fmt: skip
     if verdict != "inconclusive":
-        return Comparison(verdict, speedup, p_value, None, "")
+        return ArmComparison(verdict, speedup, p_value, None, "")
     needed = repeats_needed(base, new, band)
-    return Comparison(verdict, speedup, p_value, needed, _why(speedup, band, needed))
+    return ArmComparison(verdict, speedup, p_value, needed, _why(speedup, band, needed))
 
 
 def call(speedup: Interval, band: float) -> Call:

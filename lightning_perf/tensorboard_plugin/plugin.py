@@ -14,7 +14,7 @@ from typing import Any
 
 from tensorboard.plugins import base_plugin
 
-PLUGIN_NAME = "perfdoctor"
+PLUGIN_NAME = "perfdoctor"  # as reports.tensorboard writes it, which is not imported here
 
 _log = logging.getLogger("lightning_perf")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_perf.records import ArmRun, ArmVerdict, Interval, Rung
-from lightning_perf.stats.verdicts import Comparison
+from lightning_perf.stats.verdicts import ArmComparison
 
 from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
 from .judge import BASELINE, SEARCH, Judgement, compare_arms
@@ -82,7 +82,7 @@ class Climb:
         id_ = arm_id([*(c.treatment for c in self.kept), candidate.treatment])
         band = self._judgement.noise_band
 
-        def compared(first: Sequence[ArmRun], arm: str) -> tuple[Comparison, float]:
+        def compared(first: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
             return compare_arms(first, [below], arm, band), band
 
         references = list(dict.fromkeys([BASELINE, below]))
@@ -161,7 +161,7 @@ def _conflict(a: Candidate, b: Candidate) -> bool:
     return name_a == name_b or name_a in b.conflicts or name_b in a.conflicts
 
 
-def _why_not(step: Comparison) -> str:
+def _why_not(step: ArmComparison) -> str:
     if step.call == "inconclusive":
         return f"no gain shown on top of the rungs kept: {step.reason}" if step.reason else "no gain shown on top"
     return "slower on top of the rungs kept" if step.call == "regressed" else "no gain on top of the rungs kept"

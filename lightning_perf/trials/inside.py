@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
 from lightning_perf import seams
-from lightning_perf.trials.job import JOB_VARIABLE, OUTPUTS, Job, Result, note, read_job, warn
+from lightning_perf.trials.job import JOB_VARIABLE, OUTPUTS, RESULT_FILE, Job, Result, note, read_job, warn
 
 MODES = {
     "run": "lightning_perf.trials.run_mode:RunMode",
@@ -174,7 +174,7 @@ def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
     """
     if error is not None:
         traceback.print_exception(error)
-    if not (Path(job.folder) / "result.json").exists():
+    if not (Path(job.folder) / RESULT_FILE).exists():
         Result(status="failed", reason=reason).write(job.folder)
     leave(FAILED)
 

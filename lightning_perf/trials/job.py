@@ -23,6 +23,9 @@ ONLY_MEASURE_VARIABLE = "LIGHTNING_PERF_ONLY_MEASURE"
 OUTPUTS = "outputs"
 """Where a measured training's checkpoints and logs go, in the job's folder."""
 
+RESULT_FILE = "result.json"
+"""What a measured run came to, in the job's folder."""
+
 DOCTOR_FOLDER = f"{OUTPUTS}/doctor"
 """Where the session of a diagnosed run goes, in the job's folder."""
 
@@ -112,7 +115,7 @@ class Result(Record, frozen=True, kw_only=True):
 
     def write(self, folder: str | Path) -> None:
         """Writes ``result.json`` whole."""
-        write_whole(Path(folder) / "result.json", msgspec.json.encode(self))
+        write_whole(Path(folder) / RESULT_FILE, msgspec.json.encode(self))
 
 
 def read_job(path: str | os.PathLike[str]) -> Job:
@@ -130,7 +133,7 @@ def read_job(path: str | os.PathLike[str]) -> Job:
 def read_result(folder: str | Path) -> Result | None:
     """What the process wrote; None when it wrote nothing that can be read."""
     try:
-        return msgspec.json.decode((Path(folder) / "result.json").read_bytes(), type=Result)
+        return msgspec.json.decode((Path(folder) / RESULT_FILE).read_bytes(), type=Result)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from lightning_perf.records import Arm, ArmRun, ArmVerdict, Gain, Interval, LossVerdict, Safety
+from lightning_perf.records import SAFETIES, Arm, ArmRun, ArmVerdict, Gain, Interval, LossVerdict, Safety
 from lightning_perf.stats.estimates import MIN_RUNS, ratio_interval, step_interval
 from lightning_perf.stats.noise import MIN_BAND, noise_band
-from lightning_perf.stats.verdicts import Comparison, call, compare
+from lightning_perf.stats.verdicts import ArmComparison, call, compare
 
 from .losses import loss_parity, not_finite
 
@@ -19,7 +19,6 @@ SEARCH = -1
 BASELINE = "baseline"
 AGAIN = "baseline-again"
 
-_SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
 _CHANGES = ("improved", "regressed")
 _SAME_SIZE = 1e-3  # samples a step that differ by less are the same batches, but for a short last one
 _RESIZING = "batch-size"
@@ -58,7 +57,7 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
     return Judgement(arms, band, aa)
 
 
-def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: float) -> Comparison:
+def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: float) -> ArmComparison:
     """One arm against others, by runs of the same rounds.
 
     Args:
@@ -74,7 +73,7 @@ def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: fl
         usable_base = [run for run in done if run.arm in base and run.status == "ok" and run.block_means_s]
     units = _units(usable_base, usable_new, new)
     if units is None:
-        return Comparison(
+        return ArmComparison(
             "inconclusive", None, None, None,
             "the batch size changes and batches have no known size, so their steps cannot be compared",
         )  # fmt: skip
@@ -102,7 +101,7 @@ def _arm(
 ) -> Arm:
     own = [run for run in done if run.arm == id_]
     treatments = treatments_of(id_)
-    least_safe = _SAFETIES[max((_SAFETIES.index(_safety(t, safety)) for t in treatments), default=0)]
+    least_safe = SAFETIES[max((SAFETIES.index(_safety(t, safety)) for t in treatments), default=0)]
     verdict, reason, comparison = _verdict(id_, own, done, band)
     is_failed = verdict == "failed"
     loss: LossVerdict = "unknown"
@@ -129,7 +128,9 @@ def _safety(treatment: str, told: Mapping[str, Safety]) -> Safety:
     return told.get(treatment, "semantics" if treatment.partition("=")[0] == _RESIZING else "exact")
 
 
-def _verdict(id_: str, own: list[ArmRun], done: list[ArmRun], band: float) -> tuple[ArmVerdict, str, Comparison | None]:
+def _verdict(
+    id_: str, own: list[ArmRun], done: list[ArmRun], band: float
+) -> tuple[ArmVerdict, str, ArmComparison | None]:
     failure = failure_of(id_, done)
     if failure:
         return "failed", failure, None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import ArmRun
-from lightning_perf.stats.verdicts import Comparison
+from lightning_perf.stats.verdicts import ArmComparison
 
 from .judge import AGAIN, BASELINE, compare_arms, failure_of, measured_pair, rounds_of
 from .planned import Plan
@@ -40,7 +40,7 @@ def open_round(
     references: list[str],
     arms: list[str],
     plan: Plan,
-    compared: Callable[[Sequence[ArmRun], str], tuple[Comparison, float]],
+    compared: Callable[[Sequence[ArmRun], str], tuple[ArmComparison, float]],
     against: Sequence[str] = (),
 ) -> Round | None:
     """The first round of a stage that is not complete; None when all arms are settled or ran often enough.
@@ -78,7 +78,7 @@ def _n_measured(first: Sequence[ArmRun], references: Sequence[str], arm: str) ->
     return min(told.count(one) for one in (arm, *references))
 
 
-def _is_open(comparison: Comparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
+def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
     """Whether an arm runs once more after so many rounds, of which so many gave figures."""
     if n_rounds < min(MIN_ROUNDS, plan.repeats):
         return True
@@ -94,6 +94,6 @@ def _is_open(comparison: Comparison, band: float, n_rounds: int, n_measured: int
     return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 
 
-def compared_alone(first: Sequence[ArmRun], arm: str) -> tuple[Comparison, float]:
+def compared_alone(first: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
     band, _ = measured_pair(first)
     return compare_arms(first, [BASELINE, AGAIN], arm, band), band

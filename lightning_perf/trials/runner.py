@@ -15,7 +15,7 @@ from typing import IO
 from lightning_perf.errors import TrialError
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
-from lightning_perf.trials.job import Job, Result, environment_for, read_events, read_result
+from lightning_perf.trials.job import RESULT_FILE, Job, Result, environment_for, read_events, read_result
 
 
 class CommandError(TrialError):
@@ -46,7 +46,7 @@ _OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
 _PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
 """One argument of Python's own: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
 
-LEFT_BEHIND = ("result.json", "events", "ended.json")
+LEFT_BEHIND = (RESULT_FILE, "events", "ended.json")
 """What a run says of itself, in its folder."""
 
 _TAIL_LINES = 12
@@ -118,7 +118,7 @@ def run_kept(
         "time_limit_s": time_limit_s,
         "memory_limit_bytes": memory_limit_bytes,
         "ended": str(folder.resolve() / "ended.json"),
-        "result": str(folder.resolve() / "result.json"),
+        "result": str(folder.resolve() / RESULT_FILE),
     }
     write_whole(folder / "spec.json", json.dumps(spec).encode())
     with (folder / "log.txt").open("wb") as log:

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from lightning_perf.errors import SessionError, TrialError
-from lightning_perf.records import SESSION_FILE, ArmRun, Safety, Session, Trial, load
+from lightning_perf.records import SAFETIES, SESSION_FILE, ArmRun, Session, Trial, load
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
 from lightning_perf.treatments.prescription import prescription
@@ -183,7 +183,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
         basis=sizes.basis,
         not_tried=not_tried,
     )
-    allow: tuple[Safety, ...] = ("exact", "numerics", "semantics") if options.semantics else ("exact", "numerics")
+    allow = SAFETIES if options.semantics else SAFETIES[:-1]
     headroom = session.memory.headroom
     plan = Plan(
         candidates=candidates,

@@ -10,7 +10,7 @@ from lightning_perf.hooks import DoctorHooks
 from lightning_perf.trials.callbacks import callback_class
 from lightning_perf.trials.guests import add_callback, add_doctor, add_treater, make_applier
 from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
-from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result
 from lightning_perf.trials.meter import MeterHooks
 from lightning_perf.trials.outputs import Outputs
 
@@ -68,7 +68,7 @@ class TrialMode:
     @property
     def has_result(self) -> bool:
         """Whether a training of this command was measured already."""
-        return (Path(self.job.folder) / "result.json").exists()
+        return (Path(self.job.folder) / RESULT_FILE).exists()
 
     def finish(self, result: Result) -> None:
         """Writes the result down, unless another training of the same command has been quicker."""

@@ -76,7 +76,7 @@ def session_in(folder: Path) -> Session:
 
 
 def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_data(tmp_path: Path) -> None:
-    done = run_data(tmp_path, "--out", "out", "--time", "6")
+    done = run_data(tmp_path, "--out", "out", "--time", "12")
     assert done.returncode == 0, done.stdout + done.stderr
     session = session_in(tmp_path / "out")
     assert session.run.stage == "data"

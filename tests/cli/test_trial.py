@@ -33,12 +33,12 @@ def test_each_arm_meets_its_own_fate_and_nothing_of_the_users_is_touched(tmp_pat
     scripts.put(work, train=scripts.PLANTED)
     before = scripts.tree(work)
     planted = ",".join(f"log-every-n={fate}" for fate in range(103, 107))
-    limits = ["--steps", "70", "--repeats", "1", "--time-limit", "25", "--memory-limit", "2G"]
+    limits = ["--steps", "300", "--repeats", "1", "--time-limit", "25", "--memory-limit", "2G"]
     done = trial(work, "--out", str(out), "--try", planted, *limits, "--json", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     runs = {run["arm"]: run for run in told["runs"]}
-    assert runs["baseline"]["n_steps"] == runs["baseline-again"]["n_steps"] == 70
+    assert runs["baseline"]["n_steps"] == runs["baseline-again"]["n_steps"] == 300
     fates = {
         "log-every-n=103": "RuntimeError: a kernel went missing",
         "log-every-n=104": "time limit of 25 s",

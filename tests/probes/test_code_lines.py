@@ -66,7 +66,7 @@ def operator(lines: CodeLines) -> Operator:
     """Called where an operator would be."""
 
     def called(name: str) -> Sight | None:
-        return lines.see(sys._getframe(1), name, 0, 0)
+        return lines.see(sys._getframe(1), name, 0, 0, "forward")
 
     return called
 
@@ -207,7 +207,7 @@ def test_operator_within_a_compiled_region_is_not_told(lines, operator):
 
 
 def test_nothing_is_named_when_no_python_ran(lines):
-    sight = lines.see(None, "mul", 0, 0)
+    sight = lines.see(None, "mul", 0, 0, "forward")
     assert sight is not None
     assert sight.place == NOWHERE
     assert NOWHERE.text() == ""

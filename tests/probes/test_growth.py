@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_perf.probes import growth
 from lightning_perf.probes.census import Census, roots_of
-from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Series, is_climb
+from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Readings, is_climb
 
 KEPT: list[Any] = []
 
@@ -46,7 +46,7 @@ def grown(model: Model, keep: Any, is_wide: bool = True, callbacks: Any = (), n:
     roots = roots_of(model, callbacks, [])
     for _ in range(5):
         keep()
-    census = Census(roots, 5, is_wide)
+    census = Census(roots, 5, is_wide, limit_s=60.0)
     for _ in range(n):
         keep()
     return census.grown(roots, 5 + n)
@@ -161,7 +161,7 @@ def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None
 
 
 def climbs(watch: GrowthWatch) -> bool:
-    fitted = watch.series["host"].trend()
+    fitted = watch.readings["host"].trend()
     return fitted is not None and is_climb(fitted[0])
 
 
@@ -198,10 +198,10 @@ def test_late_leak_is_seen_when_the_beginning_was_flat() -> None:
 @pytest.mark.usefixtures("without_census")
 def test_memory_of_the_watch_stays_bounded_when_a_run_is_long() -> None:
     watch = watched(lambda step: 4e8, n_steps=50_000)
-    series = watch.series["host"]
-    assert len(series.steps) <= MAX_READINGS
-    assert series.steps[-1] > 48_000
-    assert watch.next_step - series.steps[-1] >= 200
+    readings = watch.readings["host"]
+    assert len(readings.steps) <= MAX_READINGS
+    assert readings.steps[-1] > 48_000
+    assert watch.next_step - readings.steps[-1] >= 200
 
 
 def test_census_names_what_grows_when_the_watch_sees_a_climb() -> None:
@@ -217,11 +217,11 @@ def test_census_names_what_grows_when_the_watch_sees_a_climb() -> None:
     assert "looked at after steps" in record.census
 
 
-def test_series_halves_when_it_is_full() -> None:
-    series = Series()
-    thinned = [series.add(i, i) for i in range(MAX_READINGS)]
+def test_readings_halve_when_they_are_full() -> None:
+    readings = Readings()
+    thinned = [readings.add(i, i) for i in range(MAX_READINGS)]
     assert thinned == [False] * (MAX_READINGS - 1) + [True]
-    assert series.steps == list(range(0, MAX_READINGS, 2))
+    assert readings.steps == list(range(0, MAX_READINGS, 2))
 
 
 def test_nothing_is_read_for_the_look_at_attributes() -> None:

@@ -12,7 +12,7 @@ from lightning_perf import cgroups
 from lightning_perf.cgroups import read_cpu_quota_cores, read_memory_limit_bytes
 from lightning_perf.probes import machine
 from lightning_perf.probes.machine import read_cpu_features, read_machine
-from lightning_perf.treatments.cores import cores_per_rank
+from lightning_perf.treatments.cores import whole_cores_per_rank
 
 GIB = 2**30
 
@@ -43,9 +43,9 @@ def test_cores_of_a_rank_are_those_of_the_quota_when_there_is_no_session(monkeyp
     monkeypatch.setattr(cgroups, "_n_affine_cores", lambda: 64)
     monkeypatch.setattr(cgroups, "read_cpu_quota_cores", lambda root: 6.5)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert cores_per_rank(None) == 2
+    assert whole_cores_per_rank(None) == 2
     monkeypatch.setattr(cgroups, "read_cpu_quota_cores", lambda root: None)
-    assert cores_per_rank(None) == 21
+    assert whole_cores_per_rank(None) == 21
 
 
 def test_cpu_quota_is_read_from_v1_when_controllers_share_a_mount(tmp_path: Path) -> None:

@@ -81,6 +81,19 @@ def test_phases_add_up_to_the_wall_time_however_spans_nest(program: list[Any]) -
     assert timeline.stack == []
 
 
+def test_phase_is_that_of_the_innermost_span(timeline: Timeline) -> None:
+    timeline.set_base("other")
+    seen = [timeline.phase()]
+    with Span(timeline, "optimizer"):
+        with Span(timeline, "callbacks"):
+            seen.append(timeline.phase())
+        seen.append(timeline.phase())
+    with Span(timeline, "forward", kind="self"):  # the doctor's own time counts among the callbacks
+        seen.append(timeline.phase())
+    seen.append(timeline.phase())
+    assert seen == ["other", "callbacks", "optimizer", "callbacks", "other"]
+
+
 def test_span_is_left_when_what_it_encloses_raises(clock: FakeClock, timeline: Timeline) -> None:
     def work() -> None:
         with Span(timeline, "forward"), Span(timeline, "logging"):

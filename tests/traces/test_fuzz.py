@@ -21,7 +21,9 @@ from .events import SMALL, document, event
 
 FIXTURE = gzip.decompress((Path(__file__).parent / "fixtures" / "cpu-plain.json.gz").read_bytes())
 N_EXAMPLES = 120 * int(os.environ.get("FUZZ", "1"))
-fuzzed = settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzed = settings(
+    max_examples=N_EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 values = st.recursive(

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import torch
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader, Dataset
@@ -67,6 +68,8 @@ class Model(LightningModule):
         if self.fault == "sync_dist":
             for name in "abcdefgh":
                 self.log(name, loss, on_step=True, sync_dist=True)
+        if self.fault == "none":
+            time.sleep(SLEEP_S / 2)  # so that a pause of the machine is little of the run
         if self.fault == "dies" and self.global_rank == SLOW_RANK and batch_idx == 40:
             raise ValueError("planted")
         if self.fault == "killed" and self.global_rank == SLOW_RANK and batch_idx == 40:
@@ -114,7 +117,11 @@ def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp", trac
     os.environ["WORLD"] = n_devices
     if "unused" in fault:
         strategy = "ddp_find_unused_parameters_true"
-    windows = {"schedule": (20, 2, 6, 1), "profiler": {"ranks": "all"}} if traced else {"schedule": None}
+    windows = {"schedule": (20, 2, 20, 1), "profiler": {"ranks": "all"}} if traced else {"schedule": None}
+    if fault in ("killed", "ctrl-c"):
+        # Lightning looks every five seconds for ranks that have died, and kills the others: now and then before these
+        # have noticed, and then there is nothing that they could leave.
+        _ChildProcessObserver.run = lambda self: None
     trainer = Trainer(
         callbacks=[SlowCallback(), PerfDoctor(out_dir=out, **windows)],
         accelerator="cpu",

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
-from lightning_perf import PerfDoctor
+from lightning_perf import PerfDoctor, hooks
 
 from .conftest import Make, assert_adds_up, assert_nothing_left
 from .models import Tiny, loader
@@ -122,6 +122,13 @@ class Likes(Logger):
         self.rows.append((step, dict(metrics)))
 
 
+@pytest.fixture
+def all_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch is reported, however long the machine took for the reports before."""
+    monkeypatch.setattr(hooks, "_REPORTING_ALLOWED_S", float("inf"))
+
+
+@pytest.mark.usefixtures("all_reports")
 def test_figures_ride_on_rows_that_are_logged_anyway_when_the_logger_is_hosted(make_trainer: Make) -> None:
     def rows(*callbacks: Any) -> list[tuple[int | None, dict[str, float]]]:
         logger = Likes()
@@ -141,6 +148,7 @@ def test_figures_ride_on_rows_that_are_logged_anyway_when_the_logger_is_hosted(m
     assert len(plain) <= len(steps_and_keys) + 1
 
 
+@pytest.mark.usefixtures("all_reports")
 def test_csv_logger_gets_the_figures(make_trainer: Make, tmp_path: Path) -> None:
     doctor = PerfDoctor()
     trainer = make_trainer(doctor, logger=CSVLogger(tmp_path), log_every_n_steps=2, max_epochs=2)
@@ -156,6 +164,7 @@ def test_csv_logger_gets_the_figures(make_trainer: Make, tmp_path: Path) -> None
     assert [row for row in rows if row["loss"]] != []
 
 
+@pytest.mark.usefixtures("all_reports")
 def test_tensorboard_gets_scalars_and_text(make_trainer: Make, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

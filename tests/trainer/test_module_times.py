@@ -140,7 +140,7 @@ class Stopwatch(Callback):
 def test_times_add_up_to_forward_and_backward_when_a_step_is_looked_at(make_trainer):
     watch = Stopwatch()
     doctor = PerfDoctor(schedule=None, reports=(), memory=False, device_stats=False, arithmetic=False)
-    make_trainer(doctor, watch).fit(Parts(scale=3.0), data())
+    make_trainer(doctor, watch).fit(Parts(scale=8.0), data())
     assert doctor.session is not None
     modules = modules_of(doctor.session)
     for field, seconds in watch.seconds.items():

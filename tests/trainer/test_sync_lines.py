@@ -103,11 +103,13 @@ def line_of(mark: str) -> int:
     return first + next(i for i, line in enumerate(lines) if line.rstrip().endswith(f"# {mark}"))
 
 
-def fitted(make_trainer: Make, model: LightningModule, *callbacks: Any, **arguments: Any) -> Session:
+def fitted(
+    make_trainer: Make, model: LightningModule, *callbacks: Any, is_clipped: bool = True, **arguments: Any
+) -> Session:
     torch.manual_seed(3)
     doctor = PerfDoctor(schedule=None, reports=(), memory=False, device_stats=False)
     loader = DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH)
-    make_trainer(doctor, *callbacks, gradient_clip_val=1.0, **arguments).fit(model, loader)
+    make_trainer(doctor, *callbacks, gradient_clip_val=1.0 if is_clipped else None, **arguments).fit(model, loader)
     assert doctor.session is not None
     assert doctor.session.probes_off == ()
     return doctor.session
@@ -162,8 +164,91 @@ def test_loop_is_named_when_python_takes_a_tensor_apart(make_trainer, fault, ope
     assert (Path(loop.file).name, loop.line, loop.function) == (HERE, line_of(fault), "forward")
     assert (loop.operator, loop.repeats) == (operator, BATCH)
     assert 0 < loop.share <= 1
+    assert loop.phase == "forward"
     (finding,) = (finding for finding in session.findings if finding.code == "PD304")
     assert f"{HERE}:{line_of(fault)} in forward" in finding.summary
+
+
+class Rows(Callback):
+    """Takes a tensor apart in a hook."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._take_apart)
+
+    def _take_apart(self, trainer: Any, *rest: Any) -> None:
+        for row in torch.ones(16, 4):
+            time.sleep(ROUND_S)
+            row.sum()
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_after_backward", "on_before_optimizer_step"])
+def test_loop_is_the_callbacks_when_a_hook_takes_a_tensor_apart(make_trainer, hook):
+    session = fitted(make_trainer, Planted(), Rows(hook))
+    assert session.sync_calls is not None
+    assert [loop.phase for loop in session.sync_calls.loops] == ["callbacks"]
+    codes = [finding.code for finding in session.findings]
+    assert "PD504" in codes
+    assert "PD304" not in codes
+
+
+class RowByRow(torch.optim.SGD):
+    """Takes a tensor apart in its step."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for row in torch.ones(16, 4):
+            time.sleep(ROUND_S)
+            row.sum()
+        return loss
+
+
+class ByHand(Planted):
+    """Manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self(batch).square().mean())
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+
+
+@pytest.mark.parametrize("model", [Planted, ByHand])
+def test_loop_is_the_optimizers_when_its_step_takes_a_tensor_apart(make_trainer, monkeypatch, model):
+    monkeypatch.setattr(model, "configure_optimizers", lambda self: RowByRow(self.parameters(), lr=1e-3))
+    session = fitted(make_trainer, model(), is_clipped=model is Planted)
+    assert session.sync_calls is not None
+    assert {loop.phase for loop in session.sync_calls.loops} == {"optimizer"}
+    (finding,) = (finding for finding in session.findings if finding.code == "PD304")
+    assert set(finding.claims) == {"optimizer"}
+    assert "in step" in finding.summary
+
+
+def test_loop_is_told_by_phase_when_two_of_them_share_it(make_trainer):
+    session = fitted(make_trainer, Shared(), Sharing())
+    assert session.sync_calls is not None
+    shares = {loop.phase: loop.share for loop in session.sync_calls.loops}
+    assert set(shares) == {"callbacks", "forward"}
+    assert shares["forward"] > 2 * shares["callbacks"]
+
+
+def taken_apart(n: int) -> None:
+    for row in torch.ones(n, 4):
+        time.sleep(ROUND_S)
+        row.sum()
+
+
+class Sharing(Callback):
+    def on_train_batch_start(self, *args: Any) -> None:
+        taken_apart(12)
+
+
+class Shared(Planted):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        taken_apart(60)
+        return super().forward(x)
 
 
 class Keeps(Callback):

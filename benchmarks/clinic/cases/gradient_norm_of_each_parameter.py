@@ -1,7 +1,7 @@
 """A callback takes the norm of each parameter's gradient after each backward pass and keeps it as a number.
 ---
 expect: PD504
-half: score
+half: tune
 fix:
   callbacks=[GradientNorms()]: callbacks=[]
 """

@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from lightning_perf.records.loader_probe import WorkerPoint
+from lightning_perf.records.loader_probe import MAX_WORKERS, WAITING_REACH, WorkerPoint
 
 from .numbers import mean_interval
 from .pipeline import Pipeline, Refused
 
 KNEE = 0.95
 """A doubling of the workers that leaves more than this of the time a batch took is the end of the curve."""
-MAX_WORKERS = 64
-WAITING_REACH = 4
-"""A dataset that waits leaves the cores to others: the curve then goes on to this many workers for each core."""
 _COMPUTES = 0.5  # CPU seconds a second above which samples are said to compute
 _MIN_VISIT_S, _MAX_VISIT_S = 0.25, 2.5
 _MIN_PREFETCH_VISIT_S = 0.1

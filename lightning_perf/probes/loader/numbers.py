@@ -9,7 +9,8 @@ import numpy as np
 
 from lightning_perf.records.loader_probe import Repeated
 
-# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1; beyond the table about 2.
+# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1; beyond the table about 2. A table, since
+# importing scipy into a training for one number takes longer than the number is worth.
 _T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,

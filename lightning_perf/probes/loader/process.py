@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 
-def read_bytes() -> int | None:
+def storage_bytes_read() -> int | None:
     """Bytes that this process has caused to be read from storage."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()

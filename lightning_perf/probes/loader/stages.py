@@ -24,7 +24,7 @@ from .curve import CurveMeasurement, candidates
 from .hot import Hot, find_hot
 from .numbers import repeated
 from .pipeline import Pipeline, Refused
-from .process import limit_memory, private_bytes, read_bytes
+from .process import limit_memory, private_bytes, storage_bytes_read
 from .samples import Samples
 from .transport import time_transport
 
@@ -153,7 +153,7 @@ class _Stages:
     def _time_samples(self, pipeline: Pipeline) -> Samples:
         self._enter("making samples")
         samples = self._samples
-        read_before = read_bytes()
+        read_before = storage_bytes_read()
         end_s = time.perf_counter() + self._share(SAMPLES_SHARE)
         late_s = end_s + self._share(SAMPLES_SHARE)
         next_reading_s = next_telling_s = 0.0
@@ -190,7 +190,7 @@ class _Stages:
     def _keep_samples(self, pipeline: Pipeline, samples: Samples, read_before: int | None) -> None:
         if not samples.sample_s:
             return
-        read_after = read_bytes()
+        read_after = storage_bytes_read()
         if read_before is None or read_after is None:
             self._missing["read_bytes"] = "the kernel does not tell what a process reads"
         else:

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 
 from lightning_perf import seams
+from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.records import MAX_FOUND, Finding, Ranks, RankSummary, together
 
 from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
 from .exchange import gather_ranks, open_exchange
 from .summary import rank_summary
-
-_NEVER = 1 << 62
 
 EPOCH_LIMIT_S = 2.0
 """How long rank 0 waits for late ranks at the end of an epoch: where batches are synchronised none is later than that
@@ -59,7 +58,7 @@ class RankProbe:
     @property
     def next_step(self) -> int:
         """Steps done before the next one that is to be told of: all, so that ranks look at the same; or none."""
-        return 0 if self._watch is not None and not self._is_closed else _NEVER
+        return 0 if self._watch is not None and not self._is_closed else NEVER
 
     def batch_begins(self) -> bool:
         """A step begins; whether ``after_backward`` must be called in it."""

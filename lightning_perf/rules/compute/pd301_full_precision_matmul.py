@@ -13,7 +13,6 @@ from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.trace_signals import (
     HALF_PRECISIONS,
-    MATRIX_KINDS,
     Reading,
     code_phases,
     device_savings,
@@ -26,6 +25,7 @@ from lightning_perf.rules.trace_signals import (
     work_share,
 )
 from lightning_perf.rules.wording import percent
+from lightning_perf.traces.kernels import MATRIX_KINDS
 
 CODE = "PD301"
 NAME = "full-precision-matmul"

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import CodeSite, Evidence, Finding, Prescription, Session, TensorLoop
-from lightning_perf.rules.host_signals import MIN_REPEATS, looked_at, loop_evidence, loop_finding, loops_of, where
+from lightning_perf.rules.host_signals import (
+    MIN_REPEATS,
+    is_computing,
+    looked_at,
+    loop_evidence,
+    loop_finding,
+    loops_of,
+    where,
+)
 from lightning_perf.rules.rule import EXPLAINED_SHARE, Rule, Skip
 from lightning_perf.rules.trace_signals import (
     Reading,
@@ -42,6 +52,7 @@ these operators and of the Python between them, on a device the time that it was
 Where that names no line, the loops over a tensor's rows or elements that a few sampled steps were seen to run, ten
 rounds and more within one call of a function: with the line that takes the elements, and the share of the step from
 the first round to the last. On a CPU such a line is told instead of the mere count, if it is at least half of it.
+A loop in a callback, or where data is made, is left to the rules that price those.
 
 ## Why it costs
 Python and torch's dispatcher need some microseconds for each operator, whatever it computes. One operator over a whole
@@ -160,8 +171,9 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
     if trace.n_operators == 0 or trace.operator_mean_s is None:
         raise Skip(trace.missing.get("operators", "the trace holds no operators"))
     bound_s = MAX_MEAN_WITH_STACKS_S if trace.has_stacks else MAX_MEAN_S
-    loop = _in_a_loop(reading, bound_s)
-    found = loop or _in_general(reading, bound_s)
+    others = [one for one in session.sync_calls.loops if not is_computing(one)] if session.sync_calls else []
+    loop = _in_a_loop(reading, bound_s, others)
+    found = loop or _in_general(reading, bound_s, others)
     if found is None or reading.share(found.cost_s) < MIN_SHARE:
         return None, False
     finding = trace_finding(
@@ -185,13 +197,16 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
     return finding, loop is not None or trace.device is not None
 
 
-def _in_a_loop(reading: Reading, bound_s: float) -> _Loop | None:
-    """The costliest function that repeats a tiny operator."""
+def _in_a_loop(reading: Reading, bound_s: float, others: Sequence[TensorLoop]) -> _Loop | None:
+    """The costliest function that repeats a tiny operator, but for those of other rules' loops."""
+    named = {f"{os.path.basename(loop.file)}:{loop.first_line}" for loop in others}
     trace = reading.trace
     loops = [
         site
         for site in trace.code_sites
-        if site.max_repeats >= MIN_REPEATS and site.host_s <= bound_s * site.n_operators
+        if site.max_repeats >= MIN_REPEATS
+        and site.host_s <= bound_s * site.n_operators
+        and os.path.basename(site.site) not in named
     ]
     if not loops:
         return None
@@ -213,10 +228,10 @@ def _operators(reading: Reading, site: CodeSite) -> str:
     return f"{what} of {duration(site.host_s / site.n_operators)} each"
 
 
-def _in_general(reading: Reading, bound_s: float) -> _Loop | None:
+def _in_general(reading: Reading, bound_s: float, others: Sequence[TensorLoop]) -> _Loop | None:
     trace = reading.trace
     mean_s = trace.operator_mean_s or 0.0
-    n = trace.n_operators
+    n = trace.n_operators - round(reading.n_steps * sum(loop.operators_per_step for loop in others))
     if n <= MIN_OPERATORS * reading.n_steps or mean_s >= bound_s:
         return None
     cost_s = _cost_s(reading, n, n * mean_s)

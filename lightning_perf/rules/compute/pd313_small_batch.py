@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import capacity_fraction, device_of
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of
 from lightning_perf.rules.model_signals import bound_of, counted
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
     busy = min(1.0, reading.share(device.busy_s))
     if busy >= MAX_BUSY_SHARE:
         return None
-    fraction = capacity_fraction(device_of(session))
+    fraction = capacity_fraction(device_memory_of(session))
     if fraction >= MAX_MEMORY_FRACTION:
         return None
     idle = trace.idle.host_wait_by_phase_s if trace.idle is not None else {}

@@ -7,7 +7,6 @@ import re
 from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
-    MATRIX_KINDS,
     Reading,
     compile_prescription,
     device_reading_of,
@@ -17,6 +16,7 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.wording import percent
 from lightning_perf.stats.datasheets import datasheet_of
+from lightning_perf.traces.kernels import MATRIX_KINDS
 
 CODE = "PD317"
 NAME = "compute-bound"

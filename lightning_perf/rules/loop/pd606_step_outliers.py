@@ -19,8 +19,8 @@ MIN_SHARE = 0.02
 DOCS = """\
 ## What it measures
 What steps beyond three times the median took in excess of it, by the phase that grew most in each of them. What
-the training thread waited for a core meanwhile (other programs, too many threads) is no fault of these steps and is
-taken off.
+the training thread waited for a core meanwhile (other programs, too many threads, a hypervisor that gave the core to
+another machine) is no fault of these steps and is taken off.
 
 ## Why it costs
 The mean step decides how long a training takes, and a few long steps move it while the median stays.
@@ -53,10 +53,9 @@ def check(session: Session) -> Finding | None:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
     worst = outliers.worst[0] if outliers.worst else None
-    host = session.telemetry.host if session.telemetry is not None else None
-    queueing = (host.process_queueing_fraction or 0.0) if host is not None else 0.0
+    coreless = _coreless(session)
     # A step that waits for a core is slow for no fault of its own. All of this waiting is taken for the slow steps'.
-    own = max(0.0, 1.0 - queueing / outliers.share)
+    own = max(0.0, 1.0 - coreless / outliers.share)
     is_disturbed = own < 0.5
     return timed_finding(
         steady,
@@ -66,11 +65,7 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{percent(outliers.share)} of the time is lost to {outliers.n} slow steps. They took more than "
             f"{duration(outliers.threshold_s)}; {phase.replace('_', ' ')} grew most."
-            + (
-                f" The training thread waited {percent(queueing or 0.0)} of its time for a core."
-                if is_disturbed
-                else ""
-            )
+            + (f" The training thread waited {percent(coreless)} of its time for a core." if is_disturbed else "")
         ),
         evidence=(
             Evidence(
@@ -81,7 +76,7 @@ def check(session: Session) -> Finding | None:
                 n=outliers.n,
             ),
             Evidence(metric="a slow step takes more than", value=outliers.threshold_s, unit="s"),
-            *told("of its time, the training thread had no core to run on", queueing or None, "fraction"),
+            *told("of its time, the training thread had no core to run on", coreless or None, "fraction"),
             *((Evidence(metric=f"slowest: step {worst.step}", value=worst.duration_s, unit="s"),) if worst else ()),
         ),
         prescriptions=(
@@ -99,6 +94,22 @@ def check(session: Session) -> Finding | None:
         basis="from nothing to all that the slow steps took beyond the median, but for waiting for a core",
         confidence="medium",
     )
+
+
+def _coreless(session: Session) -> float:
+    """Share of its time that the training thread was ready to run without a core; 0 where nothing tells.
+
+    In a queue by the kernel's account; and in a virtual machine, where the kernel takes it for running, what the
+    hypervisor took of cores that were busy, the training thread's among them.
+    """
+    host = session.telemetry.host if session.telemetry is not None else None
+    if host is None:
+        return 0.0
+    stolen = host.steal_fraction.mean if host.steal_fraction is not None else 0.0
+    busy = host.cpu_busy_fraction.mean if host.cpu_busy_fraction is not None else 1.0
+    # The training thread alone keeps one core busy.
+    stolen_when_busy = stolen / max(busy, 1 / session.machine.usable_cores)
+    return min(1.0, (host.process_queueing_fraction or 0.0) + stolen_when_busy)
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, yields_its_time=True)

@@ -9,7 +9,7 @@ from lightning_perf.rules.memory_signals import (
     FULL_FRACTION,
     NEAR_CAPACITY_FRACTION,
     capacity_fraction,
-    device_of,
+    device_memory_of,
     smaller_batch,
 )
 from lightning_perf.rules.rule import Rule
@@ -46,7 +46,7 @@ TraceML's memory states (92 % and 97 % of the device).
 
 def check(session: Session) -> Finding | None:
     """Compares the peak with the capacity."""
-    device = device_of(session)
+    device = device_memory_of(session)
     fraction = capacity_fraction(device)
     if fraction < NEAR_CAPACITY_FRACTION:
         return None

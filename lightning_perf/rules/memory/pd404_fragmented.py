@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
-from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_of, is_tight
+from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, is_tight
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import size_text
 
@@ -45,7 +45,7 @@ torch's notes on CUDA memory management; TraceML (reserved at twice the allocate
 
 def check(session: Session) -> Finding | None:
     """Compares what is held with what is used."""
-    device = device_of(session)
+    device = device_memory_of(session)
     excess_bytes = device.peak_reserved_bytes - device.peak_allocated_bytes
     split_bytes = device.inactive_split_bytes or 0
     ratio = device.peak_reserved_bytes / max(1, device.peak_allocated_bytes)

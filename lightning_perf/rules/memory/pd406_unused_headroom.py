@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import capacity_fraction, device_of
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import percent
 
@@ -45,7 +45,7 @@ SageMaker Debugger's rule on batch size; TraceML's memory states.
 
 def check(session: Session) -> Finding | None:
     """Compares the peak with the capacity, and asks whether the device has work enough."""
-    device = device_of(session)
+    device = device_memory_of(session)
     fraction = capacity_fraction(device)
     steps = [step for window in session.windows if window.trace is not None for step in window.trace.steps]
     busy = [step.busy_fraction for step in steps if step.busy_fraction is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
-from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_of, smaller_batch
+from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
 from lightning_perf.rules.rule import Rule, Skip
 
 CODE = "PD407"
@@ -35,7 +35,7 @@ torch's `memory_stats` (num_alloc_retries) and its notes on CUDA memory manageme
 
 def check(session: Session) -> Finding | None:
     """Reads the allocator's count."""
-    device = device_of(session)
+    device = device_memory_of(session)
     if device.alloc_retries is None:
         raise Skip(f"the allocator of {device.device} does not count its retries")
     if device.alloc_retries == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, device_of, sampled, told
+from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled, told
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
@@ -49,7 +49,7 @@ NVML's reasons for held-back clocks; the profiling lecture's checklist for 85 de
 def check(session: Session) -> Finding | None:
     """Asks the driver's reasons; where it gives none, compares temperature and clocks."""
     steady = steady_of(session)
-    device = device_of(session)
+    device = device_telemetry_of(session)
     reasons = device.throttle_fractions
     hot, clock = device.temperature_c, device.sm_clock_mhz
     if reasons is None and (hot is None or clock is None or not device.max_sm_clock_mhz):

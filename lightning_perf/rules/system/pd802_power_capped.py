@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.machine_signals import device_of, sampled, told
+from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent
 
@@ -41,7 +41,7 @@ NVML's reasons for held-back clocks; the catalogue's bound of a fifth of the sam
 
 def check(session: Session) -> Finding | None:
     """Asks the driver how often power held the clocks back."""
-    device = device_of(session)
+    device = device_telemetry_of(session)
     if device.throttle_fractions is None:
         reason = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")
         raise Skip(reason or f"{device.device} does not tell why its clocks are held back")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.machine_signals import device_of, sampled, told
+from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
 from lightning_perf.rules.rule import Rule, Skip
 
 CODE = "PD805"
@@ -36,7 +36,7 @@ NVML's list of computing processes.
 
 def check(session: Session) -> Finding | None:
     """Counts the others."""
-    device = device_of(session)
+    device = device_telemetry_of(session)
     n_others = device.other_processes
     if n_others is None:
         reason = session.missing.get(f"telemetry.devices.{device.device}.other_processes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import device_of, sampled
+from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 
@@ -39,7 +39,7 @@ NVML's current and maximum link generation and width; PCI-SIG: each generation d
 def check(session: Session) -> Finding | None:
     """Compares the best link seen while the device worked with the highest that it and the slot can do."""
     steady = steady_of(session)
-    device = device_of(session)
+    device = device_telemetry_of(session)
     now = (device.pcie_generation, device.pcie_width)
     most = (device.max_pcie_generation, device.max_pcie_width)
     if now[0] is None or now[1] is None or not most[0] or not most[1]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import device_of, host_of, told
+from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, told
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
@@ -45,7 +45,7 @@ machine: hence the low confidence.
 def check(session: Session) -> Finding | None:
     """Compares the node of the device with the nodes of the process."""
     steady = steady_of(session)
-    device = device_of(session)
+    device = device_telemetry_of(session)
     host = host_of(session)
     node, nodes = device.numa_node, host.process_numa_nodes
     if node is None or not nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.machine_signals import device_of, needed
+from lightning_perf.rules.machine_signals import device_telemetry_of, needed
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
@@ -43,7 +43,7 @@ SageMaker's rules for low and for fluctuating utilisation (p95 below 70; p95 abo
 def check(session: Session) -> Finding | None:
     """Compares the device's utilisation with the bounds; the engine drops this where another finding explains it."""
     steady_of(session)
-    device = device_of(session)
+    device = device_telemetry_of(session)
     use = needed(session, device, "utilisation_fraction")
     is_low = use.p95 < LOW_P95
     is_uneven = not is_low and use.p5 < UNEVEN_P5

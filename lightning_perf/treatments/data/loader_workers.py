@@ -6,14 +6,14 @@ import re
 from typing import Any, NamedTuple
 
 from lightning_perf.records import LoaderSettings, Session
-from lightning_perf.treatments.cores import cores_per_rank
+from lightning_perf.treatments.cores import whole_cores_per_rank
 from lightning_perf.treatments.train_loader import LoaderTreatment, train_loaders
 
 MOST_BY_DEFAULT = 8  # where nothing was measured: more rarely helps and each holds a copy of what it fetches
 _FORM = re.compile(r"(?P<n>\d+)(x(?P<ahead>[1-9]\d*))?(?P<pinned>-pinned)?", re.A)
 
 
-class Workers(NamedTuple):
+class Wanted(NamedTuple):
     """What a value means.
 
     Attributes:
@@ -61,9 +61,9 @@ class LoaderWorkers(LoaderTreatment):
         prescription = self.prescribed(session)
         said = prescription.loader_args if prescription is not None else {}
         if "num_workers" in said:
-            return Workers(int(said["num_workers"]), said.get("prefetch_factor"), bool(said.get("pin_memory"))).text
+            return Wanted(int(said["num_workers"]), said.get("prefetch_factor"), bool(said.get("pin_memory"))).text
         loaders = train_loaders(session) if session is not None else ()
-        cores = min(cores_per_rank(session), MOST_BY_DEFAULT)
+        cores = min(whole_cores_per_rank(session), MOST_BY_DEFAULT)
         if loaders and loaders[0].num_workers == cores and cores > 1:
             return str(cores - 1)
         return str(cores)
@@ -79,10 +79,10 @@ class LoaderWorkers(LoaderTreatment):
         return arguments
 
 
-def _read(value: str) -> Workers:
+def _read(value: str) -> Wanted:
     match = _FORM.fullmatch(value)
     assert match is not None
-    return Workers(int(match["n"]), int(match["ahead"]) if match["ahead"] else None, bool(match["pinned"]))
+    return Wanted(int(match["n"]), int(match["ahead"]) if match["ahead"] else None, bool(match["pinned"]))
 
 
 TREATMENT = LoaderWorkers()

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from lightning_perf.records import Session
-from lightning_perf.treatments.cores import cores_per_rank
+from lightning_perf.treatments.cores import whole_cores_per_rank
 from lightning_perf.treatments.treatment import Treatment, Undo
 
 
@@ -31,7 +31,7 @@ class Threads(Treatment):
     def default_value(self, session: Session | None) -> int:
         prescription = self.prescribed(session)
         wanted = re.search(r"set_num_threads\((\d+)\)", prescription.code) if prescription is not None else None
-        return int(wanted[1]) if wanted else cores_per_rank(session)
+        return int(wanted[1]) if wanted else whole_cores_per_rank(session)
 
     def environment(self, value: Any) -> dict[str, str]:
         return {"OMP_NUM_THREADS": str(value)}

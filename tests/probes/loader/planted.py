@@ -8,7 +8,7 @@ import random
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,6 @@ class Bursty(Plain):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(0.012 if index % 32 == 7 else 0.0004)
-        return super().__getitem__(index)
-
-
-class BurstyComputing(Plain):
-    """One sample in 32 computes for 5 ms; tells who listens what it is asked for."""
-
-    listener: Callable[[int], object] = staticmethod(lambda index: None)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.listener(index)
-        if index % 32 == 7:
-            _compute(0.005)
         return super().__getitem__(index)
 
 

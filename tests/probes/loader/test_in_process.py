@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -122,8 +123,22 @@ def has_children() -> bool:
     return True
 
 
+def ends(pid: int) -> bool:
+    """Whether a process is gone within ten seconds: whoever adopts an orphan reaps it when it likes."""
+    for _ in range(2000):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.005)
+    return False
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
+    gc.collect()  # what earlier tests left open
     descriptors, had_children = open_descriptors(), has_children()
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -229,13 +244,7 @@ def test_in_process_cost_goes_with_what_it_started_when_closed(tmp_path) -> None
             break
         time.sleep(0.005)
     cost.close()
-    stat = Path(f"/proc/{note.read_text()}/stat")
-    for _ in range(2000):  # reparented: whoever adopts it reaps it when it likes
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":
-            break
-        time.sleep(0.005)
-    else:
-        raise AssertionError("a process that the dataset started outlived the measurement")
+    assert ends(int(note.read_text())), "a process that the dataset started outlived the measurement"
 
 
 def test_in_process_cost_ends_with_its_parent_when_that_is_killed() -> None:
@@ -252,13 +261,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    stat = Path(f"/proc/{int(done.stdout)}/stat")
-    for _ in range(2000):
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":
-            break
-        time.sleep(0.005)
-    else:
-        raise AssertionError("the child outlived its parent")
+    assert ends(int(done.stdout)), "the child outlived its parent"
 
 
 def test_in_process_cost_keeps_the_parents_random_state_and_output_when_samples_are_random_and_noisy(capfd) -> None:

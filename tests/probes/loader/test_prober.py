@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 import socket
@@ -72,16 +73,29 @@ def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, n
     assert record.getitem is not None
     assert record.getitem_cpu_fraction is not None
     if name == "read":
-        assert record.getitem_cpu_fraction < 0.3
+        assert record.getitem_cpu_fraction < 0.15
         assert record.getitem.p50_s >= 0.002
     else:
-        assert record.getitem_cpu_fraction > 0.3
+        assert record.getitem_cpu_fraction > 0.15
 
 
+@pytest.fixture
+def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curve has two points, so that each is visited twice."""
+    monkeypatch.setattr(stages, "candidates", lambda *_: [0, 2])
+
+
+@pytest.fixture
+def even_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still in some samples does not make them bursty, which takes time from the curve."""
+    monkeypatch.setattr(stages, "_is_bursty", lambda *_: False)
+
+
+@pytest.mark.usefixtures("two_workers", "even_samples")
 def test_curve_falls_with_workers_when_samples_wait() -> None:
     record = probed(loader_of(planted.Waiting()), limit_s=5.0)
     assert record.status == "measured", record.reason
-    assert record.curve[-1].num_workers >= 2
+    assert [point.num_workers for point in record.curve] == [0, 2]
     assert record.curve[-1].batch_s < 0.75 * record.curve[0].batch_s
 
 
@@ -95,9 +109,10 @@ def test_probe_names_the_collate_function_when_it_is_slow() -> None:
     assert (worst.name, worst.file) == ("slow_collate", HERE)
 
 
+@pytest.mark.usefixtures("even_samples")
 def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> None:
     many = probed(loader_of(planted.ManyTensors()), limit_s=5.0)
-    one = probed(loader_of(planted.Plain()))
+    one = probed(loader_of(planted.Plain()), limit_s=5.0)
     assert many.transport is not None
     assert one.transport is not None
     assert many.transport.p50_s > 2 * one.transport.p50_s
@@ -112,6 +127,7 @@ def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> N
     assert one.rss_growth_bytes is None or one.rss_growth_bytes < 4096
 
 
+@pytest.mark.usefixtures("two_workers")
 def test_probe_tries_prefetch_factors_when_samples_are_bursty() -> None:
     record = probed(loader_of(planted.Bursty()), limit_s=6.0)
     assert record.getitem is not None
@@ -176,13 +192,14 @@ def test_probe_asks_the_users_own_batch_sampler_when_there_is_one() -> None:
             assert index in (4, 5, 6, 7)
             return super().__getitem__(index)
 
-    record = probed(DataLoader(OnlyThose(), batch_sampler=Twos()), limit_s=2.0)
+    record = probed(DataLoader(OnlyThose(), batch_sampler=Twos()), limit_s=4.0)
     assert record.reason == ""
     assert record.batch_size == 2
 
 
+@pytest.mark.usefixtures("even_samples")
 def test_probe_measures_streams_only_when_they_divide_themselves_among_workers() -> None:
-    record = probed(DataLoader(planted.ShardedStream(), batch_size=BATCH_SIZE))
+    record = probed(DataLoader(planted.ShardedStream(), batch_size=BATCH_SIZE), limit_s=5.0)
     assert record.status == "measured", record.reason
     assert [point.num_workers for point in record.curve][:2] == [0, 1]
     record = probed(DataLoader(planted.Stream(), batch_size=BATCH_SIZE))
@@ -267,7 +284,7 @@ def test_probe_works_where_a_process_may_not_have_children_of_multiprocessing() 
 
 
 def _probe_into(pipe: Any) -> None:
-    record = probed(loader_of(planted.Plain()), limit_s=3.0)
+    record = probed(loader_of(planted.Plain()), limit_s=6.0)
     pipe.send((record.status, record.reason, [point.num_workers for point in record.curve]))
 
 
@@ -280,7 +297,7 @@ def _probe_into(pipe: Any) -> None:
         (planted.Raising(), f"dataset[{planted.BAD_INDEX}] raised ValueError: no such file"),
         (planted.Hanging(), "it took longer than 2 s while making samples"),
         (planted.Killing(), "its process was killed by SIGKILL while making samples"),
-        (planted.KillingWorkers(), "exited unexpectedly"),
+        (planted.KillingWorkers(), "exited unexpectedly|is killed by signal"),  # as torch notices
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
@@ -288,7 +305,7 @@ def test_probe_ends_with_a_clear_line_when_the_data_fails(dataset: Any, reason: 
     # What hangs is to end soon; the others need time until they fail.
     record = probed(in_order(dataset), limit_s=2.0 if isinstance(dataset, planted.Hanging) else 20.0)
     assert record.status == "partial"
-    assert reason in record.reason
+    assert any(each in record.reason for each in reason.split("|"))
     assert "\n" not in record.reason
     assert record.getitem is not None
 
@@ -331,6 +348,7 @@ def test_probe_is_refused_with_a_reason_when_a_loader_cannot_be_copied(loader: A
 
 
 def test_probe_leaves_nothing_when_it_is_closed_while_workers_run() -> None:
+    gc.collect()  # what earlier tests left open
     before = traces_left()
     prober = LoaderProber(12.0)
     assert prober.start(loader_of(planted.Waiting(), num_workers=2)) is None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
+from collections.abc import Iterator
+from typing import Literal
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_perf.probes.loader import samples as samples_module
 from lightning_perf.probes.loader.pipeline import Pipeline
-from lightning_perf.probes.loader.samples import ENOUGH_SLOW, SLOW_RATIO, Samples
+from lightning_perf.probes.loader.samples import ENOUGH_SLOW, Samples
 
 from . import planted
+
+USUAL_S, SLOW_S = 20e-6, 0.005
 
 
 @pytest.mark.parametrize(("n_slow", "expected"), [(0, False), (1, True), (ENOUGH_SLOW - 1, True), (ENOUGH_SLOW, False)])
@@ -20,40 +26,90 @@ def test_more_samples_are_looked_at_when_only_few_of_them_were_slow(n_slow: int,
     assert samples.has_few_slow() is expected
 
 
-def pass_over(dataset: planted.Plain) -> tuple[Pipeline, Samples]:
+class Clock:
+    """The time that a dataset says has passed, and how often it said that it waited."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.n_waits = 0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    process_time = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(samples_module, "time", made)
+    monkeypatch.setattr(samples_module, "queued_s", lambda: 0.0)
+    monkeypatch.setattr(samples_module, "n_waits", lambda: made.n_waits)
+    return made
+
+
+class Timed(planted.Plain):
+    """One sample in 32 is slow: whenever it is asked for, or whichever is asked for then, on a disturbed machine."""
+
+    def __init__(self, clock: Clock, why: Literal["computes", "waits", "disturbed"]) -> None:
+        self.clock, self.why = clock, why
+        self.asked: list[int] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.asked.append(index)
+        place = len(self.asked) if self.why == "disturbed" else index
+        self.clock.now_s += SLOW_S if place % 32 == 7 else USUAL_S
+        self.clock.n_waits += place % 32 == 7 and self.why == "waits"
+        return super().__getitem__(index)
+
+
+def pass_over(dataset: Timed) -> tuple[Pipeline, Samples]:
     """All samples of a dataset, in order."""
     pipeline, samples = Pipeline(DataLoader(dataset, batch_size=planted.BATCH_SIZE)), Samples()
     for _, unit in zip(range(planted.N_SAMPLES // planted.BATCH_SIZE), pipeline.units, strict=False):
         samples.make_batch(pipeline, unit, late_s=float("inf"))
+    dataset.asked.clear()
     return pipeline, samples
 
 
 @pytest.mark.parametrize(
-    ("dataset", "least", "most"),
-    [(planted.Bursty, 0.9, 1.0), (planted.BurstyComputing, 0.5, 1.0), (planted.Disturbed, 0.0, 0.4)],
+    ("why", "least", "most"), [("computes", 0.99, 1.0), ("waits", 0.99, 1.0), ("disturbed", 0, 0.1)]
 )
-def test_slow_samples_are_told_from_a_disturbed_machine(dataset: type, least: float, most: float) -> None:
-    pipeline, samples = pass_over(dataset())
+def test_slow_samples_are_told_from_a_disturbed_machine(clock: Clock, why, least: float, most: float) -> None:
+    pipeline, samples = pass_over(Timed(clock, why))
     again = samples.slow_again(pipeline, limit_s=10.0)
     assert again is not None
     assert least <= again <= most
 
 
-def test_samples_that_take_longer_than_may_be_spent_are_not_asked_again() -> None:
-    dataset = planted.BurstyComputing()
+def test_samples_that_waited_are_not_asked_again(clock: Clock) -> None:
+    dataset = Timed(clock, "waits")
     pipeline, samples = pass_over(dataset)
-    slow_s = SLOW_RATIO * statistics.median(samples.sample_s)
-    shortest_s = min(each_s for each_s in samples.sample_s if each_s > slow_s)
-    asked: list[int] = []
-    dataset.listener = asked.append
-    samples.slow_again(pipeline, limit_s=0.5 * shortest_s)
-    assert not asked
     samples.slow_again(pipeline, limit_s=10.0)
-    assert asked
+    assert dataset.asked == []
 
 
-def test_samples_of_a_stream_cannot_be_asked_again() -> None:
-    pipeline, samples = Pipeline(DataLoader(planted.Stream(), batch_size=4)), Samples()
-    for _, unit in zip(range(8), pipeline.units, strict=False):
+@pytest.mark.parametrize(("limit_s", "n"), [(0.9 * SLOW_S, 0), (1.1 * SLOW_S, 1), (3.1 * SLOW_S, 3), (10.0, 20)])
+def test_no_more_samples_are_asked_again_than_there_is_time_for(clock: Clock, limit_s: float, n: int) -> None:
+    dataset = Timed(clock, "computes")
+    pipeline, samples = pass_over(dataset)
+    assert (samples.slow_again(pipeline, limit_s) is None) == (n == 0)
+    assert [index % 32 for index in dataset.asked] == n * [7]
+
+
+class TimedStream(IterableDataset):
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for place in itertools.count():
+            self.clock.now_s += SLOW_S if place % 32 == 7 else USUAL_S
+            yield torch.zeros(1)
+
+
+def test_samples_of_a_stream_cannot_be_asked_again(clock: Clock) -> None:
+    pipeline, samples = Pipeline(DataLoader(TimedStream(clock), batch_size=4)), Samples()
+    for _, unit in zip(range(32), pipeline.units, strict=False):
         samples.make_batch(pipeline, unit, late_s=float("inf"))
+    assert max(samples.sample_s) == pytest.approx(SLOW_S)
     assert samples.slow_again(pipeline, limit_s=10.0) is None
