@@ -2,7 +2,7 @@
 ---
 expect: PD504
 second: PD502
-half: score
+half: tune
 fix:
   trainer.global_step % 1: trainer.global_step % 25
 """
