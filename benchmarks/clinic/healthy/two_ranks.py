@@ -1,6 +1,6 @@
 """DDP on two ranks with static graph, metrics reduced at the end of an epoch.
 ---
-half: score
+half: tune
 own_process: true
 cores: 2
 """
