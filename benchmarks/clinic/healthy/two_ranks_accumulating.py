@@ -1,6 +1,6 @@
 """DDP on two ranks, gradients accumulated over four batches and clipped.
 ---
-half: score
+half: tune
 own_process: true
 cores: 2
 """

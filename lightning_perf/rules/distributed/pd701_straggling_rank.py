@@ -6,7 +6,7 @@ from lightning_perf.records import PARTS, Evidence, Finding, Prescription, Ranks
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD701"
@@ -20,6 +20,10 @@ MIN_EXCESS = 0.10
 MIN_STEP_SHARE = 0.05
 # A rank that is slow in some steps only must cost this much of the mean step: its usual step does not show it.
 MIN_SHARE_IF_UNUSUAL = 0.20
+# Nor are the cores of one machine alike: what runs beside a rank on the same physical core makes it slower for as long as
+# a short run takes. Ranks with the same work on two virtual cores differed by up to 15 %
+# (benchmarks/clinic/healthy/two_ranks.py).
+MIN_EXCESS_OF_CORES = 0.25
 # How surely the step becomes shorter by what the rank does beyond the others: part of it may hide behind their waiting
 # for the network.
 LOW_FRACTION = 0.5
@@ -62,8 +66,9 @@ Host: run callbacks and logging on all ranks alike, or seldom.
 ## When it is wrong
 Where strategies exchange in the middle of forward and backward (FSDP, tensor parallel), waiting cannot be told from
 computing by the host's clock: only data and host are then compared. A rank that computes more is found by its traces
-(`profiler={"ranks": "all"}`, then `lightning-perf analyze DIR`). Ranks may take turns in being slow: their means are
-alike and this rule is silent.
+(`profiler={"ranks": "all"}`, then `lightning-perf analyze DIR`). Where ranks compute on the cores of a CPU, one that
+computes less than a quarter more than the others is taken for one on a slower core. Ranks may take turns in being slow:
+their means are alike and this rule is silent.
 
 ## Sources
 TraceML's straggler threshold; HTA's comparison of ranks.
@@ -89,12 +94,14 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     usual_excess_s = worst.own_p50_s - usual_of(ranks, lambda one: one.own_p50_s, worst)
     is_usual = usual_excess_s >= 0.5 * excess_s
     least_share = MIN_STEP_SHARE if is_usual else MIN_SHARE_IF_UNUSUAL
-    if excess_s < MIN_EXCESS * usual_s or excess_s < least_share * step_s:
-        return None
     part = max(PARTS, key=lambda name: _excess_s(ranks, worst, name))
+    is_core = part == "compute" and not is_traced and is_cpu_run(session)
+    least_excess = MIN_EXCESS_OF_CORES if is_core else MIN_EXCESS
+    if excess_s < least_excess * usual_s or excess_s < least_share * step_s:
+        return None
     cause = "on the host, with nothing computed" if is_traced and part == "host" else _CAUSES[part]
     lost_s = min(excess_s, step_s) * steady.n_steps
-    others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + MIN_EXCESS) * usual_s]
+    others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
@@ -113,7 +120,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                 metric=f"own work of rank {worst.rank} ÷ the others' median",
                 value=worst.own_s / usual_s,
                 unit="ratio",
-                threshold=1 + MIN_EXCESS,
+                threshold=1 + least_excess,
                 n=worst.n_steps,
             ),
             Evidence(

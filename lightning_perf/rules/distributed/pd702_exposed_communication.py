@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 from lightning_perf.records import Evidence, Finding, Prescription, Session, TraceRecord
 from lightning_perf.rules.rank_signals import waited_s
 from lightning_perf.rules.rule import Rule, Skip
@@ -29,8 +27,8 @@ DOCS = """\
 ## What it measures
 In a profiler window, the time in which collectives ran and no other kernel did, as a share of the time (on a CPU: the
 time in collectives). Where other ranks are known, by their traces or by what they told at an epoch's end, the part in
-which this rank waited for later ranks is left out: that is PD701's. Of steps that differ the median counts, so that one
-in which a rank was held up makes no habit.
+which this rank waited for later ranks is left out: that is PD701's. Without their traces the step with least of it counts
+for all: ranks on busy machines take turns in being late, and in that step this one came last.
 
 ## Why it costs
 Gradients are exchanged while backward still computes others: what of it runs after or between the computing makes the
@@ -114,10 +112,11 @@ def check(session: Session) -> Finding | None:
     if communication is None:
         return None
     waiting_s = waited_s(session, reading)
-    exposed_s = _usual_s(trace, communication.exposed_s) - waiting_s
+    is_compared = communication.waiting_s is not None
+    exposed_s = communication.exposed_s if is_compared else _exchanging_s(trace, communication.exposed_s)
+    exposed_s -= waiting_s
     if reading.share(exposed_s) < MIN_SHARE:
         return None
-    is_compared = communication.waiting_s is not None
     gone = without(reading, "communication")
     by_name = sorted(communication.by_name.items(), key=lambda item: -item[1])[:2]
     hidden = communication.overlap_fraction
@@ -145,10 +144,10 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _usual_s(trace: TraceRecord, exposed_s: float) -> float:
-    """What of it recurs: a single step in which a rank was held up, by another program for instance, is no habit."""
+def _exchanging_s(trace: TraceRecord, exposed_s: float) -> float:
+    """What of it each step has: in the step with least of it this rank came last, and waited for the network alone."""
     by_step = [step.categories.get("communication", 0.0) for step in trace.steps]
-    return min(exposed_s, len(by_step) * statistics.median(by_step)) if any(by_step) else exposed_s
+    return min(exposed_s, len(by_step) * min(by_step)) if any(by_step) else exposed_s
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
