@@ -93,6 +93,8 @@ class Communication(Record, frozen=True, kw_only=True):
             reduce-scatters.
         waiting_s: Of ``exposed_s``, the seconds in which this rank waited for ranks that came later; None unless other
             ranks' traces were read beside it.
+        least_exposed_s: ``exposed_s`` of the step with least of it, in which this rank came last or not much earlier,
+            and waited for the network alone; None without steps.
     """
 
     total_s: float
@@ -107,6 +109,7 @@ class Communication(Record, frozen=True, kw_only=True):
     collectives: tuple[CollectiveTime, ...] = ()
     shards: tuple[ShardTraffic, ...] = ()
     waiting_s: float | None = None
+    least_exposed_s: float | None = None
 
 
 class CopySite(Record, frozen=True, kw_only=True):

@@ -229,7 +229,8 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
     rows = collectives.rows[inside]
     durations = trace.durations[rows]
     moments = trace.intervals(collectives.rows) & windows.intervals
-    total, bare = moments.total_ns, (moments - timeline.computing).total_ns
+    exposed = moments - timeline.computing
+    total, bare = moments.total_ns, exposed.total_ns
     sizes = collectives.sizes[inside]
     sizes = sizes[sizes >= 0]
     n_steps = max(windows.n_steps, 1)
@@ -255,6 +256,9 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
             collectives.exposed[inside],
         ),
         shards=_shard_traffic(timeline, collectives, phases, inside),
+        least_exposed_s=(
+            int(exposed.covered(windows.starts, windows.ends).min()) / SECOND if windows.n_steps else None
+        ),
     )
 
 

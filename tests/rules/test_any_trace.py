@@ -59,7 +59,8 @@ TRACE = _some(
         capability=st.sampled_from([None, "6.0", "7.5", "9.0", "x"]))),
     communication=_maybe(st.fixed_dictionaries({
         "total_s": SECONDS, "exposed_s": SECONDS, "overlap_fraction": _maybe(SHARE), "n": COUNT,
-        "n_per_step": SECONDS, "small_per_step": _maybe(SECONDS), "median_s": _maybe(SECONDS)})),
+        "n_per_step": SECONDS, "small_per_step": _maybe(SECONDS), "median_s": _maybe(SECONDS),
+        "least_exposed_s": _maybe(SECONDS)})),
     copies=_maybe(_some(
         h2d_s=SECONDS, h2d_n=COUNT, h2d_pageable_n=COUNT, h2d_exposed_s=SECONDS, h2d_pageable_exposed_s=SECONDS,
         d2h_exposed_s=SECONDS, d2h_n=COUNT, h2d_bytes=_maybe(COUNT))),

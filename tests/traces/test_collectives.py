@@ -140,6 +140,21 @@ def test_on_a_cpu_operators_hide_collectives_and_the_engine_around_them_does_not
     assert found.exposed_s == pytest.approx(300e-6)
 
 
+def test_the_step_that_waits_least_tells_what_the_exchange_itself_takes(tmp_path: Path) -> None:
+    def step(number: int, reduce_us: float) -> list[Any]:
+        begin_us = 1000.0 * number
+        return [
+            event("user_annotation", f"ProfilerStep#{number}", begin_us, 900),
+            event("cpu_op", "aten::mul", begin_us, 200),
+            event("user_annotation", "gloo:all_reduce", begin_us + 200, reduce_us, tid=2),
+        ]
+
+    found = communication(tmp_path, [*step(1, 500), *step(2, 50), *step(3, 300)])
+    assert found.exposed_s == pytest.approx(850e-6)
+    assert found.least_exposed_s == pytest.approx(50e-6)
+    assert communication(tmp_path, GLOO[1:]).least_exposed_s is None
+
+
 def test_gloos_all_reduce_is_called_what_was_asked_for(tmp_path: Path) -> None:
     (row,) = communication(tmp_path, GLOO).collectives
     assert (row.kind, row.mean_bytes, row.group_size) == ("reduce_scatter", 1024, 4)

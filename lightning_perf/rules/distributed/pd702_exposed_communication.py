@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, TraceRecord
+from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rank_signals import waited_s
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
@@ -113,7 +113,9 @@ def check(session: Session) -> Finding | None:
         return None
     waiting_s = waited_s(session, reading)
     is_compared = communication.waiting_s is not None
-    exposed_s = communication.exposed_s if is_compared else _exchanging_s(trace, communication.exposed_s)
+    exposed_s = communication.exposed_s
+    if not is_compared and communication.least_exposed_s is not None:
+        exposed_s = min(exposed_s, communication.least_exposed_s * len(trace.steps))
     exposed_s -= waiting_s
     if reading.share(exposed_s) < MIN_SHARE:
         return None
@@ -142,12 +144,6 @@ def check(session: Session) -> Finding | None:
         basis=_BASIS_COMPARED if is_compared else _BASIS,
         confidence="high" if is_compared else "medium",
     )
-
-
-def _exchanging_s(trace: TraceRecord, exposed_s: float) -> float:
-    """What of it each step has: in the step with least of it this rank came last, and waited for the network alone."""
-    by_step = [step.categories.get("communication", 0.0) for step in trace.steps]
-    return min(exposed_s, len(by_step) * min(by_step)) if any(by_step) else exposed_s
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
