@@ -114,6 +114,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             dataset makes whole batches); None when not measured, as all that follow.
         getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
             it computes, near 0 it waits.
+        n_slow: Samples that took more than five times the median.
         slow_again: Of the time that slow samples took beyond usual ones, the share that they took again when they were
             asked for a second time; samples that waited, for storage for instance, count in full. Near 0 the machine
             made them slow. None without slow samples, or where none can be asked for twice.
@@ -153,6 +154,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     num_workers: int | None = None
     getitem: Repeated | None = None
     getitem_cpu_fraction: float | None = None
+    n_slow: int | None = None
     slow_again: float | None = None
     dataset_is_batched: bool | None = None
     indexes_tensors: bool | None = None

@@ -248,15 +248,17 @@ def fit_delivery(probe: LoaderProbe) -> Delivery | None:
 def batch_costs(probe: LoaderProbe) -> tuple[float, ...]:
     """Cost of a row of batches ÷ their mean, where slow samples make batches uneven; else nothing.
 
-    Samples are taken to be either usual (the median) or slow (the longest seen), as many of them slow as explain
-    the mean.
+    Samples are taken to be either usual (the median) or slow (all those that were, alike; the longest where none stood
+    out), as many of them slow as explain the mean.
     """
     getitem = probe.getitem
     n = 1 if probe.dataset_is_batched else probe.batch_size
     if getitem is None or not n or not getitem.p50_s < getitem.mean_s < getitem.max_s < math.inf:
         return ()
-    slow = (getitem.mean_s - getitem.p50_s) / (getitem.max_s - getitem.p50_s)
-    extra = getitem.max_s - getitem.p50_s
+    beyond, extra = getitem.mean_s - getitem.p50_s, getitem.max_s - getitem.p50_s
+    if probe.n_slow:
+        extra = min(extra, beyond * getitem.n / probe.n_slow)
+    slow = beyond / extra
     if math.sqrt(n * slow * (1 - slow)) * extra < UNEVEN * n * getitem.mean_s:
         return ()
     drawn = np.random.default_rng(0).binomial(n, slow, _N_SIMULATED)

@@ -15,9 +15,7 @@ from .wording import percent
 MIN_WAIT_SHARE = 0.05
 # A few slow samples decide where usual ones would need two thirds of the time or less …
 MIN_BURST_SHARE = 1 / 3
-# … and the slowest is several times a usual one …
-MIN_BURST_RATIO = 5.0
-# … and it was not a single one, such as the first.
+# … and there are several of them: not the first only, nor one that the machine delayed.
 MIN_SLOW_SAMPLES = 5
 # The project's catalogue: what moving a batch from worker to main process takes of fetching it.
 MIN_TRANSPORT_SHARE = 0.30
@@ -50,13 +48,8 @@ def burst_share(probe: LoaderProbe) -> float:
 
 def is_bursty(probe: LoaderProbe) -> bool:
     """Whether a few slow samples take much of the time."""
-    getitem = probe.getitem
-    return (
-        getitem is not None
-        and burst_share(probe) * sample_share(probe) >= MIN_BURST_SHARE
-        and getitem.max_s >= MIN_BURST_RATIO * getitem.p50_s
-        and (getitem.mean_s - getitem.p50_s) * getitem.n >= MIN_SLOW_SAMPLES * (getitem.max_s - getitem.p50_s)
-    )
+    is_decisive = burst_share(probe) * sample_share(probe) >= MIN_BURST_SHARE
+    return is_decisive and (probe.n_slow or 0) >= MIN_SLOW_SAMPLES
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:

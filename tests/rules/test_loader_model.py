@@ -213,6 +213,13 @@ def test_batches_are_uneven_when_one_sample_in_32_takes_thirty_times_as_long():
     assert max(costs) > 1.5
 
 
+def test_batches_are_as_uneven_as_their_slow_samples_make_them_when_one_was_delayed():
+    bursty = {"n": 960, "mean_s": 0.001 * (31 + 30) / 32, "p50_s": 0.001, "p95_s": 0.0011, "max_s": 0.030}
+    delayed = {**bursty, "max_s": 0.300}
+    as_planted = batch_costs(probed({}, getitem=bursty, n_slow=30, batch_size=32))
+    assert batch_costs(probed({}, getitem=delayed, n_slow=30, batch_size=32)) == pytest.approx(as_planted)
+
+
 def test_batches_are_even_when_samples_scatter_a_little():
     # Exponentially distributed samples: the longest of a thousand takes some seven times the mean.
     scattered = {"n": 999, "mean_s": 0.001, "p50_s": 0.0009, "p95_s": 0.002, "max_s": 0.004}

@@ -1,4 +1,4 @@
-"""DDP on two ranks: a transformer over texts that are shuffled anew each epoch, its accuracy on held-out ones after each.
+"""DDP on two ranks: a transformer over texts, shuffled anew for each epoch and validated after each.
 ---
 half: score
 own_process: true

@@ -101,10 +101,14 @@ class Samples:
             self.contents.add(batch)
         self.gotten = gotten
 
+    def n_slow(self) -> int:
+        """How many samples were slow."""
+        slow_s = SLOW_RATIO * statistics.median(self.sample_s)
+        return sum(each_s > slow_s for each_s in self.sample_s)
+
     def has_few_slow(self) -> bool:
         """Whether some samples were slow, but too few to tell a habit from chance: then more are looked at."""
-        slow_s = SLOW_RATIO * statistics.median(self.sample_s)
-        return 0 < sum(each_s > slow_s for each_s in self.sample_s) < ENOUGH_SLOW
+        return 0 < self.n_slow() < ENOUGH_SLOW
 
     def slow_again(self, pipeline: Pipeline, limit_s: float) -> float | None:
         """Asks slow samples a second time: what a hypervisor takes from a process no kernel tells.

@@ -198,6 +198,7 @@ class _Stages:
         contents = samples.contents
         self._learn(
             getitem=repeated(samples.sample_s),
+            n_slow=samples.n_slow(),
             getitem_cpu_fraction=min(1.0, samples.cpu_s / samples.wall_s) if samples.wall_s > 0 else None,
             batch_size=samples.batch_size,
             rss_growth_bytes=self._growth(samples),

@@ -20,8 +20,8 @@ MIN_EXCESS = 0.10
 MIN_STEP_SHARE = 0.05
 # A rank that is slow in some steps only must cost this much of the mean step: its usual step does not show it.
 MIN_SHARE_IF_UNUSUAL = 0.20
-# Nor are the cores of one machine alike: what runs beside a rank on the same physical core makes it slower for as long as
-# a short run takes. Ranks with the same work on two virtual cores differed by up to 15 %
+# Nor are the cores of one machine alike: what runs beside a rank on the same physical core makes it slower for as long
+# as a short run takes. Ranks with the same work on two virtual cores differed by up to 15 %
 # (benchmarks/clinic/healthy/two_ranks.py).
 MIN_EXCESS_OF_CORES = 0.25
 # How surely the step becomes shorter by what the rank does beyond the others: part of it may hide behind their waiting

@@ -27,8 +27,8 @@ DOCS = """\
 ## What it measures
 In a profiler window, the time in which collectives ran and no other kernel did, as a share of the time (on a CPU: the
 time in collectives). Where other ranks are known, by their traces or by what they told at an epoch's end, the part in
-which this rank waited for later ranks is left out: that is PD701's. Without their traces the step with least of it counts
-for all: ranks on busy machines take turns in being late, and in that step this one came last.
+which this rank waited for later ranks is left out: that is PD701's. Without their traces the step with least of it
+counts for all: ranks on busy machines take turns in being late, and in that step this one came last.
 
 ## Why it costs
 Gradients are exchanged while backward still computes others: what of it runs after or between the computing makes the

@@ -23,6 +23,7 @@ USUAL_S, SLOW_S = 20e-6, 0.005
 def test_more_samples_are_looked_at_when_only_few_of_them_were_slow(n_slow: int, expected: bool) -> None:
     samples = Samples()
     samples.sample_s = [0.001] * 90 + [0.0051] * n_slow + [0.0049] * 5
+    assert samples.n_slow() == n_slow
     assert samples.has_few_slow() is expected
 
 
