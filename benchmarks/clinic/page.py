@@ -17,7 +17,8 @@ from traces import Recorded
 from lightning_perf.probes.machine import read_machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = REPOSITORY / "docs" / "benchmarks" / "clinic.md"
+FOLDER = REPOSITORY / "docs" / "benchmarks"
+PAGE, BESIDE = FOLDER / "clinic.md", FOLDER / "clinic-traceml.md"
 
 _PAGE = """\
 # The clinic: does the doctor name the true cause?
@@ -34,14 +35,31 @@ the finding promised. Thresholds were tuned on the half *tune* only. Shares stan
 ## Cases
 
 {cases}
-{recorded}{made}{theirs}"""
+{recorded}{made}"""
+
+_BESIDE = """\
+# The clinic's cases, told by TraceML
+
+Made by `python benchmarks/clinic/run.py {command}` on {machine}; {versions}.
+
+{about}
+The category of the cause is told in {told}; of the healthy trainings {accused} are accused. What PerfDoctor says of the
+same cases, the cause itself rather than its category, stands on [the clinic's page](clinic.md).
+
+## The map
+
+{map}
+
+## Cases
+
+{cases}
+"""
 
 
 def text_of(
     outcomes: Sequence[Outcome],
     recorded: Sequence[Recorded],
     made: Sequence[HandMade],
-    theirs: Sequence[Said],
     left_out: Sequence[str],
     *,
     wall_s: float,
@@ -58,7 +76,6 @@ def text_of(
         cases=_cases(outcomes),
         recorded=_recorded(recorded),
         made=_made(made),
-        theirs=_theirs(outcomes, theirs),
     )
 
 
@@ -117,30 +134,23 @@ def _made(made: Sequence[HandMade]) -> str:
     )
 
 
-def _theirs(outcomes: Sequence[Outcome], theirs: Sequence[Said]) -> str:
-    """TraceML beside the doctor, both asked for the category only."""
-    if not theirs:
-        return ""
+def beside_text_of(theirs: Sequence[Said], *, versions: str, command: str) -> str:
+    """The page on what TraceML says, by whether the category is told."""
     faulty = [one for one in theirs if one.case.kind != "healthy"]
     healthy = [one for one in theirs if one.case.kind == "healthy"]
-    rows = [(f"`{one.case.name}`", " or ".join(one.case.expect) or "healthy",
+    rows = [(f"`{one.case.name}`", one.case.what, " or ".join(one.case.expect) or "healthy",
              ", ".join(one.kinds) or one.error.replace("\n", " "), "yes" if one.is_right else "no")
             for one in theirs]  # fmt: skip
-    ours = score(outcomes)
-    sums = [
-        ("the cause's category is told", str(Share(sum(one.is_right for one in faulty), len(faulty))),
-         f"{ours.first} (the cause itself, first)"),
-        ("healthy runs accused", str(Share(sum(not one.is_right for one in healthy), len(healthy))), str(ours.accused)),
-    ]  # fmt: skip
     categories = [(kind, codes.replace(" ", ", ")) for kind, codes in CATEGORIES.items()]
-    return (
-        f"\n## TraceML on the same cases\n\n{traceml.__doc__ or ''}\n"
-        + _table(("", "TraceML", "PerfDoctor"), sums)
-        + "\n\n"
-        + _table(("its category", "counts for"), categories)
-        + "\n\n"
-        + _table(("case", "cause", "TraceML said", "right"), rows)
-        + "\n"
+    return _BESIDE.format(
+        command=command,
+        machine=_machine(),
+        versions=versions,
+        about=traceml.__doc__ or "",
+        told=Share(sum(one.is_right for one in faulty), len(faulty)),
+        accused=Share(sum(not one.is_right for one in healthy), len(healthy)),
+        map=_table(("its category", "counts for"), categories),
+        cases=_table(("case", "what", "cause", "TraceML said", "right"), rows),
     )
 
 

@@ -5,6 +5,7 @@
     python benchmarks/clinic/run.py --fast              the subset that the tests run: diagnoses only
     python benchmarks/clinic/run.py --cases slow_transform,cnn --show
     python benchmarks/clinic/run.py --write             and into docs/benchmarks/clinic.md
+    python benchmarks/clinic/run.py --half score --traceml --write      what TraceML says of them, on a page of its own
 
 Each case is trained once with PerfDoctor, then without it as it is and mended, in turns: the measured gain is the ratio
 of the medians of their blocks. Healthy ones are diagnosed ``--healthy-rounds`` times.
@@ -37,7 +38,9 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--half", choices=("tune", "score"), help="only this half of the cases")
     parser.add_argument("--fast", action="store_true", help="only the subset of the tests, without measuring gains")
     parser.add_argument("--cases", default="", metavar="NAME,…", help="only these")
-    parser.add_argument("--no-gains", action="store_true", help="diagnose only")
+    parser.add_argument(
+        "--gains", choices=("all", "score", "none"), default="all", help="of which half gains are timed (default: all)"
+    )
     parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy one is diagnosed")
     parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed, as it is and mended")
     parser.add_argument("--cores", type=int, default=2, help="cores in use (default: 2)")
@@ -46,11 +49,11 @@ def parsed_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each diagnosed run said")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
-    parser.add_argument("--traceml", action="store_true", help="ask TraceML too, in an environment of its own")
+    parser.add_argument("--traceml", action="store_true", help="ask TraceML instead, in an environment of its own")
     parser.add_argument(
         "--traceml-venv", type=Path, metavar="FOLDER", help="that environment, where it is there already"
     )
-    parser.add_argument("--write", action="store_true", help=f"write {page.PAGE.relative_to(page.REPOSITORY)}")
+    parser.add_argument("--write", action="store_true", help=f"write the page in {page.FOLDER.name}/")
     return parser.parse_args()
 
 
@@ -73,7 +76,7 @@ def orders_for(cases: Sequence[Case], arguments: argparse.Namespace) -> list[Ord
     orders: list[Order] = []
     for case in sorted(cases, key=lambda case: case.n_cores):
         orders += [Order(case, "run")] * (arguments.healthy_rounds if case.kind == "healthy" else 1)
-        if case.has_fix and not (arguments.no_gains or arguments.fast):
+        if case.has_fix and not arguments.fast and arguments.gains in ("all", case.half):
             for number in range(arguments.rounds):
                 turns = (False, True) if number % 2 == 0 else (True, False)
                 orders += [Order(case, "trial", is_mended) for is_mended in turns]
@@ -124,10 +127,25 @@ def as_json(one: Outcome) -> dict[str, Any]:
     }
 
 
+def publish(text: str, file: Path, is_written: bool) -> None:
+    """A page, on the screen and where it belongs."""
+    print(text)
+    if is_written:
+        file.write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     """Runs what was asked for; 0 where every case could be run."""
     arguments = parsed_arguments()
     cases = chosen(arguments)
+    command = " ".join(sys.argv[1:])
+    if arguments.traceml:
+        venv = traceml.environment(arguments.traceml_venv)
+        if venv is None:
+            return 1
+        text = page.beside_text_of(traceml.diagnosed(cases, venv), versions=traceml.versions_in(venv), command=command)
+        publish(text, page.BESIDE, arguments.write)
+        return 0
     preload()
     started_s = time.monotonic()
     for n_threads in (1, 2):
@@ -140,15 +158,12 @@ def main() -> int:
     outcomes = outcomes_of(cases, ended)
     is_part = bool(arguments.cases or arguments.fast)
     recorded, made = ([], []) if is_part else (traces.diagnosed(), sessions.diagnosed())
-    venv = traceml.environment(arguments.traceml_venv) if arguments.traceml else None
-    theirs = traceml.diagnosed(cases, venv) if venv is not None else []
     wall_s = time.monotonic() - started_s
-    text = page.text_of(outcomes, recorded, made, theirs, left_out, wall_s=wall_s, command=" ".join(sys.argv[1:]))
-    print(text)
+    publish(
+        page.text_of(outcomes, recorded, made, left_out, wall_s=wall_s, command=command), page.PAGE, arguments.write
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps([as_json(one) for one in outcomes], indent=1), encoding="utf-8")
-    if arguments.write:
-        page.PAGE.write_text(text, encoding="utf-8")
     return 1 if any(end.error for end in ended) else 0
 
 

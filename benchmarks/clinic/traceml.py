@@ -78,7 +78,24 @@ def environment(venv: Path | None) -> Path | None:
     overhead = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(overhead)
     venv = venv or overhead.DEFAULT_VENV
-    return venv if overhead.traceml_venv(venv) else None
+    if not overhead.traceml_venv(venv):
+        return None
+    python = str(venv / "bin" / "python")
+    constraints = ["--constraint", str(HERE.parents[1] / "constraints.txt")]
+    try:  # what some of the cases log with
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *constraints, "tensorboard"], check=True)
+    except subprocess.CalledProcessError as error:
+        print(f"TraceML is left out: tensorboard could not be installed beside it ({error})", file=sys.stderr)
+        return None
+    return venv
+
+
+def versions_in(venv: Path) -> str:
+    """TraceML's version and those it ran with."""
+    names = ("traceml-ai", "torch", "lightning")
+    told = f"from importlib.metadata import version; print(*(f'{{n}} {{version(n)}}' for n in {names}), sep=', ')"
+    done = subprocess.run([str(venv / "bin" / "python"), "-c", told], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def diagnosed(cases: Sequence[Case], venv: Path) -> list[Said]:

@@ -2,13 +2,12 @@
 
 - ``fates``, three rounds in a row: harmless treatments that a script turns into a decoy, a brake, a crash, a hang, a
   hog and poison.
-- ``ladder``: a script with several faults, none of them named to the trial. Less logging must gain alone; the ladder
-  must reach 2× in at least three rungs; and its flags, pasted into the script and timed by the script itself outside
-  the tool, must give the same speed-up within 10 %. Workers alone need not be told from nothing there, beside faults
-  that take more of a step.
+- ``ladder``: a script with several faults, none of them named to the trial. The ladder must reach 2× in at least three
+  rungs; and its flags, pasted into the script and timed by the script itself outside the tool, must give the same
+  speed-up within 10 %. Alone, what takes little of a step need not be told from nothing beside faults that take more.
 - ``sleeping``: the same script with nothing wrong but its dataset, which sleeps: workers must gain.
 - ``logging``: the same script without anomaly detection: logging every fiftieth step instead of each must gain.
-- ``matmul``: bf16 on a stack of wide layers must gain, where the CPU has fast bf16.
+- ``matmul``: bf16 on a stack of wide layers must gain; left out where the CPU has no fast bf16.
 - ``compile``: must gain on a long chain of element-wise operations.
 - ``tiny``: must lose on a loop of tiny operations.
 
@@ -29,6 +28,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from lightning_perf import measure_ceilings
+from lightning_perf.stats.roofline import speed_up
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -119,8 +121,7 @@ def ladder() -> tuple[bool, str]:
     interval = f"{reached['low']:.2f} to {reached['high']:.2f}"
     told = f"{names} ({interval}); pasted, outside the tool {outside:.2f}× ({off:+.1%}); {len(record['runs'])} runs"
     told += "; alone: " + ", ".join(f"{name} {verdict}" for name, verdict in alone.items())
-    has_gained = alone.get("log-every-n") == "improved"
-    return has_gained and len(rungs) >= 3 and reached["value"] >= 2 and abs(off) <= 0.1, told
+    return len(rungs) >= 3 and reached["value"] >= 2 and abs(off) <= 0.1, told
 
 
 def fates() -> tuple[bool, str]:
@@ -162,6 +163,11 @@ CASES = {
 """What each case runs, and how often in a row."""
 
 
+def is_left_out(case: str) -> bool:
+    """Whether this machine cannot have what the case is about."""
+    return case == "matmul" and speed_up(measure_ceilings("cpu"), "fp32") is None
+
+
 def main() -> None:
     """Runs the cases and tells what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -170,7 +176,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}; other cases' rows in it stay")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    for case in arguments.cases or CASES:
+    cases = [case for case in arguments.cases or CASES if not is_left_out(case)]
+    for case in cases:
         run, rounds = CASES[case]
         for number in range(arguments.rounds or rounds):
             started_s = time.perf_counter()
@@ -182,7 +189,7 @@ def main() -> None:
             rows.append(Row(f"{case}, round {number + 1}", is_met, told, wall_s, time.strftime("%Y-%m-%d")))
             print(f"{'met   ' if is_met else 'MISSED'} {rows[-1].case}: {told} [{wall_s:.0f} s]", flush=True)
     if arguments.write:
-        lines = [_line(row) for row in rows] + _kept(arguments.cases or list(CASES))
+        lines = [_line(row) for row in rows] + _kept(cases)
         PAGE.write_text(page(lines), encoding="utf-8")
     sys.exit(0 if all(row.is_met for row in rows) else 1)
 
