@@ -15,7 +15,7 @@ from lightning_perf import PerfDoctor
 
 
 class Chain(LightningModule):
-    """Twenty elementwise operators between two small layers."""
+    """Thirty elementwise operators between two small layers."""
 
     def __init__(self, is_compiled=False):
         super().__init__()

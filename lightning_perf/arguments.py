@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def checked_path(value: Any) -> Path | None:
         return None
     if not isinstance(value, (str, Path)) or not str(value):
         raise ConfigError(f"out_dir={value!r}: expected a folder's path or None")
-    path = Path(value)
+    path = Path(os.path.expanduser(value))
     if path.exists() and not path.is_dir():
         raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is made where it is missing")
     return path

@@ -6,6 +6,7 @@ reports take part in it: that order is what this file is about, so it is longer 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -48,8 +49,8 @@ _SILENCED = {
 class DoctorHooks:
     """Tells why a training is slow, what to change, and what that gains.
 
-    Add it to any Trainer: ``Trainer(callbacks=[PerfDoctor()])``. It changes neither results nor speed, and takes
-    everything out again that it put in place.
+    Add it to any Trainer: ``Trainer(callbacks=[PerfDoctor()])``. It changes no results, says what it costs, and
+    takes everything out again that it put in place.
 
     Args:
         schedule: When profiler windows open. ``"auto"``: one short window once the steady state is reached, if the run
@@ -89,8 +90,8 @@ class DoctorHooks:
             codecarbon's table (the extra ``carbon``). None to leave it out.
         progress: Whether Lightning's progress bar also shows which part of the last steps waited for data, and the
             latest verdict: worked out at most once a second, when the bar collects its own figures.
-        module_depth: How deep modules are told apart where their times are told: 1 for the top-level ones, 0 to look at
-            no single step more closely at all (modules' times, synchronising lines, loops over tensors).
+        module_depth: How deep modules are told apart where their times are told: 1 for the top-level ones, 0 for none
+            of the looks at single steps that tell modules' times, synchronising lines and loops over tensors.
         apply: Treatments to apply at the start of the epoch after a finding asked for them, e.g.
             ``("loader-workers",)`` or ``("loader-workers=4",)``: those that can be changed between epochs. The session
             says what was applied and when; everything is put back when the run ends.
@@ -637,6 +638,9 @@ class DoctorHooks:
             session = self._diagnose(session)
         if "json" in reports:
             self._guard("json", self._save, session)
+        elif "json" in self.reports and not trainer.fast_dev_run:
+            with contextlib.suppress(Exception):  # told when it failed first; a disk may have room again by now
+                self._save(session)
         if len(self._probes_off) > len(session.probes_off):
             self._diagnose(session)
 

@@ -80,8 +80,8 @@ where there are {MIN_EPOCHS} epochs after the first.
 | neither, and a change of {RULED_OUT:.0%} is ruled out | `no_change` |
 | neither, and it is not | `inconclusive` |
 
-The band of {BAND:.0%} is what a finding must gain at least to be one. `--fail-on-regression PCT` fails only when the
-whole interval of either figure lies beyond PCT.
+The band of {BAND:.0%} is what a finding must gain to be more than `info`. `--fail-on-regression PCT` fails only when
+the whole interval of either figure lies beyond PCT.
 
 ## How often it is right
 

@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default=",".join(CAUSES))
-    parser.add_argument("--time", type=float, default=10.0)
+    parser.add_argument("--time", type=float, default=10.0, help="seconds that a probe without training may take")
     parser.add_argument("--face", choices=(*FACES, "both"), default="both")
     arguments = parser.parse_args()
     missed = 0
@@ -50,8 +50,8 @@ def main() -> None:
     raise SystemExit(missed > 0)
 
 
-def fitted(cause: str, folder: Path, limit_s: float) -> Session:
-    """The session of a real fit."""
+def fitted(cause: str, folder: Path, _: float) -> Session:
+    """The session of a real fit, which sets the probe's limit itself."""
     run([sys.executable, str(SCRIPT), cause, "--doctor", str(folder)], folder)
     return load(folder)
 

@@ -16,7 +16,7 @@ from lightning_perf.reports.wording import fit_encoding, line
 from lightning_perf.rules.engine import check_codes, diagnose_trace
 from lightning_perf.traces import analyze_many
 
-from .output import write_file, write_stdout
+from .output import check_file, write_file, write_stdout
 
 N_UNREADABLE = 2
 
@@ -42,6 +42,7 @@ def analyze(
     if json and markdown:
         raise ConfigError("--json and --markdown are two formats; choose one")
     check_codes(select or None, ignore or None)
+    check_file(out, force)
     records, errors = analyze_many(traces, max_bytes=max_bytes)
     if not records:
         raise TraceError("; ".join(map(str, errors)))

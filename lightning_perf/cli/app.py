@@ -41,6 +41,9 @@ VERBS = {
 }
 
 
+TAKES_A_COMMAND = ("run", "trial", "data")
+
+
 class LazyVerbs(TyperGroup):
     """A group that knows its verbs by name and line, and imports the one that is called."""
 
@@ -85,7 +88,7 @@ def main() -> None:
     """The entry point; exits with 2 and one line on standard error where the input is to blame."""
     try:
         app()
-    except PerfDoctorError as error:
+    except (PerfDoctorError, PermissionError) as error:  # a folder that may not be looked into raises from anywhere
         print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
 
@@ -93,5 +96,7 @@ def main() -> None:
 def _load(name: str) -> Any:
     module, _, function = VERBS[name].home.partition(":")
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    single.command(name)(getattr(importlib.import_module(module), function))
+    # Behind the first word of a command its own options stand, with a -- before it or without.
+    settings = {"allow_interspersed_args": name not in TAKES_A_COMMAND}
+    single.command(name, context_settings=settings)(getattr(importlib.import_module(module), function))
     return typer.main.get_command(single)

@@ -32,6 +32,20 @@ def check_folder(out: Path | None) -> None:
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
 
 
+def check_file(target: Path | None, is_forced: bool) -> None:
+    """Where a verb is to put a file; None for standard output. Asked before what takes long.
+
+    Raises:
+        ConfigError: A folder stands there, or a file and ``is_forced`` is False.
+    """
+    if target is None:
+        return
+    if target.is_dir():
+        raise ConfigError(f"--out {target} is a folder; give the name of a file in it")
+    if target.exists() and not is_forced:
+        raise ConfigError(f"--out {target} exists already; add --force to replace it, or choose another file")
+
+
 def write_file(target: Path, text: str, is_forced: bool) -> None:
     """Writes a file of UTF-8 text; a crash leaves an existing one whole.
 
@@ -43,10 +57,7 @@ def write_file(target: Path, text: str, is_forced: bool) -> None:
     Raises:
         ConfigError: A file stands there and ``is_forced`` is False, or it cannot be written.
     """
-    if target.is_dir():
-        raise ConfigError(f"--out {target} is a folder; give the name of a file in it")
-    if target.exists() and not is_forced:
-        raise ConfigError(f"--out {target} exists already; add --force to replace it, or choose another file")
+    check_file(target, is_forced)
     try:
         whole = text if text.endswith("\n") else text + "\n"
         write_whole(target, whole.encode())

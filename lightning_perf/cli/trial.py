@@ -17,6 +17,8 @@ from .output import check_folder, write_stdout
 
 INTERRUPTED = 130  # as shells have it for Ctrl-C
 TENSORBOARD_FOLDER = "tensorboard"
+LEAST_MEMORY_BYTES = 64 * 2**20
+"""Python with torch takes more than this before it has done anything."""
 _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
 
 
@@ -68,7 +70,6 @@ def trial(
     except KeyboardInterrupt:
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    _write_hparams(folder, outcome.trial)
     if as_json:
         import msgspec
 
@@ -77,25 +78,26 @@ def trial(
         from lightning_perf.reports.console import emit, trial_report
 
         emit(trial_report(outcome.trial))
+    _write_hparams(folder, outcome.trial)
     if outcome.trial.status == "interrupted":
         print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
 
 
 def _write_hparams(folder: Path, trial: Trial) -> None:
-    """The arms as rows of TensorBoard's HPARAMS tab; a folder that cannot be written to costs the tab alone."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    from lightning_perf.reports.tensorboard import write_trial
-
+    """The arms as rows of TensorBoard's HPARAMS tab; a TensorBoard that fails costs the tab alone."""
     target = folder / TENSORBOARD_FOLDER
     shutil.rmtree(target, ignore_errors=True)  # of the same trial before it was interrupted
     if not any(arm.step_s is not None for arm in trial.arms):
         return
     try:
+        from torch.utils.tensorboard import SummaryWriter
+
+        from lightning_perf.reports.tensorboard import write_trial
+
         with SummaryWriter(str(target)) as writer:
             write_trial(writer, trial)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - told; the ladder was printed and stands in the folder
         print(f"lightning-perf: nothing was written for TensorBoard: {error}", file=sys.stderr)
 
 
@@ -104,6 +106,6 @@ def _checked_bytes(text: str) -> int:
     if match is None:
         raise ConfigError(f"--memory-limit {text!r}: expected a size such as 8G or 512M")
     size = float(match["n"]) * 1024 ** "_KMGT".index(match["unit"].upper() or "_")
-    if size < 1:
-        raise ConfigError(f"--memory-limit {text!r}: expected a size above 0, such as 8G")
+    if size < LEAST_MEMORY_BYTES:
+        raise ConfigError(f"--memory-limit {text!r}: expected 64M at least, such as 8G; a number alone counts bytes")
     return int(size)

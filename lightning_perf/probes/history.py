@@ -16,8 +16,6 @@ from .code_lines import USER, owner_of
 MAX_ENTRIES = 100_000
 """Events kept in a ring: about 100 MB of host memory with Python stacks; the last seconds of a training."""
 
-SNAPSHOT_FILE = "memory_snapshot.pickle"
-
 _MAX_POINTS = 120
 _MAX_SITES = 10
 
@@ -38,17 +36,13 @@ class AllocationHistory:
         self._snapshot = snapshot
         start(MAX_ENTRIES)
 
-    def dump(self, folder: Path) -> tuple[str, dict[str, Any]]:
-        """Writes the snapshot for torch's own viewer.
-
-        Returns:
-            The file's name in the folder, and the snapshot.
-        """
+    def dump(self, file: Path) -> dict[str, Any]:
+        """Writes the snapshot for torch's own viewer, and returns it."""
         snapshot = self._snapshot()
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / SNAPSHOT_FILE).open("wb") as file:
-            pickle.dump(snapshot, file)
-        return SNAPSHOT_FILE, snapshot
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as opened:
+            pickle.dump(snapshot, opened)
+        return snapshot
 
     def close(self) -> None:
         """Stops recording."""

@@ -276,7 +276,8 @@ class MemoryProbe:
         )
         self._oom = record
         if self._history is not None and folder is not None:
-            name, snapshot = self._history.dump(folder)
+            name = _snapshot_name(self._trainer)
+            snapshot = self._history.dump(folder / name)
             history, sites = read_history(snapshot)
             self._oom = msgspec.structs.replace(record, history=history, history_sites=sites, snapshot_file=name)
         return self._oom
@@ -295,7 +296,7 @@ class MemoryProbe:
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and folder is not None:
-            self._history.dump(folder)
+            self._history.dump(folder / _snapshot_name(self._trainer))
 
     def close(self) -> None:
         """Puts everything back; calling it twice does no harm."""
@@ -463,8 +464,16 @@ _WORKERS_CENSUS = "containers of the dataset, as this process sees them: workers
 
 
 def _post_mortem_name(trainer: Any) -> str:
-    rank = f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-    return f"out_of_memory{rank}.txt"
+    return f"out_of_memory{_rank_of(trainer)}.txt"
+
+
+def _snapshot_name(trainer: Any) -> str:
+    return f"memory_snapshot{_rank_of(trainer)}.pickle"
+
+
+def _rank_of(trainer: Any) -> str:
+    """Which of several ranks a file is of: all write into one folder."""
+    return f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
 
 
 def _highest(one: int | None, other: int | None) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from lightning_perf.errors import SessionError
 
 from .ranks import MAX_FOUND, RANKS_FOLDER, MissingRank, RankSummary, together
 from .session import SESSION_FILE, Session, load
+
+MAX_RANKS = 100_000
+"""A file may say any number: beyond this, ranks that left nothing are not listed one by one."""
 
 _CLOCKS_DIFFER_S = 300.0
 """How far apart the clocks of machines, and the starts of their processes, may lie for sessions to be of one run."""
@@ -32,15 +37,16 @@ def load_run(path: str | os.PathLike[str]) -> Session:
     """
     source = Path(path)
     file = source / SESSION_FILE if source.is_dir() else source
-    others = sorted((file.parent / RANKS_FOLDER).glob(f"{file.stem}.rank*.json"))
+    # Those of an earlier run that was set aside have that run's name behind the rank.
+    folder, is_ranks = file.parent / RANKS_FOLDER, re.compile(re.escape(file.stem) + r"\.rank[0-9]+\.json")
+    others = sorted(one for one in folder.glob(f"{glob.escape(file.stem)}.rank*.json") if is_ranks.fullmatch(one.name))
     readable: list[Session] = []
     problems: list[MissingRank] = []
     for other in others:
         try:
             readable.append(load(other))
         except SessionError as error:
-            rank = other.stem.rpartition("rank")[2]
-            problems.append(MissingRank(rank=int(rank) if rank.isdigit() else -1, reason=str(error)))
+            problems.append(MissingRank(rank=int(other.stem.rpartition("rank")[2]), reason=str(error)))
     has_stand_in = not file.exists() and readable
     session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(file)
     if not others or session.run.world_size < 2:
@@ -59,7 +65,7 @@ def _is_same_run(one: Session, other: Session) -> bool:
         return False
     try:
         apart = datetime.fromisoformat(one.run.started_at) - datetime.fromisoformat(other.run.started_at)
-    except ValueError:
+    except (ValueError, TypeError):  # no times, or one with a time zone and one without
         return True
     return abs(apart.total_seconds()) <= _CLOCKS_DIFFER_S
 
@@ -69,7 +75,7 @@ def _with(session: Session, known: list[RankSummary], problems: list[MissingRank
     unread = {problem.rank for problem in problems}
     earlier = session.ranks.missing if session.ranks is not None else ()
     missing = [one for one in earlier if one.rank not in told | unread] + [p for p in problems if p.rank not in told]
-    silent = set(range(session.run.world_size)) - told - {one.rank for one in missing}
+    silent = set(range(min(session.run.world_size, MAX_RANKS))) - told - {one.rank for one in missing}
     missing += [MissingRank(rank=rank, reason="it left no session") for rank in sorted(silent)]
     collected_s = session.ranks.collected_s if session.ranks is not None else None
     ranks = together(tuple(known), session.run.world_size, tuple(missing), collected_s)

@@ -38,7 +38,7 @@ class Run(Record, frozen=True, kw_only=True):
 
     Attributes:
         id: Unique; also tells two runs in one folder apart.
-        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``; ``"data"`` of ``lightning-perf data``.
         status: ``running`` until the end; ``interrupted`` by Ctrl-C; ``failed`` by an exception.
         started_at: ISO 8601, UTC.
         wall_s: From ``setup`` to the end.

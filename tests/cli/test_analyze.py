@@ -124,7 +124,8 @@ def test_out_writes_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     out = tmp_path / "trace.md"
     assert call(monkeypatch, "analyze", ITEM_LOOP, "--markdown", "--out", out) == 0
     assert out.read_text(encoding="utf-8").startswith("## cpu-item-loop.json.gz")
-    assert call(monkeypatch, "analyze", ITEM_LOOP, "--out", out) == 2
+    monkeypatch.setattr("lightning_perf.cli.analyze.analyze_many", None)
+    assert call(monkeypatch, "analyze", ITEM_LOOP, "--out", out) == 2, "refused before anything is read"
 
 
 def test_neither_torch_nor_lightning_is_imported() -> None:

@@ -75,6 +75,19 @@ def test_error_is_one_line_and_exit_code_two_when_a_verb_raises_one_of_ours(
     assert captured.out == ""
 
 
+def test_error_is_one_line_when_a_folder_may_not_be_looked_into(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/other/user")
+
+    monkeypatch.setattr("lightning_perf.cli.app.app", failing)
+    assert call(monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert "Permission denied: '/other/user'" in error
+    assert error.count("\n") == 1
+
+
 def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise ZeroDivisionError

@@ -69,6 +69,13 @@ def test_exit_code_is_the_commands_and_a_missing_trainer_is_told(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("before", [[], ["--"]])
+def test_options_behind_the_command_are_the_commands_own(tmp_path: Path, before: list[str]) -> None:
+    done = run(tmp_path, *before, sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "--out", "x", "--doctor")
+    assert done.returncode == 4
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -77,12 +77,12 @@ def test_too_short_a_training_is_one_clear_error(tmp_path: Path) -> None:
     assert "after 12 optimizer steps" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("text", "size"), [("8G", 8 * 2**30), ("512m", 2**29), ("1.5 GiB", 3 * 2**29), ("7", 7)])
+@pytest.mark.parametrize(("text", "size"), [("8G", 8 * 2**30), ("512m", 2**29), ("1.5 GiB", 3 * 2**29), ("64M", 2**26)])
 def test_size_is_read(text: str, size: int) -> None:
     assert _checked_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1G", "8 gigs"])
+@pytest.mark.parametrize("text", ["", "0", "8", "63M", "-1G", "8 gigs"])
 def test_size_is_refused_when_it_is_none(text: str) -> None:
     with pytest.raises(ConfigError, match="8G"):
         _checked_bytes(text)

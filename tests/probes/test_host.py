@@ -66,9 +66,9 @@ def test_child_of_a_limited_group_is_told_with_its_limits_when_it_was_stopped(tm
 _SPIN = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
-open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 from lightning_perf.probes.host import HostReader
 from lightning_perf.probes.machine import read_machine
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
 reader = HostReader()
 until = time.monotonic() + 1
 while time.monotonic() < until:

@@ -14,7 +14,7 @@ from lightning_perf.cgroups import read_memory_within_limit
 from lightning_perf.probes.allocator import FakeAllocator, TorchAllocator, allocator_of
 from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.edges import EdgeReadings
-from lightning_perf.probes.history import read_history
+from lightning_perf.probes.history import AllocationHistory, read_history
 from lightning_perf.probes.host_memory import read_host_memory
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.records import Machine, Run, Session
@@ -43,7 +43,7 @@ class Loop:
 class Training:
     """A training on a made-up device: each step's tensors are told to its allocator."""
 
-    def __init__(self, total_bytes: int = 16 * GIB) -> None:
+    def __init__(self, total_bytes: int = 16 * GIB, world_size: int = 1, wants_history: bool = False) -> None:
         self.module = nn.Linear(8, 8)
         self.device = FakeAllocator(total_bytes=total_bytes)
         self.loop = Loop()
@@ -51,7 +51,8 @@ class Training:
         trainer = SimpleNamespace(
             strategy=SimpleNamespace(root_device=torch.device("cpu")),
             optimizers=[torch.optim.Adam(self.module.parameters())],
-            callbacks=[], loggers=[], datamodule=None, train_dataloader=None, world_size=1, global_rank=0,
+            callbacks=[], loggers=[], datamodule=None, train_dataloader=None,
+            world_size=world_size, global_rank=world_size - 1,
         )  # fmt: skip
         self.probe = MemoryProbe(
             trainer,
@@ -60,6 +61,7 @@ class Training:
             FakeClock(),
             self.errors.append,
             self.device,  # type: ignore[arg-type]
+            wants_history=wants_history,
         )
 
     def step(self, samples: int, activations: int, fixed: int = 0, fragmented: int = 0, kept: int = 0) -> None:
@@ -292,3 +294,14 @@ def test_history_gives_curve_and_sites_when_a_snapshot_is_read() -> None:
     curve, sites = read_history(snapshot)
     assert curve == ((0, 600), (2, 100), (3, 800))  # 100 were there before the history began
     assert [(s.where, s.n_bytes, s.n) for s in sites] == [("model.py:31 in encode", 800, 2)]
+
+
+@pytest.mark.parametrize(("world_size", "name"), [(1, "memory_snapshot.pickle"), (4, "memory_snapshot_rank3.pickle")])
+def test_each_rank_writes_a_history_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world_size: int, name: str
+) -> None:
+    history = AllocationHistory(lambda _: None, lambda: None, lambda: {"segments": [], "device_traces": []})
+    monkeypatch.setattr("lightning_perf.probes.memory.history_of", lambda _: (history, ""))
+    probe = Training(world_size=world_size, wants_history=True).probe
+    probe.run_ends(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]

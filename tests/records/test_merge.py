@@ -19,6 +19,7 @@ from lightning_perf.records import (
     load_run,
     together,
 )
+from lightning_perf.records.merge import MAX_RANKS
 
 WORLD = 3
 
@@ -79,6 +80,26 @@ def test_session_of_another_run_is_left_out(tmp_path: Path, foreign: Session) ->
     save(tmp_path, session(2))
     save(tmp_path, foreign)
     assert [one.rank for one in load_run(tmp_path).ranks.summaries] == [0, 2]
+
+
+def test_earlier_run_that_was_set_aside_does_not_stand_in(tmp_path: Path) -> None:
+    save(tmp_path, session(1))
+    aside = tmp_path / RANKS_FOLDER / "perf_session.rank0.r0.json"
+    session(0, "2026-11-20T10:00:00Z").save(aside)
+    (tmp_path / RANKS_FOLDER / "perf_session.rank².json").write_text("{")
+    assert load_run(tmp_path).run.rank == 1
+
+
+def test_ranks_are_of_one_run_when_only_one_of_them_told_its_time_zone(tmp_path: Path) -> None:
+    save(tmp_path, session(0))
+    save(tmp_path, session(1, "2026-11-21T10:00:00"))
+    assert [one.rank for one in load_run(tmp_path).ranks.summaries] == [0, 1]
+
+
+def test_number_of_ranks_is_not_trusted(tmp_path: Path) -> None:
+    save(tmp_path, session(0, world_size=10**12))
+    save(tmp_path, session(1, world_size=10**12))
+    assert len(load_run(tmp_path).ranks.missing) == MAX_RANKS - 2
 
 
 def test_file_that_cannot_be_read_is_told_and_the_others_stand(tmp_path: Path) -> None:

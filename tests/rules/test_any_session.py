@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_perf.records import PHASES, SEVERITIES, Finding
 from lightning_perf.rules.engine import diagnose, preflight
 from lightning_perf.rules.gain import COLD_PART, COLD_S, COLD_SHARE, MAX_RECOVERABLE_SHARE
+from tests.fuzzing import FUZZ
 
 from .session_builder import build_session
 
@@ -106,7 +107,7 @@ REACHING = {
 """Rules whose gain reaches beyond what they claim, and the phases whose time it may take away at most."""
 
 
-@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100 * FUZZ, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(SESSION)
 def test_rules_answer_within_bounds_when_a_session_holds_anything(description):
     validation = description.pop("validation")

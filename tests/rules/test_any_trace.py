@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lightning_perf.records import Session
 from lightning_perf.rules.engine import diagnose, diagnose_trace
 from lightning_perf.rules.gain import MAX_RECOVERABLE_SHARE
+from tests.fuzzing import FUZZ
 
 from .session_builder import build_session, build_trace
 
@@ -88,7 +89,7 @@ TRACE = _some(
         {"cause": st.sampled_from(CAUSES), "step_s": SECONDS, "low_s": SECONDS, "high_s": SECONDS, "claim_s": SECONDS,
          "basis": st.just("")}), max_size=8),
 )  # fmt: skip
-PROFILED = settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+PROFILED = settings(max_examples=150 * FUZZ, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def _of(description: dict[str, Any], is_cpu: bool) -> dict[str, Any]:

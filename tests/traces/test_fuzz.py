@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,12 @@ from hypothesis import strategies as st
 from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord
 from lightning_perf.traces import analyze, json_stream
+from tests.fuzzing import FUZZ
 
 from .events import SMALL, document, event
 
 FIXTURE = gzip.decompress((Path(__file__).parent / "fixtures" / "cpu-plain.json.gz").read_bytes())
-N_EXAMPLES = 120 * int(os.environ.get("FUZZ", "1"))
+N_EXAMPLES = 120 * FUZZ
 fuzzed = settings(
     max_examples=N_EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

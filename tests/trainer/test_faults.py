@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_perf import PerfDoctor, hooks
 from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, spans, steps
 from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, FakeEvent
-from lightning_perf.records import Session
+from lightning_perf.records import Session, load
 from lightning_perf.reports import console, tensorboard
 from lightning_perf.rules import engine
 from lightning_perf.seams import timed
@@ -202,6 +202,24 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "write_text": ("tensorboard", at(tensorboard, "write_text")),
     "save": ("json", at(Session, "save")),
 }
+
+
+def test_session_is_saved_in_the_end_when_saving_failed_before(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save, attempts = Session.save, []
+
+    def full_at_first(session: Session, path: Path) -> None:
+        attempts.append(path)
+        if len(attempts) == 1:
+            raise OSError(28, "No space left on device")
+        save(session, path)
+
+    monkeypatch.setattr(Session, "save", full_at_first)
+    outcome(make_trainer, PerfDoctor(schedule=None, out_dir=tmp_path / "out"))
+    session = load(tmp_path / "out")
+    assert session.run.status == "finished"
+    assert [failure.probe for failure in session.probes_off] == ["json"]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -222,6 +222,11 @@ def test_session_goes_to_perf_logs_when_there_is_no_logger(make_trainer: Make, t
     assert len(written) == 1
 
 
+def test_home_is_meant_when_out_dir_begins_with_its_sign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert PerfDoctor(out_dir="~/runs").out_dir == tmp_path / "runs"
+
+
 def test_session_goes_to_out_dir_when_it_is_given(make_trainer: Make, tmp_path: Path) -> None:
     doctor = PerfDoctor(out_dir=tmp_path / "deep" / "there")
     make_trainer(doctor).fit(Tiny(), loader())
