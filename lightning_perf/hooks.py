@@ -602,7 +602,8 @@ class DoctorHooks:
         if session is None or session.memory.oom is None:
             return
         report = post_mortem.post_mortem(session)
-        self._print(trainer, lambda: report)
+        if "console" in self.reports:
+            self._print(trainer, lambda: report)
         name = session.memory.oom.post_mortem_file
         if name is not None and self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,8 @@ from lightning_perf.reports.wording import fit_encoding, line
 from lightning_perf.rules.engine import check_codes, diagnose_trace
 from lightning_perf.traces import analyze_many
 
+from .codes import BAD_INPUT
 from .output import check_file, write_file, write_stdout
-
-N_UNREADABLE = 2
 
 
 def analyze(
@@ -55,7 +54,7 @@ def analyze(
     for error in errors:
         print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
     if errors:
-        raise typer.Exit(N_UNREADABLE)
+        raise typer.Exit(BAD_INPUT)
 
 
 def _drawn(records: list[TraceRecord], form: str) -> str:

@@ -1,7 +1,7 @@
 """The command line: which verbs there are, and how errors leave it.
 
 A verb's module is imported when the verb is called: ``lightning-perf --help`` is quick and needs no torch.
-Exit codes: 0 fine, 1 found what it was asked to fail on, 2 bad input.
+Exit codes stand in ``codes``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lightning_perf import __version__
 from lightning_perf.errors import PerfDoctorError
 from lightning_perf.reports.wording import fit_encoding, line
 
-BAD_INPUT = 2
+from .codes import BAD_INPUT
 
 
 class Verb(NamedTuple):

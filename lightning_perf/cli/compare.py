@@ -15,10 +15,10 @@ from lightning_perf.records import SESSION_FILE, Comparison, load_run
 from lightning_perf.reports.wording import fit_encoding
 from lightning_perf.stats.comparison import Source, compare_sessions
 
+from .codes import FOUND
 from .output import write_file, write_stdout
 
 FORMATS = ("console", "markdown", "json")
-FOUND = 1
 MAX_RUNS = 64
 
 

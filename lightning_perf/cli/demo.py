@@ -11,6 +11,7 @@ import typer
 
 from lightning_perf.errors import ConfigError
 
+from .codes import FOUND
 from .output import check_folder
 
 FAULT_NAMES = (
@@ -50,4 +51,4 @@ def demo(
     print(f"\nPlanted {fault} ({expected}); the diagnosis says {named or session.verdict.category} first.")
     print(f"The session is in {out_dir}: lightning-perf report {out_dir}")
     if named != planted.code or (planted.code is None and session.verdict.category != "healthy"):
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND)

@@ -13,9 +13,9 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 
+from .codes import INTERRUPTED
 from .output import check_folder, write_stdout
 
-INTERRUPTED = 130  # as shells have it for Ctrl-C
 TENSORBOARD_FOLDER = "tensorboard"
 LEAST_MEMORY_BYTES = 64 * 2**20
 """Python with torch takes more than this before it has done anything."""

@@ -15,6 +15,8 @@ import typer
 from lightning_perf.errors import ConfigError, TraceError
 from lightning_perf.traces.json_stream import text_chunks
 
+from .codes import BAD_INPUT
+
 INSTALL = 'pip install "lightning-perf[trace]"'
 
 
@@ -41,7 +43,7 @@ def view(
             return
     if code:
         print(f"lightning-perf: the viewer ended with code {code}; is port {port} in use?", file=sys.stderr)
-        raise typer.Exit(2)
+        raise typer.Exit(BAD_INPUT)
 
 
 def _viewer() -> list[str]:

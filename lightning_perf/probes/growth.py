@@ -55,7 +55,7 @@ class Readings:
         self.values: list[int] = []
 
     def add(self, step: int, value: int) -> bool:
-        """Keeps a reading; whether the readings was thinned out for it."""
+        """Keeps a reading; whether the readings were thinned out for it."""
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) < MAX_READINGS:

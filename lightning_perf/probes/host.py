@@ -92,9 +92,10 @@ class HostReader:
         for name in ("process_cpu_s", "involuntary", "voluntary", "read_bytes", "write_bytes"):
             if name in sample:
                 sample[_RATES[name]] = sample.pop(name) / passed_s
-        for name in ("read_bytes_per_s", "write_bytes_per_s"):
-            if name in sample:
-                sample[name] += workers.pop(name, 0.0) / passed_s
+        for name in ("read_bytes", "write_bytes"):
+            of_workers = workers.pop(name, 0.0)
+            if _RATES[name] in sample:  # else this process's own are not known, and theirs alone say nothing
+                sample[_RATES[name]] += of_workers / passed_s
         self._share_core_time(sample)
         busy_s = [at_end_s - disks_before_s[name] for name, at_end_s in self._disks_s.items() if name in disks_before_s]
         if busy_s:
@@ -297,8 +298,8 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, set[int]]:
 def _used_between(before: _WorkerStand, now: _WorkerStand) -> dict[str, float]:
     passed_s = now.at_s - before.at_s
     used = {
-        "read_bytes_per_s": float(now.bytes[0] - before.bytes[0]),
-        "write_bytes_per_s": float(now.bytes[1] - before.bytes[1]),
+        "read_bytes": float(now.bytes[0] - before.bytes[0]),
+        "write_bytes": float(now.bytes[1] - before.bytes[1]),
     }
     if passed_s > 0:
         used["workers_cpu_cores"] = (now.cpu_s - before.cpu_s) / passed_s

@@ -344,6 +344,7 @@ class Recorder:
     def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """What is known now."""
         loop = self.loop
+        settings = self._settings()  # it takes back reasons why something was missing
         missing = {**self.missing, **loop.missing}
         steady = self._completed(loop.main.stage_times(), missing)
         if steady is None:
@@ -356,7 +357,7 @@ class Recorder:
         return Session(
             run=self._run(status, error, wall_s, steady),
             machine=self.machine,
-            settings=self._settings(),
+            settings=settings,
             epochs=epochs,
             steady=steady,
             validation=validation,

@@ -26,9 +26,9 @@ from .tally import (
     EPOCH,
     FIRST_STEP,
     KIND,
+    LEFT_OUT_STEP,
+    LEFT_OUT_TIME,
     NOT_A_STEP,
-    PROFILED_STEP,
-    PROFILED_TIME,
     ROW_WIDTH,
     SAMPLES,
     USUAL_STEP,
@@ -88,8 +88,8 @@ class StageProbe:
         self.is_fetched_within = False
         """Whether steps fetch their batches themselves."""
         self._is_first_of_epoch = True
-        self._is_profiled = self._is_row_profiled = self._was_profiled = False
-        self._was_row_profiled = False  # the row before the one under way
+        self._is_profiled = self._is_row_left_out = self._was_profiled = False
+        self._was_row_left_out = False  # the row before the one under way
         self._has_begun_first_step = False
         self._samples = -1
         self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
@@ -126,7 +126,7 @@ class StageProbe:
         """The batch has come, or the loader is exhausted."""
         if self.device_clock is not None:
             # The device's step reaches from the last fetch to this one: work of the last row, waiting of this one.
-            is_left_out = self._is_row_profiled or self._was_row_profiled
+            is_left_out = self._is_row_left_out or self._was_row_left_out
             self.device_clock.after_fetch(not (self._is_first_of_epoch or is_left_out))
 
     def batch_begins(self, batch: Any) -> None:
@@ -179,22 +179,22 @@ class StageProbe:
     def profiling(self, is_on: bool) -> None:
         """A profiler window opens or closes: its rows, the one under way included, count in no statistic."""
         self._is_profiled = is_on
-        self._is_row_profiled = True
+        self._is_row_left_out = True
         self.pause()
 
     def leave_out(self) -> None:
         """The row under way counts in no statistic: something of ours makes it longer than a step is."""
-        self._is_row_profiled = True
+        self._is_row_left_out = True
 
     def reporting(self, is_on: bool) -> None:
         """The doctor begins or ends its own reporting between epochs, which is no part of the training's time."""
         if is_on:
             self._take_row()  # what other callbacks did before is the training's
             self._was_profiled = self._is_profiled
-            self._is_profiled = self._is_row_profiled = True
+            self._is_profiled = self._is_row_left_out = True
         else:
             self._take_row()
-            self._is_profiled = self._is_row_profiled = self._was_profiled
+            self._is_profiled = self._is_row_left_out = self._was_profiled
 
     def pause(self) -> None:
         """Another stage runs inside this one: what the device does meanwhile is not this stage's step."""
@@ -293,20 +293,20 @@ class StageProbe:
         timeline.last_ns = now
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
-        has_step, is_profiled, samples = self._row_has_step, self._is_row_profiled, self._samples
-        self._was_row_profiled = is_profiled
+        has_step, is_left_out, samples = self._row_has_step, self._is_row_left_out, self._samples
+        self._was_row_left_out = is_left_out
         if has_step:
-            kind = PROFILED_STEP if is_profiled else FIRST_STEP if self._is_first_of_epoch else USUAL_STEP
+            kind = LEFT_OUT_STEP if is_left_out else FIRST_STEP if self._is_first_of_epoch else USUAL_STEP
             self._row_has_step = self._is_first_of_epoch = False
             if not self._has_begun_first_step:
                 self._has_begun_first_step = True
-                self.first_step_ns = None if is_profiled else tuple(phase_ns[:N_PHASES])
-        elif is_profiled:
-            kind = PROFILED_TIME
+                self.first_step_ns = None if self._is_profiled else tuple(phase_ns[:N_PHASES])
+        elif is_left_out:
+            kind = LEFT_OUT_TIME
         else:
             kind, samples = NOT_A_STEP, 0
-        if is_profiled:
-            self._is_row_profiled = self._is_profiled
+        if is_left_out:
+            self._is_row_left_out = self._is_profiled
         self._rows.frombytes(_pack_row(*phase_ns, kind, samples, self.epoch))
         phase_ns[:] = _ZEROS
 

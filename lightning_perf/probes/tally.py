@@ -28,9 +28,9 @@ from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
 KIND, SAMPLES, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2
 ROW_WIDTH = N_COLUMNS + 3
 
-NOT_A_STEP, USUAL_STEP, FIRST_STEP, PROFILED_STEP, PROFILED_TIME = 0, 1, 2, 3, 4
+NOT_A_STEP, USUAL_STEP, FIRST_STEP, LEFT_OUT_STEP, LEFT_OUT_TIME = 0, 1, 2, 3, 4
 """Kinds of rows: time between steps; a step; the first step of an epoch, which the medians leave out; a step and time
-between steps inside a profiler window, which all statistics leave out."""
+between steps that all statistics leave out: inside a profiler window, or made longer by a look of ours."""
 
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _WAIT = PHASE_INDEX["data_wait"]
@@ -49,7 +49,7 @@ _RECENT_FETCHES = 2048
 
 def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which rows hold a step, whatever its kind."""
-    return np.asarray((kinds != NOT_A_STEP) & (kinds != PROFILED_TIME))
+    return np.asarray((kinds != NOT_A_STEP) & (kinds != LEFT_OUT_TIME))
 
 
 class Tally:
@@ -92,7 +92,7 @@ class Tally:
             return
         kinds = rows[:, KIND]
         usual = kinds == USUAL_STEP
-        counted = kinds < PROFILED_STEP
+        counted = kinds < LEFT_OUT_STEP
         phases = self._with_first_fetches_moved(rows[:, :N_PHASES].copy(), kinds, usual)
         row_ns = phases.sum(axis=1)
         step_ns = phases[:, _STEP_COLUMNS].sum(axis=1)

@@ -164,7 +164,8 @@ class WindowProbe:
         self._recording = None
         recording.abandon()
         reason = f"{recording.reason}; {cause}"
-        self.windows.append(_window(recording.first_step, recording.n_done, status, reason, recording.cost_s))
+        n_active = max(0, recording.n_done - self.options.warmup)
+        self.windows.append(_window(recording.first_step, n_active, status, reason, recording.cost_s))
         self._leave()
 
     def _look(self) -> None:

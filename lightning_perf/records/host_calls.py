@@ -82,7 +82,8 @@ class AttentionCall(Record, frozen=True, kw_only=True):
         function: The function that it stands in.
         per_step: How often a step.
         rows, columns: Of one score matrix.
-        cost_s: Host seconds a step in the three, forward only; None on a device, whose work the host does not wait for.
+        cost_s: Host seconds a step in the three, forward and backward; None on a device, whose work the host does not
+            wait for.
         share: ``cost_s`` ÷ the duration of the step looked at; None likewise.
         via: The function of torch that wrote it out for the user, e.g. ``"multi_head_attention_forward"``; empty where
             the user's own line did.

@@ -8,9 +8,9 @@ from lightning_perf.records import Distribution, LoaderProbe, LoaderSettings, Ph
 
 from .loader_model import DEFAULT_PREFETCH, Demand, fit_delivery, forecast
 from .loader_plan import WorkerPlan, delivery_of, demand_of, plan_workers
-from .machine_signals import COMPUTE_PHASES
+from .machine_signals import COMPUTE_PHASES, wait_share
 from .rule import Skip
-from .signals import cores_per_rank, is_cpu_run, loaders_of, phase_s, steady_of
+from .signals import cores_per_rank, is_cpu_run, loaders_of, steady_of
 
 
 class Feeding(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +127,7 @@ def feeding_of(session: Session) -> Feeding:
     loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
     if loader is None:
         raise Skip("the settings of the probed loader are not known")
-    device = stage.device
-    share = device.starved_share if device is not None else phase_s(stage, "data_wait") / stage.span_s
+    share = wait_share(stage)
     wait_s = share * stage.span_s / max(1, stage.n_steps)
     plan = plan_workers(session, loader, stage, wait_s)
     return Feeding(

@@ -9,7 +9,7 @@ import msgspec
 from lightning_perf.records import Confidence, Evidence, Finding, Gain, Prescription, Session, StageTimes
 
 from .severity import severity_of
-from .signals import is_cpu_run
+from .signals import is_cpu_run, phase_s
 
 # No fix takes away a whole training; a claim on more than this of the span is cut to it (a gain of 50x).
 MAX_RECOVERABLE_SHARE = 0.98
@@ -79,7 +79,7 @@ def timed_finding(
         basis: What both rest on.
         confidence: Of the diagnosis itself.
     """
-    bounded = {phase: min(seconds, _total_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
+    bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
     return Finding(
         code=code,
@@ -130,12 +130,8 @@ def reaching(finding: Finding, steady: StageTimes, seconds: Mapping[str, float],
     """
     gain = finding.gain
     assert gain is not None
-    high_s = sum(min(most_s, _total_s(steady, phase)) for phase, most_s in seconds.items())
+    high_s = sum(min(most_s, phase_s(steady, phase)) for phase, most_s in seconds.items())
     further = gain_from(steady, 0.0, high_s, basis)
     return msgspec.structs.replace(
         finding, gain=msgspec.structs.replace(further, low=gain.low, high=max(gain.high, further.high))
     )
-
-
-def _total_s(steady: StageTimes, phase: str) -> float:
-    return steady.phases[phase].total_s if phase in steady.phases else 0.0

@@ -162,7 +162,7 @@ def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -
 
 
 def where(file: str, line: int, function: str) -> str:
-    """A line as a sentence names it: ``"train.py:25 in training_step"``; ``"no line of yours"`` where there is none."""
+    """A line as a sentence names it: ``"train.py:25 in training_step"``, ``"no line that is known"``."""
     if not file:
         return "no line that is known"
     return place(f"{file.replace(chr(92), '/').rsplit('/', 1)[-1]}:{line}", function)

@@ -237,7 +237,7 @@ def fit_delivery(probe: LoaderProbe) -> Delivery | None:
     return Delivery(
         batch_s=batch_s,
         worker_batch_s=worker_batch_s,
-        take_s=min(take_s, batch_s + TRANSPORT_HIGH_S) if not takes else take_s,
+        take_s=take_s,
         cpu_fraction=cpu_fraction,
         others=others,
         error=min(error, 0.5),

@@ -58,15 +58,22 @@ def _sides(session: Session, at_s: float) -> Iterator[tuple[str, float, float, i
             yield metric, statistics.median(sides[0]), statistics.median(sides[1]), len(sides[1])
 
 
+_UNITS = {
+    "_fraction": "fraction",
+    "_bytes_per_s": "bytes/s",
+    "_bytes": "bytes",
+    "_mhz": "MHz",
+    "_cores": "cores",
+    "_c": "degrees Celsius",
+    "_w": "W",
+}
+"""How a figure's name ends → its unit."""
+
+
 def _words(metric: str) -> str:
-    for suffix in ("_fraction", "_bytes_per_s", "_bytes", "_mhz", "_cores", "_c", "_w"):
-        if metric.endswith(suffix):
-            return metric.removesuffix(suffix).replace("_", " ")
-    return metric.replace("_", " ")
+    suffix = next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
+    return metric.removesuffix(suffix).replace("_", " ")
 
 
 def _unit(metric: str) -> str:
-    for suffix, unit in (("_mhz", "MHz"), ("_cores", "cores"), ("_c", "degrees Celsius"), ("_w", "W")):
-        if metric.endswith(suffix):
-            return unit
-    return "" if not metric.endswith("_bytes_per_s") else "bytes/s"
+    return next((unit for suffix, unit in _UNITS.items() if metric.endswith(suffix)), "")

@@ -27,7 +27,7 @@ from lightning_perf.records import (
 from .gain import timed_finding
 from .rule import Skip
 from .severity import LOW_SHARE
-from .signals import MIN_SPAN_S, MIN_STEPS
+from .signals import MIN_SPAN_S, MIN_STEPS, phase_s
 from .wording import duration
 
 # Late launches for this much of the time: the host decides how long a step takes. NVIDIA's and the lectures' examples
@@ -181,11 +181,11 @@ def trace_finding(
     """
     span = reading.span
     wanted = tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
-    steps_s = _total_s(span, STEP_PHASES)
+    steps_s = phase_s(span, *STEP_PHASES)
     scale = steps_s / reading.trace.span_s
-    if not tuple(phases) and high_s * scale > _total_s(span, wanted):
+    if not tuple(phases) and high_s * scale > phase_s(span, *wanted):
         wanted = STEP_PHASES
-    within_s = _total_s(span, wanted)
+    within_s = phase_s(span, *wanted)
     part = min(1.0, high_s * scale / within_s) if within_s > 0 else 0.0
     if confidence == "high" and not reading.trace.steps:
         confidence = "medium"
@@ -202,10 +202,6 @@ def trace_finding(
         basis=f"{basis} ({reading.basis})",
         confidence=confidence,
     )
-
-
-def _total_s(span: StageTimes, names: Iterable[str]) -> float:
-    return sum(span.phases[name].total_s for name in names if name in span.phases)
 
 
 def share_evidence(reading: Reading, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
@@ -240,8 +236,8 @@ def code_limit_s(reading: Reading) -> float:
     """Seconds of the trace that the model's code takes at most: the profiler makes operators longer than they are."""
     if not reading.is_timed:
         return reading.trace.span_s
-    steps_s = _total_s(reading.span, STEP_PHASES)
-    return reading.trace.span_s * _total_s(reading.span, CODE_PHASES) / steps_s if steps_s > 0 else 0.0
+    steps_s = phase_s(reading.span, *STEP_PHASES)
+    return reading.trace.span_s * phase_s(reading.span, *CODE_PHASES) / steps_s if steps_s > 0 else 0.0
 
 
 def idle_limit_s(reading: Reading) -> float:

@@ -1,7 +1,6 @@
 """The batch size beyond which throughput stops growing, within memory: the largest is not the fastest.
 
-Pure decisions on figures that all ranks must share: with several ranks, rank 0 decides on the throughput of all and
-the highest peak and smallest capacity of any, and broadcasts the answer.
+Pure decisions on the runs that the process which started them measured.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Guest:
                 changed = self._guarded(lambda: self.mode.change_arguments(dict(kwargs), self.namespace), kwargs)
                 try:
                     original(trainer, **changed)
-                except Exception as error:
+                except Exception as error:  # raised again, or told while the arguments stay as they were
                     if changed == kwargs:
                         raise
                     told = f"Trainer refuses the treatment's arguments: {describe(error)}"

@@ -50,7 +50,7 @@ class Job(Record, frozen=True, kw_only=True):
         min_blocks: With ``steps=None``: blocks to measure in the steady state.
         max_s: With ``steps=None``: seconds of training after which to stop anyway.
         seed: Given to every generator when Lightning is imported and again right before ``fit``; None to leave them.
-        options: Of the mode, for ``data`` and ``ceiling``.
+        options: Of the mode, for ``data``.
     """
 
     mode: Mode
@@ -87,7 +87,7 @@ class Result(Record, frozen=True, kw_only=True):
         world_size: Processes that trained.
         is_whole: Whether training came to its own end.
         missing: Why figures are missing: ``block_means_s``.
-        data: What the modes ``data`` and ``ceiling`` have to say.
+        data: What the mode ``data`` has to say.
     """
 
     status: Literal["ok", "failed"]

@@ -37,14 +37,6 @@ MAX_OUTSIDE = 0.1
 """Part of the windows that may lie outside the envelope: one in sixteen by bad luck is no other training."""
 
 
-def not_finite(run: ArmRun) -> str:
-    """Where the losses of a run stop being numbers, in words; empty where they do not."""
-    for i, loss in enumerate(run.losses):
-        if not math.isfinite(loss):
-            return f"the loss became {loss:.0f} at batch {i * run.loss_every:,}".replace("+", "")
-    return ""
-
-
 def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safety) -> LossVerdict:
     """Compares the losses of an arm with those of the baseline.
 

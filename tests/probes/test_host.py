@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from lightning_perf.cgroups import cgroup_folders, read_cpu_quota_cores
+from lightning_perf.probes import host
 from lightning_perf.probes.host import HostReader, numa_nodes, throttling
 from lightning_perf.probes.processes import FetchWatch, ScheduleClock, WorkerProcesses
 from lightning_perf.probes.series import MAX_KEPT, MAX_POINTS, Course, Series
@@ -328,3 +329,21 @@ def test_busiest_disk_is_the_one_that_is_busy_now(monkeypatch: pytest.MonkeyPatc
     busy_ms |= {"old": 9_000_010, "data": 1900, "loop0": 1000, "new": 5000}
     assert reader.read(begin_s + 1.0)["disk_busy_fraction"] == pytest.approx(0.9)
     reader.close()
+
+
+def test_bytes_of_workers_are_rates_and_left_out_where_this_process_s_are_not_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def rates(own: list[tuple[int, int] | None]) -> dict[str, float]:
+        readings = iter(own)
+        monkeypatch.setattr(host, "_storage_bytes", lambda _: next(readings))
+        reader = HostReader(host_tree(tmp_path))
+        monkeypatch.setattr(reader, "_read_workers", lambda _: {"read_bytes": 600.0, "write_bytes": 0.0})
+        at_s = time.monotonic()
+        reader.read(at_s)
+        return dict(reader.read(at_s + 2.0))
+
+    sample = rates([(0, 0), (0, 0), (1000, 0)])
+    assert sample["read_bytes_per_s"] == pytest.approx(800.0)
+    assert not {"read_bytes", "write_bytes"} & sample.keys()
+    assert not {"read_bytes_per_s", "read_bytes"} & rates([None, None, None]).keys()

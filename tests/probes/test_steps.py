@@ -353,6 +353,18 @@ def test_boundary_of_an_epoch_reaches_to_the_next_one_without_our_own_reporting(
     assert [epoch.boundary_s for epoch in steps] == [pytest.approx(0.25), pytest.approx(0.75), None]
 
 
+def test_first_step_is_known_when_something_left_it_out_of_the_statistics() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    loop.probe.leave_out()  # as a compiler does that works in it
+    loop.step(forward_s=9.0)
+    for _ in range(5):
+        loop.step()
+    loop.times()
+    assert loop.probe.first_step_ns is not None
+    assert sum(loop.probe.first_step_ns) > 9e9
+
+
 def test_first_step_is_unknown_when_a_profiler_window_held_it() -> None:
     loop = Loop()
     loop.epoch(0)

@@ -8,8 +8,8 @@ from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
 from lightning_perf.probes.tally import (
     FIRST_STEP,
     KIND,
+    LEFT_OUT_STEP,
     NOT_A_STEP,
-    PROFILED_STEP,
     ROW_WIDTH,
     SAMPLES,
     USUAL_STEP,
@@ -141,7 +141,7 @@ def test_samples_are_unknown_when_one_step_does_not_tell() -> None:
 
 def test_profiled_steps_are_left_out_of_everything() -> None:
     plain = tally_of(rows(40, forward=10)).stage_times(0)
-    tally = tally_of(rows(20, forward=10), rows(5, PROFILED_STEP, forward=900, data_wait=900), rows(20, forward=10))
+    tally = tally_of(rows(20, forward=10), rows(5, LEFT_OUT_STEP, forward=900, data_wait=900), rows(20, forward=10))
     times = tally.stage_times(0)
     assert plain is not None
     assert times is not None

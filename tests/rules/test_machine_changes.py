@@ -40,6 +40,15 @@ def test_change_of_step_time_names_nothing_when_the_machine_stayed_as_it_was() -
     assert changes({"timeline_ms": [20.0] * 20 + [30.0] * 20}) == []
 
 
+def test_evidence_has_its_unit_when_a_figure_changed() -> None:
+    before = {"process_cpu_cores": 1.2, "cpu_busy_fraction": 0.3, "available_bytes": 8e9}
+    description = course(before, {"process_cpu_cores": 1.2, "cpu_busy_fraction": 0.9, "available_bytes": 4e9})
+    finding = next(f for f in diagnose(build_session(description)).findings if f.code == "PD605")
+    units = {each.metric.partition(" then: ")[0]: each.unit for each in finding.evidence}
+    assert units["available"] == "bytes"
+    assert units["cpu busy"] == "fraction"
+
+
 @pytest.mark.parametrize(
     ("own", "busy", "accelerator", "severity"),
     [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lightning_perf.records import ArmRun, Safety
-from lightning_perf.trials.losses import MIN_LOSSES, loss_parity, not_finite
+from lightning_perf.trials.losses import MIN_LOSSES, loss_parity
 from trials.runs import run
 
 N = 160
@@ -100,12 +100,6 @@ def test_losses_are_unknown_when_the_baseline_s_are_no_numbers_and_diverged_when
     broken[50] = math.nan
     assert loss_parity(runs(course()), runs(broken), "exact") == "unknown"
     assert loss_parity(runs(broken), REPEATED, "exact") == "diverged"
-
-
-@pytest.mark.parametrize(("value", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
-def test_not_finite_says_where_the_losses_stop_being_numbers(value: float, word: str) -> None:
-    assert not_finite(run("x", losses=(1.0, 0.5, value), loss_every=10)) == f"the loss became {word} at batch 20"
-    assert not_finite(run("x", losses=(1.0, 0.5))) == ""
 
 
 @given(seed=st.integers(1, 10_000), noise=st.sampled_from([0.01, 0.1, 0.5]))

@@ -92,7 +92,9 @@ _WHY: dict[str, tuple[str, str]] = {
 def why_absent(name: str, session: Session) -> str:
     """Why the figure of that name is None for this session, in one sentence."""
     key, usual = _WHY[name]
-    return session.missing.get(key, usual) if key else usual
+    if not key:
+        return usual
+    return session.missing.get(key, session.missing.get(key.partition(".")[0], usual))
 
 
 def figure_json(figure: go.Figure) -> dict[str, Any]:

@@ -39,7 +39,8 @@ _KIND_COLOURS = {
 
 def trace_of(session: Session) -> TraceRecord | None:
     """The trace that the figures are drawn from: of the last window that was recorded; None without one."""
-    return next((window.trace for window in reversed(session.windows) if window.trace is not None), None)
+    recorded = (window.trace for window in reversed(session.windows) if window.status == "recorded")
+    return next((trace for trace in recorded if trace is not None), None)
 
 
 def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:

@@ -86,7 +86,7 @@ def check(session: Session) -> Finding | None:
                 summary=f"pad the dimensions that are no multiple of {_multiple(worst)}: {_odd(worst)}",
                 safety="semantics",
                 effort="minutes",
-                code="size = -(-size // 8) * 8",
+                code=f"size = -(-size // {_multiple(worst)}) * {_multiple(worst)}",
             ),
         ),
         low_s=low_s,

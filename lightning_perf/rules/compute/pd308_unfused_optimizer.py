@@ -12,7 +12,7 @@ CODE = "PD308"
 NAME = "unfused-optimizer"
 CATEGORY = "compute"
 
-# Half of it can be won back at best, so that below this share nothing measurable is left.
+# Often no more than a tenth of it is won back: below this share that is less than can be measured.
 MIN_SHARE = 0.08
 # A fused step reads and writes each tensor once instead of once an operation: Adam takes about ten of them. Models of
 # few large tensors gain little, those of many small ones most of it.
@@ -93,7 +93,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"optimizer": HIGH_FRACTION * step_s},
         low_s=LOW_FRACTION * step_s,
-        basis="a tenth to four fifths of the optimizer's step",
+        basis="a tenth to nine tenths of the optimizer's step",
         confidence="medium",
     )
 

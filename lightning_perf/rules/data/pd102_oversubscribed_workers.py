@@ -7,7 +7,7 @@ import math
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
-from lightning_perf.rules.loader_signals import is_waiting
+from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
@@ -17,8 +17,6 @@ CODE = "PD102"
 NAME = "oversubscribed-workers"
 CATEGORY = "data"
 
-# Where waiting begins to count: the bound of PD101.
-MIN_WAIT_SHARE = 0.05
 # The catalogue's bound for a busy CPU.
 MIN_BUSY_FRACTION = 0.85
 # A process that queues for a fifth of its time shares its core with another one for most of the time that it runs.

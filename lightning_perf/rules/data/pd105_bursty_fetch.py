@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.feeding import Feeding, feeding_of
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import PREFETCH_FACTORS, SLACK
+from lightning_perf.rules.loader_model import DEFAULT_PREFETCH, PREFETCH_FACTORS, SLACK
 from lightning_perf.rules.loader_signals import (
     MIN_BURST_SHARE,
     burst_share,
@@ -31,7 +31,6 @@ MIN_BURST_FRACTION = 0.5
 MIN_SHARE = LOW_SHARE
 # Twice the batches ahead smooth a burst of the present length; torch's default is 2 a worker.
 PREFETCH_GROWTH = 2
-DEFAULT_PREFETCH = 2
 
 DOCS = """\
 ## What it measures

@@ -6,7 +6,7 @@ from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe
 from lightning_perf.rules.feeding import timed_steps_of
 from lightning_perf.rules.gain import reaching, timed_finding
 from lightning_perf.rules.loader_model import COMPUTES_FRACTION
-from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_waiting, where_from
+from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, function_evidence, is_bursty, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
@@ -16,8 +16,6 @@ CODE = "PD106"
 NAME = "storage-bound"
 CATEGORY = "data"
 
-# Where waiting begins to count: the bound of PD101.
-MIN_WAIT_SHARE = 0.05
 # Loading that is neither on a core nor queueing for one for most of its time is not bound by computing.
 MIN_BLOCKED_FRACTION = 0.60
 # SageMaker's IOBottleneck: cores idle for a disk more than half of the time.

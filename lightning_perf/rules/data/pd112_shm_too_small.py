@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of
 
@@ -12,7 +13,6 @@ CATEGORY = "data"
 
 # Batches that workers hold ready, twice: one set is made while another is on its way (the project's catalogue).
 SAFETY_FACTOR = 2
-DEFAULT_PREFETCH = 2
 
 DOCS = """\
 ## What it measures

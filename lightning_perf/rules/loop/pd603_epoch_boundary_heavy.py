@@ -55,7 +55,7 @@ def check(session: Session) -> Finding | None:
     ):
         return None  # PD104
     n_steps = [epoch.n_steps for epoch in session.epochs]
-    n_boundaries = max(1, len(session.epochs) - 1)
+    n_boundaries = max(1, max(len(session.epochs), session.run.n_epochs) - 1)  # only the last epochs are kept
     return timed_finding(
         steady,
         code=CODE,

@@ -74,7 +74,7 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ..
     if oom.where in ("worker", "host"):
         return (_FEWER_WORKERS, _STREAM)
     if oom.where == "shm":
-        return (_FILE_SYSTEM_SHARING, _FEWER_WORKERS)
+        return (_MORE_SHARED_MEMORY, _FEWER_WORKERS)
     breakdown, headroom = session.memory.breakdown, session.memory.headroom
     chosen: list[Prescription] = []
     if breakdown is not None:
@@ -104,12 +104,12 @@ _STREAM = Prescription(
     safety="exact",
     effort="hours",
 )
-_FILE_SYSTEM_SHARING = Prescription(
+_MORE_SHARED_MEMORY = Prescription(
     treatment="",
-    summary="give the container more shared memory (docker run --shm-size=8g), or share tensors through files",
+    summary="give the container more shared memory",
     safety="exact",
     effort="minutes",
-    code='torch.multiprocessing.set_sharing_strategy("file_system")',
+    code="docker run --shm-size=8g ...",
 )
 _SHARD = Prescription(
     treatment="",

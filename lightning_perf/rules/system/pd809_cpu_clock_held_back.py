@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE
 from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
@@ -12,8 +13,6 @@ CODE = "PD809"
 NAME = "cpu-clock-held-back"
 CATEGORY = "system"
 
-# Where waiting begins to count: the bound of PD101.
-MIN_WAIT_SHARE = 0.05
 MIN_OF_HIGHEST = 0.50
 
 DOCS = """\
