@@ -90,6 +90,7 @@ class StageProbe:
         self._is_first_of_epoch = True
         self._is_profiled = self._is_row_left_out = self._was_profiled = False
         self._was_row_left_out = False  # the row before the one under way
+        self._is_first_step_profiled = False
         self._has_begun_first_step = False
         self._samples = -1
         self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
@@ -180,6 +181,8 @@ class StageProbe:
         """A profiler window opens or closes: its rows, the one under way included, count in no statistic."""
         self._is_profiled = is_on
         self._is_row_left_out = True
+        if not self._has_begun_first_step:
+            self._is_first_step_profiled = True
         self.pause()
 
     def leave_out(self) -> None:
@@ -300,7 +303,7 @@ class StageProbe:
             self._row_has_step = self._is_first_of_epoch = False
             if not self._has_begun_first_step:
                 self._has_begun_first_step = True
-                self.first_step_ns = None if self._is_profiled else tuple(phase_ns[:N_PHASES])
+                self.first_step_ns = None if self._is_first_step_profiled else tuple(phase_ns[:N_PHASES])
         elif is_left_out:
             kind = LEFT_OUT_TIME
         else:

@@ -52,12 +52,12 @@ def check(session: Session) -> Finding | None:
         return None
     boundary_s = phase_s(steady, "epoch_boundary")
     n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
-    n_boundaries = n_kept + max(0, session.run.n_epochs - len(session.epochs))  # only the last epochs are kept
-    if n_boundaries == 0:
+    if n_kept == 0:
         raise Skip("no epoch has been followed by another one yet")
+    n_boundaries = n_kept + max(0, session.run.n_epochs - len(session.epochs))  # only the last epochs are kept
     each_s = boundary_s / n_boundaries
     share = boundary_s / steady.span_s
-    first_waits_s = sum(epoch.first_fetch_s or 0.0 for epoch in session.epochs[1:]) * n_boundaries / max(1, n_kept)
+    first_waits_s = sum(epoch.first_fetch_s or 0.0 for epoch in session.epochs[1:]) * n_boundaries / n_kept
     if share < MIN_SHARE and each_s < MIN_BOUNDARY_S:
         return None
     return timed_finding(
