@@ -69,7 +69,6 @@ class Origin:
     rank: int | None = None
     world_size: int | None = None
     devices: tuple[dict[str, Any], ...] = ()
-    backend: str | None = None
     base_ns: int = 0
     """What the trace's own times count from, nanoseconds since 1970; 0 where they count from there themselves."""
 

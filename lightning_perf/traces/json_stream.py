@@ -91,8 +91,6 @@ class Header(msgspec.Struct):
     traceEvents: _Entries | None = None
     distributedInfo: Any = None
     deviceProperties: Any = None
-    record_shapes: Any = None
-    with_stack: Any = None
     baseTimeNanoseconds: Any = None
 
 

@@ -32,12 +32,10 @@ def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace
 def _origin(header: Header) -> Origin:
     job = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
     listed = header.deviceProperties if isinstance(header.deviceProperties, list) else []
-    backend = job.get("backend")
     return Origin(
         rank=_count(job.get("rank")),
         world_size=_count(job.get("world_size")),
         devices=tuple(each for each in listed if isinstance(each, dict)),
-        backend=backend if isinstance(backend, str) else None,
         base_ns=base if (base := _count(header.baseTimeNanoseconds)) is not None and base < 2**63 else 0,
     )
 
