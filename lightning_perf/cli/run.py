@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Runs a training for real, with PerfDoctor added and treatments toggled; the script stays as it is.
 
-    Exits as the command does.
+    Exits as the command does; with 2 where that ended well but built no Trainer.
     """
     from lightning_perf.trials.front import run_in_front
     from lightning_perf.trials.job import Job

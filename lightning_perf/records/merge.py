@@ -48,7 +48,7 @@ def load_run(path: str | os.PathLike[str]) -> Session:
         except SessionError as error:
             problems.append(MissingRank(rank=int(other.stem.rpartition("rank")[2]), reason=str(error)))
     has_stand_in = not file.exists() and readable
-    session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(file)
+    session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(source)
     if not others or session.run.world_size < 2:
         return session
     known = list(session.ranks.summaries) if session.ranks is not None else []

@@ -244,6 +244,9 @@ class Session(Record, frozen=True, kw_only=True):
         return merged
 
 
+_MOST_NEARBY = 3
+
+
 def load(path: str | os.PathLike[str]) -> Session:
     """Reads a session; needs neither torch nor lightning.
 
@@ -264,9 +267,16 @@ def load(path: str | os.PathLike[str]) -> Session:
     except OSError as error:
         raise SessionError(
             f"cannot read a session from {source}: {error.strerror or error}; "
-            f"expected a {SESSION_FILE} written by PerfDoctor"
+            f"expected a {SESSION_FILE} written by PerfDoctor{_nearby(Path(path))}"
         ) from error
     return from_json(content, str(source))
+
+
+def _nearby(folder: Path) -> str:
+    """Sessions of a folder that has none under the usual name: of other stages, or of runs in folders of their own."""
+    found = sorted((*folder.glob("perf_session*.json"), *folder.glob(f"*/{SESSION_FILE}")))
+    more = f" and {len(found) - _MOST_NEARBY} more" if len(found) > _MOST_NEARBY else ""
+    return f"; there is {', '.join(map(str, found[:_MOST_NEARBY]))}{more}" if found else ""
 
 
 def from_json(content: bytes | str, source: str) -> Session:
@@ -289,7 +299,11 @@ def from_json(content: bytes | str, source: str) -> Session:
 def _from_document(document: Any, source: str) -> Session:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1 or "run" not in document:
-        raise SessionError(f"{source} is not a PerfDoctor session: it has no schema_version and run; expected both")
+        is_trace = isinstance(document, dict) and "traceEvents" in document
+        told = "; it is a trace: lightning-perf analyze reads it" if is_trace else ""
+        raise SessionError(
+            f"{source} is not a PerfDoctor session: it has no schema_version and run; expected both{told}"
+        )
     if version > SCHEMA_VERSION:
         raise SessionError(
             f"{source} has schema_version {version}, this lightning-perf reads up to {SCHEMA_VERSION}; "

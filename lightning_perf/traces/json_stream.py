@@ -328,4 +328,6 @@ def _why_no_trace(text: bytes) -> str:
             return f"is cut in the middle, before the first event ({len(text):,} bytes); copy or record it again."
         return f"is not valid JSON: {error}. Expected a profiler trace."
     keys = ", ".join(sorted(map(str, document))[:8]) if isinstance(document, dict) else type(document).__name__
-    return f"is JSON but no profiler trace: it holds {keys or 'nothing'}, and no list named traceEvents."
+    is_session = isinstance(document, dict) and "schema_version" in document
+    told = " It is a session: lightning-perf report reads it." if is_session else ""
+    return f"is JSON but no profiler trace: it holds {keys or 'nothing'}, and no list named traceEvents.{told}"

@@ -12,7 +12,7 @@ from reports.sessions import SESSIONS, ddp, starved
 
 import lightning_perf
 from lightning_perf.errors import SessionError
-from lightning_perf.records import SCHEMA_VERSION, SESSION_FILE, Session, load
+from lightning_perf.records import SCHEMA_VERSION, SESSION_FILE, Session, load, load_run
 from lightning_perf.records import session as session_module
 
 GOLDEN = Path(__file__).parent / "golden" / "session_v1.json"
@@ -208,6 +208,23 @@ def test_load_ignores_fields_that_it_does_not_know(document: dict[str, object], 
 def test_load_says_what_it_expected_when_there_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match=rf"cannot read a session from .*expected a {SESSION_FILE}"):
         load(tmp_path)
+
+
+def test_load_names_what_is_there_when_a_folder_has_no_session_of_its_own(tmp_path: Path) -> None:
+    for file in ("perf_session_validate.json", "version_0/perf_session.json", "version_1/other.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+    with pytest.raises(SessionError) as told:
+        load_run(tmp_path)
+    assert str(tmp_path / "perf_session_validate.json") in str(told.value)
+    assert str(tmp_path / "version_0" / "perf_session.json") in str(told.value)
+    assert "version_1" not in str(told.value)
+
+
+def test_load_names_the_command_for_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    with pytest.raises(SessionError, match="lightning-perf analyze"):
+        load(tmp_path / "trace.json")
 
 
 @pytest.mark.parametrize("content", [b"mine", b"[1, 2]", b'{"schema_version": 99, "run": {}}'])

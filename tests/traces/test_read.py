@@ -213,3 +213,9 @@ def test_arguments_that_cannot_be_read_are_none(tmp_path: Path) -> None:
     assert [each.shapes for each in columns.details.values()][1:] == [[[2, 3], [3, 4]]] * 2
     found = [columns.details.get(row) for row in range(len(columns)) if columns.name(row) == "aten::bmm"]
     assert [each is None for each in found].count(True) == 1
+
+
+def test_session_is_named_as_one_with_the_command_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "perf_session.json").write_text('{"schema_version": 1, "run": {}}')
+    with pytest.raises(TraceError, match="lightning-perf report"):
+        read(tmp_path / "perf_session.json")
