@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE
+from lightning_perf.reports.wording import as_text
 
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 """What ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor write."""
@@ -139,7 +140,7 @@ class Catalogue:
             inner[:] = sorted(each for each in inner if not each.startswith(".") and each != RANKS_FOLDER)
             below = os.path.relpath(folder, root)
             label = "/".join(filter(None, (name, "" if below == "." else below.replace(os.sep, "/"))))
-            label = label or os.path.basename(os.path.abspath(root)) or "/"
+            label = as_text(label or os.path.basename(os.path.abspath(root)) or "/")
             yield from self._in_folder(folder, label, files, has_ranks)
 
     def _in_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
@@ -154,8 +155,8 @@ class Catalogue:
             head, error = self._head(path, stamp)
             told |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(
-                id=f"{label}/{file}", label=_labelled(label, file, head), kind="session", stamp=_text(stamp), path=path,
-                head=head, error=error,
+                id=f"{label}/{as_text(file)}", label=_labelled(label, file, head), kind="session", stamp=_text(stamp),
+                path=path, head=head, error=error,
             )  # fmt: skip
         traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in told)
         if traces:

@@ -26,7 +26,8 @@ def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace
     builder = ColumnBuilder()
     for batch in stream:
         builder.add(batch)
-    return builder.build(file.name, _origin(stream.header))
+    # A name that is no UTF-8 could not be written as JSON.
+    return builder.build(file.name.encode("utf-8", "replace").decode(), _origin(stream.header))
 
 
 def _origin(header: Header) -> Origin:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,16 @@ def test_runs_tells_sessions_of_one_folder_apart(tab: Open, tmp_path: Path) -> N
     validated.save(tmp_path / "perf_session_validate.json")
     told = {run["label"].removeprefix(tmp_path.name) for run in tab().json("runs")["runs"]}
     assert told == {"", f" (fit {starved().run.id[:8]})", " (validate)"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are text")
+def test_runs_lists_what_lies_in_a_folder_whose_name_is_no_text(tab: Open, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    save(starved(), folder)
+    trace_file(folder / "w.1.pt.trace.json")
+    one = tab()
+    assert set(one.runs()) == {"caf?/perf_session.json", "caf?/traces"}
+    assert analyze(folder / "w.1.pt.trace.json").source == "w.1.pt.trace.json"
 
 
 def test_runs_leaves_out_traces_that_a_session_tells_of(tab: Open, tmp_path: Path) -> None:
