@@ -43,8 +43,11 @@ _BESIDE = """\
 Made by `python benchmarks/clinic/run.py {command}` on {machine}; {versions}.
 
 {about}
-The category of the cause is told in {told}; of the healthy trainings {accused} are accused. What PerfDoctor says of the
-same cases, the cause itself rather than its category, stands on [the clinic's page](clinic.md).
+- The category of the cause is told: {told}.
+- Healthy trainings accused: {accused}.
+
+What PerfDoctor says of the same cases, the cause itself rather than its category, stands on
+[the clinic's page](clinic.md).
 
 ## The map
 

@@ -2,7 +2,8 @@
 
 It tells a category, not a cause, so it is measured by whether the category is the cause's. The map is generous: a
 category counts wherever the cause could be found under it, and `COMPUTE_BOUND` accuses nobody, as it is also the state
-of a healthy training. Findings of its sections (memory that creeps) count like its primary diagnosis.
+of a healthy training. Findings of its sections (memory that creeps) count like its primary diagnosis. It is made for
+GPUs first, and these runs have none; where steps are few it says that it has too little to go by.
 """
 
 from __future__ import annotations
