@@ -337,8 +337,8 @@ def test_bytes_of_workers_are_rates_and_left_out_where_this_process_s_are_not_kn
     def rates(own: list[tuple[int, int] | None]) -> dict[str, float]:
         readings = iter(own)
         monkeypatch.setattr(host, "_storage_bytes", lambda _: next(readings))
+        monkeypatch.setattr(HostReader, "_read_workers", lambda *_: {"read_bytes": 600.0, "write_bytes": 0.0})
         reader = HostReader(host_tree(tmp_path))
-        monkeypatch.setattr(reader, "_read_workers", lambda _: {"read_bytes": 600.0, "write_bytes": 0.0})
         at_s = time.monotonic()
         reader.read(at_s)
         return dict(reader.read(at_s + 2.0))

@@ -240,14 +240,6 @@ def test_a_combination_whose_losses_diverge_is_not_kept_though_its_parts_do_not(
     )  # fmt: skip
 
 
-def test_a_treatment_that_yields_nan_is_failed_and_not_repeated() -> None:
-    lab = Lab({"nan": 2.0, "a": 1.5})
-    lab.losses["nan"] = (*LOSSES[:5], float("nan"), *LOSSES[6:])
-    rungs = {rung.added: rung for rung in ladder(lab.plan, lab.finish().runs)}
-    assert (rungs["nan"].verdict, rungs["nan"].reason) == ("failed", "the loss became nan at batch 5")
-    assert [r.arm for r in lab.runs].count("nan") == 1
-
-
 def test_nothing_is_combined_when_no_ladder_is_asked_for() -> None:
     lab = Lab({"a": 2.0, "b": 1.5})
     lab.plan = msgspec.structs.replace(lab.plan, has_ladder=False)
