@@ -6,7 +6,6 @@ reports take part in it: that order is what this file is about, so it is longer 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -639,9 +638,8 @@ class DoctorHooks:
             session = self._diagnose(session)
         if "json" in reports:
             self._guard("json", self._save, session)
-        elif "json" in self.reports and not trainer.fast_dev_run:
-            with contextlib.suppress(Exception):  # told when it failed first; a disk may have room again by now
-                self._save(session)
+        elif "json" in self.reports and not trainer.fast_dev_run:  # it failed before: a disk may have room again
+            self._guard("last save", self._save, session)
         if len(self._probes_off) > len(session.probes_off):
             self._diagnose(session)
 

@@ -21,17 +21,21 @@ from .codes import BAD_INPUT
 
 
 class Verb(NamedTuple):
-    """Where a verb's function stands (``module:function``), and the line that ``--help`` shows."""
+    """Where a verb's function stands (``module:function``), the line that ``--help`` shows, and whether it is given a
+    command, behind whose first word all options are that command's."""
 
     home: str
     summary: str
+    takes_command: bool = False
 
 
 VERBS = {
     "demo": Verb("lightning_perf.cli.demo:demo", "Trains a small model with a planted fault and diagnoses it."),
-    "run": Verb("lightning_perf.cli.run:run", "Runs any Lightning command with PerfDoctor and treatments added."),
-    "trial": Verb("lightning_perf.cli.trial:trial", "Measures the prescriptions on a command and prints the ladder."),
-    "data": Verb("lightning_perf.cli.data:data", "Takes the training loader of a command apart."),
+    "run": Verb("lightning_perf.cli.run:run", "Runs any Lightning command with PerfDoctor and treatments added.", True),
+    "trial": Verb(
+        "lightning_perf.cli.trial:trial", "Measures the prescriptions on a command and prints the ladder.", True
+    ),
+    "data": Verb("lightning_perf.cli.data:data", "Takes the training loader of a command apart.", True),
     "analyze": Verb("lightning_perf.cli.analyze:analyze", "Says what host and device did in PyTorch traces."),
     "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
     "compare": Verb("lightning_perf.cli.compare:compare", "Says what got faster or slower between two sessions."),
@@ -39,9 +43,6 @@ VERBS = {
     "explain": Verb("lightning_perf.cli.explain:explain", "Says what a rule measures, why it costs and what to do."),
     "rules": Verb("lightning_perf.cli.rules:rules", "Lists all rules."),
 }
-
-
-TAKES_A_COMMAND = ("run", "trial", "data")
 
 
 class LazyVerbs(TyperGroup):
@@ -96,7 +97,6 @@ def main() -> None:
 def _load(name: str) -> Any:
     module, _, function = VERBS[name].home.partition(":")
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    # Behind the first word of a command its own options stand, with a -- before it or without.
-    settings = {"allow_interspersed_args": name not in TAKES_A_COMMAND}
+    settings = {"allow_interspersed_args": not VERBS[name].takes_command}
     single.command(name, context_settings=settings)(getattr(importlib.import_module(module), function))
     return typer.main.get_command(single)

@@ -1,4 +1,4 @@
-"""Writes files whole: a crash leaves what stood there before."""
+"""Files written whole, so that a crash leaves what stood there before, and their names as text."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ def write_whole(target: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def as_text(name: str) -> str:
+    """A file's name as text that can be sent: bytes that are no UTF-8 become question marks."""
+    return name.encode("utf-8", "replace").decode("utf-8")

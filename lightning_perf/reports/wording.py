@@ -175,11 +175,6 @@ def kernel_name(name: str) -> str:
     return name
 
 
-def as_text(name: str) -> str:
-    """A file's name as text that can be sent: bytes that are no UTF-8 become question marks."""
-    return name.encode("utf-8", "replace").decode("utf-8")
-
-
 def line(text: str, limit: int = 200) -> str:
     """Foreign text as one line: no control characters, blanks folded, cut at ``limit`` characters."""
     return cut(_BLANKS.sub(" ", _safe(text[: 4 * limit])).strip(), limit)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE
-from lightning_perf.reports.wording import as_text
+from lightning_perf.records.files import as_text
 
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 """What ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor write."""

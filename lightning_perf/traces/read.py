@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lightning_perf.records.files import as_text
+
 from .builder import ColumnBuilder
 from .columns import Origin, Trace
 from .json_stream import EventStream, Header, text_chunks
@@ -26,8 +28,7 @@ def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace
     builder = ColumnBuilder()
     for batch in stream:
         builder.add(batch)
-    # A name that is no UTF-8 could not be written as JSON.
-    return builder.build(file.name.encode("utf-8", "replace").decode(), _origin(stream.header))
+    return builder.build(as_text(file.name), _origin(stream.header))
 
 
 def _origin(header: Header) -> Origin:
