@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_perf import PerfDoctor
 
-from .conftest import Make, assert_adds_up, assert_nothing_left
+from .conftest import Counted, Make, assert_adds_up, assert_nothing_left
 from .models import Tiny, loader
 
 
@@ -55,14 +55,16 @@ class TunableTiny(Tiny):
 def test_steps_of_a_finder_are_none_of_the_run_when_a_callback_trains(make_trainer: Make) -> None:
     doctor = PerfDoctor(schedule=None)
     finder = LearningRateFinder(num_training_steps=5)
-    trainer = make_trainer(doctor, finder, enable_checkpointing=True)
+    counted = Counted()
+    trainer = make_trainer(doctor, counted, finder, enable_checkpointing=True)
     profiler = trainer.profiler
     trainer.fit(TunableTiny(), loader(8))
     assert_nothing_left(trainer, profiler)
     session = doctor.session
     assert session is not None
     assert session.probes_off == ()
-    assert session.run.n_steps == 8
+    assert counted.n_steps in (3, 8)  # Lightning 2.4 takes what the finder trained with for this epoch's first batches
+    assert session.run.n_steps == counted.n_steps
     assert_adds_up(session)
 
 

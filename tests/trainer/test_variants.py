@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning_perf import PerfDoctor, load
 from lightning_perf.records import SESSION_FILE
 
-from .conftest import Make, assert_adds_up, assert_nothing_left
+from .conftest import Counted, Make, assert_adds_up, assert_nothing_left
 from .models import FetchesItself, Manual, Stream, Tiny, loader, unsized_loader
 
 
@@ -136,7 +136,8 @@ def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer
     )
     trainer.fit(Tiny(), loader())
     doctor = PerfDoctor()
-    trainer = make_trainer(doctor)
+    counted = Counted()
+    trainer = make_trainer(doctor, counted)
     profiler = trainer.profiler
     # The argument is new in Lightning 2.6, whose default refuses what the loops save of themselves.
     trusted = {"weights_only": False} if "weights_only" in signature(trainer.fit).parameters else {}
@@ -144,8 +145,9 @@ def test_session_starts_at_the_step_resumed_when_resuming_mid_epoch(make_trainer
     assert_nothing_left(trainer, profiler)
     session = doctor.session
     assert session is not None
-    assert session.run.n_steps == 5
-    assert session.run.n_optimizer_steps == 5
+    assert counted.n_steps in (5, 6)  # Lightning 2.4 trains with the batch again after which it saved
+    assert session.run.n_steps == counted.n_steps
+    assert session.run.n_optimizer_steps == counted.n_steps
     assert_adds_up(session)
 
 
