@@ -21,6 +21,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
+from lightning_perf.stats.roofline import work_of
 
 from .module_hooks import ModuleHook, can_have_hooks
 from .module_tree import bare_profile, listed_modules
@@ -269,7 +270,7 @@ class ArithmeticCounter:
                     n_operators=sum(r.n_started for r in both),
                 )
             )
-        return tuple(sorted(found, key=_cost_of, reverse=True))
+        return tuple(sorted(found, key=work_of, reverse=True))
 
     def _operator_profiles(self) -> tuple[OperatorProfile, ...]:
         merged: dict[tuple[str, str], _Row] = {}
@@ -331,13 +332,6 @@ def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, 
             owner = owners.get(id(parameter), "")
             counts[owner] = counts.get(owner, 0) + parameter.numel()
     return counts
-
-
-def _cost_of(module: ModuleProfile) -> tuple[int, int]:
-    return (
-        (module.forward_flops or 0) + (module.backward_flops or 0),
-        (module.forward_bytes or 0) + (module.backward_bytes or 0),
-    )
 
 
 def _replaced(profile: ModelProfile, **changes: Any) -> ModelProfile:

@@ -1,6 +1,6 @@
 """Cuts a stage into steps and keeps what each phase of them took.
 
-One class, whose events and what they come to share all of its state: longer than others for that.
+Longer than others for its one large class, whose events and what they come to share all of its state.
 """
 
 from __future__ import annotations

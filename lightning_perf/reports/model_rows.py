@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lightning_perf.records import ModelProfile, ModuleProfile, Utilisation
-from lightning_perf.stats.roofline import intensity, module_s, ridge
+from lightning_perf.records import ModelProfile, Utilisation
+from lightning_perf.stats.roofline import intensity, module_s, ridge, work_of
 
 from .wording import count, line, number, seconds, share, size
 
@@ -61,10 +61,9 @@ def facts(profile: ModelProfile) -> list[str]:
         told.append(f"backward {flops_in(profile.backward_flops)}")
     if profile.recomputed_flops:
         told.append(f"of these {flops_in(profile.recomputed_flops)} compute activations again")
-    n_bytes = (profile.forward_bytes or 0) + (profile.backward_bytes or 0)
+    n_flops, n_bytes = work_of(profile)
     if n_bytes:
-        whole = (profile.forward_flops or 0) + (profile.backward_flops or 0)
-        told.append(f"{size(n_bytes)} read and written, {number(intensity(whole, n_bytes))} FLOP/B")
+        told.append(f"{size(n_bytes)} read and written, {number(intensity(n_flops, n_bytes))} FLOP/B")
     if profile.precision:
         told.append(f"mostly in {line(profile.precision, 16)}")
     if profile.uncounted:
@@ -131,13 +130,12 @@ def module_table(profile: ModelProfile, is_wide: bool = True) -> ModelTable | No
         is_wide: Whether there is room for all columns.
     """
     counted = [module for module in profile.modules if module.forward_flops is not None]
-    whole = sum(_flops_of(module) for module in counted)
+    whole = sum(work_of(module)[0] for module in counted)
     times = [module_s(module) for module in counted]
     whole_s = sum(t or 0.0 for t in times)
     rows: list[tuple[str, ...]] = []
     for module, taken_s in zip(counted, times, strict=True):
-        n_bytes = (module.forward_bytes or 0) + (module.backward_bytes or 0)
-        n_flops = _flops_of(module)
+        n_flops, n_bytes = work_of(module)
         part = taken_s / whole_s if taken_s is not None and whole_s else n_flops / whole if whole else 0.0
         if part < _LEAST_SHARE and n_flops < _LEAST_SHARE * whole:
             continue
@@ -165,10 +163,6 @@ def operator_table(profile: ModelProfile, is_wide: bool = True) -> ModelTable | 
         for each in profile.operators[:MAX_OPERATORS]
     ]  # fmt: skip
     return _without_empty(OPERATOR_HEADS, rows, is_wide) if rows else None
-
-
-def _flops_of(module: ModuleProfile) -> int:
-    return (module.forward_flops or 0) + (module.backward_flops or 0)
 
 
 def _number(value: float | None) -> str:

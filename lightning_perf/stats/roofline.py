@@ -217,23 +217,20 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
 
 
 def _least_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> Least:
-    return least(
-        (module.forward_flops or 0) + (module.backward_flops or 0),
-        (module.forward_bytes or 0) + (module.backward_bytes or 0),
-        module.n_operators or 0,
-        ceilings,
-        precision,
-    )
+    return least(*work_of(module), module.n_operators or 0, ceilings, precision)
 
 
 def least_of_step(profile: ModelProfile, ceilings: Ceilings) -> Least:
     """The three lower bounds of forward and backward of the step that was counted, each as if the others were free."""
-    return least(
-        (profile.forward_flops or 0) + (profile.backward_flops or 0),
-        (profile.forward_bytes or 0) + (profile.backward_bytes or 0),
-        sum(module.n_operators or 0 for module in profile.modules),
-        ceilings,
-        profile.precision,
+    n_operators = sum(module.n_operators or 0 for module in profile.modules)
+    return least(*work_of(profile), n_operators, ceilings, profile.precision)
+
+
+def work_of(counted: ModuleProfile | ModelProfile) -> tuple[int, int]:
+    """Operations and bytes of forward and backward together, in one step; 0 for what was not counted."""
+    return (
+        (counted.forward_flops or 0) + (counted.backward_flops or 0),
+        (counted.forward_bytes or 0) + (counted.backward_bytes or 0),
     )
 
 

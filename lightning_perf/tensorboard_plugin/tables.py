@@ -8,7 +8,7 @@ from statistics import fmean
 from lightning_perf.records import ModelProfile, TraceRecord
 from lightning_perf.reports import model_rows, wording
 from lightning_perf.reports.trace_console import CAUSES
-from lightning_perf.stats.roofline import intensity, module_s
+from lightning_perf.stats.roofline import intensity, module_s, work_of
 
 from . import blocks
 from .blocks import Block, Cell
@@ -242,11 +242,9 @@ def modules(profile: ModelProfile) -> Iterator[Block]:
     """What each module costs and what limits it."""
     rows: list[list[Cell]] = []
     for each in profile.modules:
-        n_flops = (
-            None if each.forward_flops is None and each.backward_flops is None
-            else (each.forward_flops or 0) + (each.backward_flops or 0)
-        )  # fmt: skip
-        n_bytes = (each.forward_bytes or 0) + (each.backward_bytes or 0) or None
+        counted_flops, counted_bytes = work_of(each)
+        is_counted = each.forward_flops is not None or each.backward_flops is not None
+        n_flops, n_bytes = counted_flops if is_counted else None, counted_bytes or None
         taken_s = module_s(each)
         rows.append(
             [each.path or "outside modules", each.class_name, blocks.number(each.n_parameters),

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from lightning_perf.records import CollectiveTime, TraceRank, TraceRanks
 
 from .collectives import SYMMETRIC, Collectives, collective_times
-from .intervals import Intervals, Times
-from .spans import SECOND
+from .intervals import SECOND, Intervals, Times
 from .timeline import Timeline
 
 # Two ranks of a pair, or a root and the others, do not all exchange the same calls.
@@ -70,12 +69,12 @@ class RankLog:
 
 def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
     """What other ranks' traces are compared with; None where the trace does not tell its rank."""
-    trace, windows = timeline.trace, timeline.windows
+    trace, steps = timeline.trace, timeline.steps
     if trace.origin.rank is None:
         return None
-    names = windows.names or ("trace",)
-    if windows.n_steps:
-        step_of = windows.host_step_of(collectives.asked_at)
+    names = steps.names or ("trace",)
+    if steps.n_steps:
+        step_of = steps.host_step_of(collectives.asked_at)
     else:
         step_of = np.zeros(len(collectives.rows), dtype=np.int64)
     kept, keys = [], []
@@ -100,7 +99,7 @@ def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
 def _steps(
     timeline: Timeline, collectives: Collectives, names: tuple[str, ...]
 ) -> dict[str, tuple[int, int, int, int]]:
-    windows = timeline.windows
+    steps = timeline.steps
     communication = timeline.trace.intervals(collectives.rows)
     if timeline.has_device_work:
         bare = communication - timeline.compute - timeline.memcpy
@@ -112,10 +111,10 @@ def _steps(
         bare = communication - computing - data
 
     def inside(moments: Intervals) -> list[int]:
-        lengths: list[int] = moments.covered(windows.starts, windows.ends).tolist()
+        lengths: list[int] = moments.covered(steps.starts, steps.ends).tolist()
         return lengths
 
-    spans = (windows.ends - windows.starts).tolist()
+    spans = (steps.ends - steps.starts).tolist()
     figures = zip(spans, inside(data), inside(computing), inside(bare), strict=True)
     return dict(zip(names, figures, strict=True))
 

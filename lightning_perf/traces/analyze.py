@@ -14,12 +14,12 @@ from .attribute import OperatorTimes, describe_code, describe_operators
 from .collectives import describe_communication, find_collectives
 from .columns import Trace
 from .idle import describe_device, describe_idle
+from .intervals import SECOND
 from .kernels import describe_kernels
 from .kinds import KERNEL
 from .patterns import describe_attention, describe_convolutions, describe_matrix_shapes, has_shapes
 from .phases import describe_phases, find_phases
 from .read import read
-from .spans import SECOND
 from .stacks import Stacks
 from .steps import describe_steps, describe_whole, launches_in_steps
 from .syncs import describe_syncs
@@ -50,13 +50,13 @@ def analyze_trace(trace: Trace) -> TraceRecord:
 def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
     """The same, with what other ranks' traces are compared with; None where the trace does not tell its rank."""
     trace = timeline.trace
-    windows = timeline.windows
+    steps = timeline.steps
     phases = find_phases(timeline)
     stacks = Stacks(timeline)
     times = OperatorTimes(timeline)
     collectives = find_collectives(timeline)
     tops = timeline.top_operators
-    tops = tops[windows.host_step_of(trace.starts[tops]) >= 0]
+    tops = tops[steps.host_step_of(trace.starts[tops]) >= 0]
     record = TraceRecord(
         source=trace.source,
         rank=trace.origin.rank,
@@ -70,10 +70,10 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         communication=describe_communication(timeline, collectives, phases),
         copies=describe_copies(timeline, stacks),
         syncs=describe_syncs(timeline, stacks),
-        kernels=describe_kernels(trace, windows, launches_in_steps(timeline, windows)),
+        kernels=describe_kernels(trace, steps, launches_in_steps(timeline, steps)),
         operators=describe_operators(timeline, times),
         missing=_missing(timeline),
-        span_s=windows.span_ns / SECOND,
+        span_s=steps.span_ns / SECOND,
         era=_era(trace),
         has_stacks=timeline.has_stacks,
         has_shapes=has_shapes(timeline),
@@ -120,7 +120,7 @@ def _missing(timeline: Timeline) -> dict[str, str]:
         missing["kernels"] = "the device copied or set memory but ran no kernel"
     if timeline.has_device_work and (timeline.launches.runtime_rows >= 0).mean() < 0.5:
         missing["launches"] = "the trace does not join most device work with the calls that enqueued it"
-    if not timeline.windows.n_steps:
+    if not timeline.steps.n_steps:
         missing["steps"] = "no ProfilerStep annotations: the whole trace is one span, start-up included"
     if trace.origin.rank is None:
         missing["rank"] = "the trace has no distributedInfo"

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from lightning_perf.records import CodeSite, OperatorTime
 
-from .intervals import Times
+from .intervals import SECOND, Times
 from .nesting import Rows
-from .spans import SECOND
 from .stacks import Stacks
 from .timeline import Timeline
 
@@ -75,7 +74,7 @@ def _outermost(names: npt.NDArray[Any], parents: Rows) -> npt.NDArray[np.bool_]:
 def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[OperatorTime, ...]:
     """Operators of the analysed span by name, those with most time (own host time or device time) first."""
     trace = timeline.trace
-    inside = timeline.windows.host_step_of(trace.starts[times.rows]) >= 0
+    inside = timeline.steps.host_step_of(trace.starts[times.rows]) >= 0
     rows = times.rows[inside]
     if not len(rows):
         return ()
@@ -105,7 +104,7 @@ def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> t
     """The user's functions by the operators that they called in the analysed span, most time first."""
     trace = timeline.trace
     tops = timeline.top_operators
-    tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
+    tops = tops[timeline.steps.host_step_of(trace.starts[tops]) >= 0]
     found: dict[tuple[str, str], list[int]] = {}
     repeats: dict[tuple[str, str], Counter[tuple[int, int]]] = {}
     for row, site in zip(tops.tolist(), stacks.sites(tops), strict=True):

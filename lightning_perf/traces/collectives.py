@@ -13,11 +13,10 @@ import numpy.typing as npt
 from lightning_perf.records import CollectiveTime, Communication, ShardTraffic
 
 from .columns import Details
-from .intervals import Times
+from .intervals import SECOND, Times
 from .kinds import ANNOTATION, COLLECTIVE_PREFIXES, OPERATOR
 from .nesting import Nesting, Rows
 from .phases import Phases
-from .spans import SECOND
 from .timeline import Timeline
 
 SMALL_BYTES: Final = 1 << 20
@@ -222,18 +221,18 @@ def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Asked]]:
 
 def describe_communication(timeline: Timeline, collectives: Collectives, phases: Phases) -> Communication | None:
     """Collectives of the analysed span; None without any."""
-    trace, windows = timeline.trace, timeline.windows
-    inside = np.flatnonzero(windows.touch(trace, collectives.rows))
+    trace, steps = timeline.trace, timeline.steps
+    inside = np.flatnonzero(steps.touch(trace, collectives.rows))
     if not len(inside):
         return None
     rows = collectives.rows[inside]
     durations = trace.durations[rows]
-    moments = trace.intervals(collectives.rows) & windows.intervals
+    moments = trace.intervals(collectives.rows) & steps.intervals
     exposed = moments - timeline.computing
     total, bare = moments.total_ns, exposed.total_ns
     sizes = collectives.sizes[inside]
     sizes = sizes[sizes >= 0]
-    n_steps = max(windows.n_steps, 1)
+    n_steps = max(steps.n_steps, 1)
     by_name: dict[str, float] = {}
     for i, duration in zip(inside.tolist(), durations.tolist(), strict=True):
         kind = collectives.kinds[i]
@@ -256,9 +255,7 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
             collectives.exposed[inside],
         ),
         shards=_shard_traffic(timeline, collectives, phases, inside),
-        least_exposed_s=(
-            int(exposed.covered(windows.starts, windows.ends).min()) / SECOND if windows.n_steps else None
-        ),
+        least_exposed_s=(int(exposed.covered(steps.starts, steps.ends).min()) / SECOND if steps.n_steps else None),
     )
 
 

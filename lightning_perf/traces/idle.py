@@ -8,10 +8,9 @@ import numpy as np
 
 from lightning_perf.records import DeviceActivity, Idle
 
-from .intervals import Times
+from .intervals import SECOND, Times
 from .nesting import Rows
 from .phases import Phases
-from .spans import SECOND
 from .timeline import Timeline
 
 QUEUE_GAP_NS: Final = 30
@@ -69,7 +68,7 @@ def late_gaps(timeline: Timeline) -> tuple[Times, Times, Times]:
     next_work = np.searchsorted(trace.starts[launches.device_rows], ends, side="left")
     calls = launches.runtime_rows[next_work]
     launched = np.where(calls >= 0, trace.starts[calls], starts)
-    late = (launched > starts) & timeline.windows.intervals.contains(ends - 1)
+    late = (launched > starts) & timeline.steps.intervals.contains(ends - 1)
     return starts[late], ends[late], launched[late]
 
 
@@ -90,7 +89,7 @@ def _by_phase(timeline: Timeline, phases: Phases) -> dict[str, float]:
 def describe_device(timeline: Timeline) -> DeviceActivity | None:
     """What the device did from the first to the last piece of work of the analysed span; None without any."""
     trace = timeline.trace
-    work = timeline.windows.inside(trace, timeline.launches.device_rows)
+    work = timeline.steps.inside(trace, timeline.launches.device_rows)
     if not len(work):
         return None
     lo, hi = int(trace.starts[work].min()), int(trace.ends[work].max())

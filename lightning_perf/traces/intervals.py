@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+SECOND: Final = 1_000_000_000
+"""Nanoseconds."""
 
 
 def _times(values: Any) -> Times:

@@ -15,9 +15,10 @@ import numpy as np
 from lightning_perf.records import Kernels, KernelTime, KindTime
 
 from .columns import Trace
+from .intervals import SECOND
 from .kinds import KERNEL
 from .nesting import Rows
-from .spans import SECOND, Windows
+from .step_times import StepTimes
 
 MATRIX_KINDS: Final = ("matmul", "convolution", "attention")
 N_TOP: Final = 32
@@ -128,18 +129,18 @@ def communication_rows(trace: Trace) -> Rows:
     return trace.rows_named(trace.rows(KERNEL), lambda name: kernel_kind(name) == "communication")
 
 
-def describe_kernels(trace: Trace, windows: Windows, launched_in: Rows) -> Kernels | None:
+def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kernels | None:
     """Kernels of the analysed span; None without any in the trace.
 
     Args:
         trace: The trace.
-        windows: The analysed span.
+        steps: The analysed span.
         launched_in: For each kernel row the index of the step that launched it, -1 for none.
     """
     every = trace.rows(KERNEL)
     if not len(every):
         return None
-    rows = every[windows.touch(trace, every)]
+    rows = every[steps.touch(trace, every)]
     if not len(rows):
         return Kernels(median_s=None, tensor_core_fraction=None)
     durations = trace.durations[rows]
@@ -171,7 +172,7 @@ def describe_kernels(trace: Trace, windows: Windows, launched_in: Rows) -> Kerne
             layout_n += n
     largest = np.argsort(-by_name_ns, kind="stable")[:N_TOP].tolist()
     in_steps = launched_in[launched_in >= 0]
-    per_step = np.bincount(in_steps, minlength=windows.n_steps) if windows.n_steps else np.array([len(rows)])
+    per_step = np.bincount(in_steps, minlength=steps.n_steps) if steps.n_steps else np.array([len(rows)])
     return Kernels(
         median_s=float(np.median(durations)) / SECOND,
         tensor_core_fraction=tensor_ns / total_ns if total_ns else 0.0,

@@ -10,10 +10,9 @@ from lightning_perf.records import Convolutions, MaterialisedAttention, MatrixSh
 
 from .attribute import OperatorTimes
 from .columns import Details, DetailsByRow, Trace
-from .intervals import Intervals
+from .intervals import SECOND, Intervals
 from .kinds import OPERATOR
 from .nesting import Rows
-from .spans import SECOND
 from .stacks import Stacks
 from .timeline import Timeline
 
@@ -56,7 +55,7 @@ def has_shapes(timeline: Timeline) -> bool:
 def _named(timeline: Timeline, *names: str) -> Rows:
     trace = timeline.trace
     rows = trace.rows_named(trace.rows(OPERATOR), lambda name: name in names)
-    return rows[timeline.windows.host_step_of(trace.starts[rows]) >= 0]
+    return rows[timeline.steps.host_step_of(trace.starts[rows]) >= 0]
 
 
 def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[MatrixShape, ...]:
@@ -131,7 +130,7 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     if not any(_has_bias(trace.details.get(row)) for row in _named(timeline, *names).tolist()):
         return np.empty(0, dtype=np.int64)
     tops = timeline.top_operators
-    tops = tops[timeline.windows.host_step_of(trace.starts[tops]) >= 0]
+    tops = tops[timeline.steps.host_step_of(trace.starts[tops]) >= 0]
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]
     # A normalisation layer counts its batches first, in a tensor of one number.
     additions = trace.rows_named(tops, lambda name: name == "aten::add_")
@@ -202,7 +201,7 @@ def _attention(
     trace = timeline.trace
     inside = moments.contains(trace.starts[times.rows])
     device = int(times.device_self[inside].sum())
-    whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.windows.intervals
+    whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.steps.intervals
     spent = device if timeline.has_device_work else moments.total_ns
     site = next((site for site in stacks.sites(softmaxes) if site), None)
     largest = max((_scores(trace, row) for row in softmaxes.tolist()), key=lambda shape: shape[0] * shape[1])

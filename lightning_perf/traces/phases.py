@@ -10,10 +10,9 @@ import numpy as np
 
 from lightning_perf.records import PhaseWork
 
-from .intervals import Intervals, Times
+from .intervals import SECOND, Intervals, Times
 from .kinds import ANNOTATION, KERNEL, OPERATOR
 from .nesting import Rows
-from .spans import SECOND
 from .timeline import Timeline
 
 BACKWARD_NAME: Final = re.compile(
@@ -93,7 +92,7 @@ def _other_starts(timeline: Timeline, functions: Rows) -> Times:
     main = timeline.threads.get(timeline.main_thread)
     tops = main.rows[main.tree.parents < 0] if main is not None else np.empty(0, dtype=np.int64)
     tops = np.setdiff1d(tops, functions, assume_unique=True)
-    return np.sort(np.concatenate((trace.starts[tops], timeline.windows.host_starts)))
+    return np.sort(np.concatenate((trace.starts[tops], timeline.steps.host_starts)))
 
 
 def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Intervals:
@@ -104,7 +103,7 @@ def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Int
     tops = main.rows[main.tree.parents < 0]
     if not len(backward):
         return trace.intervals(tops)
-    before = np.sort(np.concatenate((backward.ends, updates.ends, timeline.windows.host_starts)))
+    before = np.sort(np.concatenate((backward.ends, updates.ends, timeline.steps.host_starts)))
     index = np.searchsorted(before, backward.starts, side="right") - 1
     begins = np.where(index >= 0, before[np.maximum(index, 0)], trace.span[0])
     # It begins with its first operator, not with whatever the loop does before.
@@ -115,12 +114,12 @@ def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Int
 
 def describe_phases(timeline: Timeline, phases: Phases) -> tuple[PhaseWork, ...]:
     """Host and device time of the phases inside the analysed span; only those that occurred."""
-    trace, launches, windows = timeline.trace, timeline.launches, timeline.windows
+    trace, launches, steps = timeline.trace, timeline.launches, timeline.steps
     work = launches.device_rows
-    counted = windows.touch(trace, work)
+    counted = steps.touch(trace, work)
     launched = launches.times(trace)
     known = launches.runtime_rows >= 0
-    hosts = Intervals(windows.host_starts, windows.host_ends)
+    hosts = Intervals(steps.host_starts, steps.host_ends)
     found = []
     free = counted.copy()
     remaining = hosts

@@ -6,10 +6,10 @@ import numpy as np
 
 from lightning_perf.records import CATEGORIES, TraceStep
 
-from .intervals import Times
+from .intervals import SECOND, Times
 from .kinds import KERNEL
 from .nesting import Rows
-from .spans import SECOND, Windows
+from .step_times import StepTimes
 from .timeline import Timeline
 
 
@@ -31,35 +31,35 @@ def category_times(timeline: Timeline, starts: Times, ends: Times) -> dict[str, 
 
 def describe_steps(timeline: Timeline) -> tuple[TraceStep, ...]:
     """The steps of a trace; empty where it has none."""
-    if not timeline.windows.n_steps:
+    if not timeline.steps.n_steps:
         return ()
-    return _described(timeline, timeline.windows)
+    return _described(timeline, timeline.steps)
 
 
 def describe_whole(timeline: Timeline) -> TraceStep:
     """The whole trace as one step."""
     lo, hi = timeline.trace.span
     edges = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
-    return _described(timeline, Windows(("trace",), *edges, *edges))[0]
+    return _described(timeline, StepTimes(("trace",), *edges, *edges))[0]
 
 
-def _described(timeline: Timeline, windows: Windows) -> tuple[TraceStep, ...]:
+def _described(timeline: Timeline, steps: StepTimes) -> tuple[TraceStep, ...]:
     trace = timeline.trace
-    starts, ends = windows.starts, windows.ends
+    starts, ends = steps.starts, steps.ends
     categories = category_times(timeline, starts, ends)
     has_device = timeline.has_device_work
     busy = timeline.device.covered(starts, ends)
-    host_busy = timeline.device.covered(windows.host_starts, windows.host_ends)
-    loader = timeline.loader.covered(windows.host_starts, windows.host_ends)
-    exposed = (timeline.loader - timeline.device).covered(windows.host_starts, windows.host_ends)
-    blocked = (timeline.loader | timeline.waits).covered(windows.host_starts, windows.host_ends)
-    host = windows.host_ends - windows.host_starts
-    n_kernels = _count(windows, launches_in_steps(timeline, windows))
-    n_operators = _count(windows, windows.host_step_of(trace.starts[timeline.top_operators]))
-    steps = []
-    for i, name in enumerate(windows.names):
+    host_busy = timeline.device.covered(steps.host_starts, steps.host_ends)
+    loader = timeline.loader.covered(steps.host_starts, steps.host_ends)
+    exposed = (timeline.loader - timeline.device).covered(steps.host_starts, steps.host_ends)
+    blocked = (timeline.loader | timeline.waits).covered(steps.host_starts, steps.host_ends)
+    host = steps.host_ends - steps.host_starts
+    n_kernels = _count(steps, launches_in_steps(timeline, steps))
+    n_operators = _count(steps, steps.host_step_of(trace.starts[timeline.top_operators]))
+    described = []
+    for i, name in enumerate(steps.names):
         duration = int(ends[i] - starts[i])
-        steps.append(
+        described.append(
             TraceStep(
                 name=name,
                 duration_s=duration / SECOND,
@@ -76,20 +76,20 @@ def _described(timeline: Timeline, windows: Windows) -> tuple[TraceStep, ...]:
                 host_needed_s=int(host[i] - blocked[i]) / SECOND,
             )
         )
-    return tuple(steps)
+    return tuple(described)
 
 
-def launches_in_steps(timeline: Timeline, windows: Windows) -> Rows:
+def launches_in_steps(timeline: Timeline, steps: StepTimes) -> Rows:
     """For each kernel the step in which the host launched it; -1 for none, and for one launched before the trace began.
 
     On a trace that tells no launch at all it is the step in which the kernel ran.
     """
     launches = timeline.launches
     kernels = timeline.trace.kinds[launches.device_rows] == KERNEL
-    steps = windows.host_step_of(launches.times(timeline.trace)[kernels])
+    step_of = steps.host_step_of(launches.times(timeline.trace)[kernels])
     known = launches.runtime_rows[kernels] >= 0
-    return np.where(known, steps, -1) if known.any() else steps
+    return np.where(known, step_of, -1) if known.any() else step_of
 
 
-def _count(windows: Windows, step_of: Rows) -> Rows:
-    return np.bincount(step_of[step_of >= 0], minlength=windows.n)
+def _count(steps: StepTimes, step_of: Rows) -> Rows:
+    return np.bincount(step_of[step_of >= 0], minlength=steps.n)

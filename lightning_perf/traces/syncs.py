@@ -10,10 +10,9 @@ import numpy.typing as npt
 from lightning_perf.records import Syncs, SyncSite
 
 from .idle import late_gaps
-from .intervals import Times
+from .intervals import SECOND, Times
 from .kinds import OPERATOR
 from .nesting import Rows
-from .spans import SECOND
 from .stacks import Site, Stacks
 from .timeline import SYNC_NAME, Timeline
 
@@ -23,10 +22,10 @@ N_SITES: Final = 32
 
 def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     """Synchronisations of the analysed span."""
-    trace, windows = timeline.trace, timeline.windows
+    trace, steps = timeline.trace, timeline.steps
 
     def in_span(rows: Rows) -> Rows:
-        return rows[windows.host_step_of(trace.starts[rows]) >= 0]
+        return rows[steps.host_step_of(trace.starts[rows]) >= 0]
 
     waits = in_span(timeline.wait_rows)
     explicit = trace.rows_named(waits, lambda name: bool(SYNC_NAME.match(name)))
@@ -91,12 +90,12 @@ def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None)
     ):
         place = site.place if site else trace.name(operator if operator >= 0 else row)
         found.setdefault((place, site.function if site else "", trace.name(row)), []).append(i)
-    in_step = timeline.windows.host_step_of(trace.starts[calls]) >= 0
+    in_step = timeline.steps.host_step_of(trace.starts[calls]) >= 0
     sites = [
         SyncSite(
             site=place, call=call, n=len(own), wait_s=int(trace.durations[calls[own]].sum()) / SECOND,
             idle_after_s=None if costs is None else int(costs[own].sum()) / SECOND, function=function,
-            in_step_n=int(in_step[own].sum()) if timeline.windows.n_steps else 0,
+            in_step_n=int(in_step[own].sum()) if timeline.steps.n_steps else 0,
         )
         for (place, function, call), own in found.items()
     ]  # fmt: skip

@@ -14,8 +14,9 @@ from .columns import Trace
 from .intervals import Intervals, Times
 from .kernels import communication_rows
 from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, UNKNOWN_DEVICE, is_loader_name
+from .launches import Launches, find_launches
 from .nesting import ROUNDING_NS, Nesting, Rows
-from .spans import Launches, Windows, find_launches, find_windows
+from .step_times import StepTimes, find_steps
 
 SYNC_NAME: Final = re.compile(r"^(cuda|hip|cu|xpu|mtia)(Stream|Device|Ctx)Synchronize(_ptsz)?$|^deviceSynchronize$")
 WAIT_NAME: Final = re.compile(r"^(cuda|hip|cu)(Stream|Device|Ctx|Event)Synchronize(_ptsz)?$|^deviceSynchronize$")
@@ -36,13 +37,13 @@ class Timeline:
     Attributes:
         trace: The columns.
         launches: Which call enqueued which device work.
-        windows: The span analysed.
+        steps: The span analysed.
     """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.launches: Launches = find_launches(trace)
-        self.windows: Windows = find_windows(trace, self.launches)
+        self.steps: StepTimes = find_steps(trace, self.launches)
 
     # -- device ---------------------------------------------------------------------------------------------------
 
@@ -195,8 +196,8 @@ class Timeline:
     @cached_property
     def main_thread(self) -> int:
         """The thread that trains: that of the steps, fetches or optimizer, else of most operators; -1 for none."""
-        if self.windows.host_thread >= 0:
-            return self.windows.host_thread
+        if self.steps.host_thread >= 0:
+            return self.steps.host_thread
         trace = self.trace
         marks = trace.rows_named(trace.rows(ANNOTATION, OPERATOR), lambda name: name.startswith("Optimizer."))
         for rows in (self.loader_rows, marks):

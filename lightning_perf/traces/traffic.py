@@ -8,10 +8,9 @@ import numpy as np
 
 from lightning_perf.records import Copies, CopySite
 
-from .intervals import Times
+from .intervals import SECOND, Times
 from .kinds import MEMCPY
 from .nesting import Rows
-from .spans import SECOND
 from .stacks import Stacks
 from .timeline import Timeline
 
@@ -23,7 +22,7 @@ def describe_copies(timeline: Timeline, stacks: Stacks) -> Copies | None:
     if not timeline.has_device_work:
         return None
     trace = timeline.trace
-    rows = timeline.windows.inside(trace, trace.rows(MEMCPY))
+    rows = timeline.steps.inside(trace, trace.rows(MEMCPY))
     durations = trace.durations[rows]
     computing = timeline.compute | timeline.communication
     exposed = durations - computing.covered(trace.starts[rows], trace.ends[rows])

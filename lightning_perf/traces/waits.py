@@ -9,10 +9,9 @@ import numpy as np
 
 from lightning_perf.records import Allocator, CallTime, LoaderWait, Startup
 
-from .intervals import Times
+from .intervals import SECOND, Times
 from .kinds import RUNTIME
 from .nesting import Rows
-from .spans import SECOND
 from .timeline import Timeline
 
 STALL_SHARE: Final = 0.1
@@ -34,16 +33,16 @@ handle, its code)."""
 
 def describe_loader(timeline: Timeline) -> LoaderWait | None:
     """Fetches of the analysed span; None where the trace has none."""
-    trace, windows = timeline.trace, timeline.windows
+    trace, steps = timeline.trace, timeline.steps
     rows = timeline.loader_rows
-    rows = rows[windows.host_step_of(trace.starts[rows]) >= 0]
+    rows = rows[steps.host_step_of(trace.starts[rows]) >= 0]
     if not len(rows):
         return None
     starts, ends = trace.starts[rows], trace.ends[rows]
     durations = ends - starts
     waited = trace.intervals(rows)
-    n_periods = windows.n_steps or len(rows)
-    host_ns = int((windows.host_ends - windows.host_starts).sum())
+    n_periods = steps.n_steps or len(rows)
+    host_ns = int((steps.host_ends - steps.host_starts).sum())
     ordered = np.sort(durations)
     return LoaderWait(
         total_s=waited.total_ns / SECOND,
@@ -66,12 +65,12 @@ def _quantile(ordered: Times, q: float) -> float:
 
 def describe_allocator(timeline: Timeline) -> Allocator | None:
     """Calls of the analysed span that get memory from the driver or give it back; None without a known runtime."""
-    trace, windows = timeline.trace, timeline.windows
+    trace, steps = timeline.trace, timeline.steps
     calls = trace.rows(RUNTIME)
     if not len(calls):
         return None
     rows = trace.rows_named(calls, lambda name: bool(ALLOCATION.match(name)))
-    rows = rows[windows.host_step_of(trace.starts[rows]) >= 0]
+    rows = rows[steps.host_step_of(trace.starts[rows]) >= 0]
     moments = trace.intervals(rows)
     return Allocator(
         n=len(rows),

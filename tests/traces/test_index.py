@@ -27,7 +27,7 @@ HOST_FAR_AHEAD = {"resnet-checkpoint-fsdp-mi300.json.gz"}
 
 
 def windows(file: str) -> list[tuple[int, int]]:
-    steps = Timeline(trace(file)).windows
+    steps = Timeline(trace(file)).steps
     return list(zip(steps.host_starts.tolist(), steps.host_ends.tolist(), strict=True))
 
 
@@ -36,7 +36,7 @@ def median_over_windows(file: str, busy: Intervals) -> float:
 
 
 def timeline_inside(file: str, rows: np.ndarray) -> int:
-    return len(Timeline(trace(file)).windows.inside(trace(file), rows))
+    return len(Timeline(trace(file)).steps.inside(trace(file), rows))
 
 
 def approx(value: float, slack: float = 0.051) -> object:

@@ -19,7 +19,7 @@ def mean_step_s(file: str) -> float:
 
 def test_steps_follow_the_device_when_the_host_runs_ahead() -> None:
     file = "resnet-checkpoint-fsdp-mi300.json.gz"
-    steps = Timeline(trace(file)).windows
+    steps = Timeline(trace(file)).steps
     assert steps.host_ends[-1] / 1e6 == pytest.approx(49, abs=0.5)
     assert steps.ends[-1] / 1e6 == pytest.approx(87, abs=0.5)
     said = record(file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lightning_perf.records import Ceilings, ModelProfile, ModuleProfile, Session
 from lightning_perf.reports import model_rows
 from lightning_perf.reports.wording import line, number, seconds, share
-from lightning_perf.stats.roofline import intensity, module_s
+from lightning_perf.stats.roofline import intensity, module_s, work_of
 
 from .palette import BLUE, GREY, ORANGE, SERIES, SKY, Theme
 from .parts import figure, label, rows_figure, seconds_scale
@@ -43,10 +43,10 @@ def modules(session: Session, theme: Theme = "light") -> go.Figure | None:
         parts = (("forward", [one.forward_s for one in shown]), ("backward", [one.backward_s for one in shown]))
         axis = f"time in one step ({unit})"
     else:
-        counted = [one for one in profile.modules if (one.forward_flops or 0) + (one.backward_flops or 0)]
+        counted = [one for one in profile.modules if work_of(one)[0]]
         if not counted:
             return None
-        shown = sorted(counted, key=lambda one: -((one.forward_flops or 0) + (one.backward_flops or 0)))[:MAX_MODULES]
+        shown = sorted(counted, key=lambda one: -work_of(one)[0])[:MAX_MODULES]
         factor, axis = 1e-9, "arithmetic of one step (GFLOP); times were not measured"
         parts = (
             ("forward", [one.forward_flops for one in shown]),
@@ -114,7 +114,7 @@ def _decades(data: list[dict[str, Any]], axis: str) -> list[float]:
 
 
 def _told(module: ModuleProfile) -> list[str]:
-    n_flops = (module.forward_flops or 0) + (module.backward_flops or 0)
+    n_flops, _ = work_of(module)
     bound = f"bound by {model_rows.bound_name(module.bound)}" if module.bound else "what limits it is not known"
     return [
         label(f"{module.path or 'outside modules'} {module.class_name}", 80),
@@ -129,8 +129,8 @@ def _modules(profile: ModelProfile) -> list[_Work]:
     found = []
     whole_s = sum(module_s(one) or 0.0 for one in profile.modules)
     for one in profile.modules:
-        n_flops = (one.forward_flops or 0) + (one.backward_flops or 0)
-        at = intensity(n_flops, (one.forward_bytes or 0) + (one.backward_bytes or 0))
+        n_flops, n_bytes = work_of(one)
+        at = intensity(n_flops, n_bytes)
         spent_s = module_s(one)
         if at and spent_s and _has_place(at, n_flops / spent_s):
             name = line(one.path or "outside modules", 60)

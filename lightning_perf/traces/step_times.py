@@ -1,29 +1,26 @@
-"""The span of a trace that is analysed: its steps, on the host and on the device, or the whole of it."""
+"""The part of a trace that is analysed: its steps, on the host and on the device, or the whole of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .columns import Trace
 from .intervals import Intervals, Times
-from .kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, MEMCPY, MEMSET, RUNTIME, STEP_PREFIX
+from .kinds import ANNOTATION, DEVICE_ANNOTATION, STEP_PREFIX
+from .launches import Launches
 from .nesting import Rows
-
-SECOND: Final = 1_000_000_000
-"""Nanoseconds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Windows:
+class StepTimes:
     """The steps of a trace, in time order.
 
     Attributes:
         names: Of the steps; empty without steps.
-        host_starts: On the host; one window over the whole trace where it has no steps.
+        host_starts: On the host; one over the whole trace where it has no steps.
         host_ends: Likewise.
         starts: As analysed: a step ends when its own work on the device does, and the next begins no earlier.
         ends: Likewise.
@@ -44,7 +41,7 @@ class Windows:
 
     @property
     def n(self) -> int:
-        """Windows: the steps, or 1."""
+        """The steps, or 1 for the whole trace."""
         return len(self.starts)
 
     @property
@@ -72,41 +69,8 @@ class Windows:
         return np.where(inside, index, -1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Launches:
-    """Which runtime call enqueued which piece of device work.
-
-    Attributes:
-        device_rows: Kernels, copies and memsets, in time order.
-        runtime_rows: For each of them the row of the call that enqueued it; -1 where the trace does not tell.
-    """
-
-    device_rows: Rows
-    runtime_rows: Rows
-
-    def times(self, trace: Trace) -> Times:
-        """When each was enqueued; where the trace does not tell, when it ran."""
-        known = self.runtime_rows >= 0
-        return np.where(known, trace.starts[self.runtime_rows], trace.starts[self.device_rows])
-
-
-def find_launches(trace: Trace) -> Launches:
-    """Joins device work with the calls that enqueued it, by correlation id."""
-    device_rows = trace.rows(KERNEL, MEMCPY, MEMSET)
-    calls = trace.rows(RUNTIME)
-    calls = calls[trace.correlations[calls] > 0]
-    if not len(calls) or not len(device_rows):
-        return Launches(device_rows, np.full(len(device_rows), -1, dtype=np.int64))
-    order = np.argsort(trace.correlations[calls], kind="stable")
-    calls = calls[order]
-    ids = trace.correlations[calls]
-    wanted = trace.correlations[device_rows]
-    index = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return Launches(device_rows, np.where((ids[index] == wanted) & (wanted > 0), calls[index], -1))
-
-
-def find_windows(trace: Trace, launches: Launches) -> Windows:
-    """The steps: ``ProfilerStep`` on the host, else on the device, else the whole trace as one window."""
+def find_steps(trace: Trace, launches: Launches) -> StepTimes:
+    """The steps: ``ProfilerStep`` on the host, else on the device, else the whole trace as one."""
     rows = trace.rows_named(trace.rows(ANNOTATION), lambda name: name.startswith(STEP_PREFIX))
     if len(rows):
         return _host_steps(trace, launches, rows)
@@ -115,13 +79,13 @@ def find_windows(trace: Trace, launches: Launches) -> Windows:
         starts, ends = trace.starts[rows], trace.ends[rows]
         starts = np.maximum(starts, np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1])))
         ends = np.maximum(ends, starts)
-        return Windows(tuple(map(trace.name, rows.tolist())), starts, ends, starts, ends)
+        return StepTimes(tuple(map(trace.name, rows.tolist())), starts, ends, starts, ends)
     lo, hi = trace.span
     whole = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
-    return Windows((), *whole, *whole)
+    return StepTimes((), *whole, *whole)
 
 
-def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> Windows:
+def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> StepTimes:
     threads, counts = np.unique(trace.thread_ids[rows], return_counts=True)
     thread = int(threads[np.argmax(counts)])
     rows = rows[trace.thread_ids[rows] == thread]
@@ -130,7 +94,7 @@ def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> Windows:
     host_ends = np.maximum(host_ends, host_starts)
     names = tuple(map(trace.name, rows.tolist()))
     starts, ends = _until_the_device_is_done(trace, launches, host_starts, host_ends)
-    return Windows(names, host_starts, host_ends, starts, ends, thread)
+    return StepTimes(names, host_starts, host_ends, starts, ends, thread)
 
 
 def _until_the_device_is_done(

@@ -1,0 +1,45 @@
+"""Which call of the host enqueued which piece of device work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from .columns import Trace
+from .intervals import Times
+from .kinds import KERNEL, MEMCPY, MEMSET, RUNTIME
+from .nesting import Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Launches:
+    """Which runtime call enqueued which piece of device work.
+
+    Attributes:
+        device_rows: Kernels, copies and memsets, in time order.
+        runtime_rows: For each of them the row of the call that enqueued it; -1 where the trace does not tell.
+    """
+
+    device_rows: Rows
+    runtime_rows: Rows
+
+    def times(self, trace: Trace) -> Times:
+        """When each was enqueued; where the trace does not tell, when it ran."""
+        known = self.runtime_rows >= 0
+        return np.where(known, trace.starts[self.runtime_rows], trace.starts[self.device_rows])
+
+
+def find_launches(trace: Trace) -> Launches:
+    """Joins device work with the calls that enqueued it, by correlation id."""
+    device_rows = trace.rows(KERNEL, MEMCPY, MEMSET)
+    calls = trace.rows(RUNTIME)
+    calls = calls[trace.correlations[calls] > 0]
+    if not len(calls) or not len(device_rows):
+        return Launches(device_rows, np.full(len(device_rows), -1, dtype=np.int64))
+    order = np.argsort(trace.correlations[calls], kind="stable")
+    calls = calls[order]
+    ids = trace.correlations[calls]
+    wanted = trace.correlations[device_rows]
+    index = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return Launches(device_rows, np.where((ids[index] == wanted) & (wanted > 0), calls[index], -1))
