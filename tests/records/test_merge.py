@@ -13,6 +13,7 @@ from lightning_perf.records import (
     SESSION_FILE,
     Finding,
     Machine,
+    MissingRank,
     RankSummary,
     Run,
     Session,
@@ -100,6 +101,16 @@ def test_number_of_ranks_is_not_trusted(tmp_path: Path) -> None:
     save(tmp_path, session(0, world_size=10**12))
     save(tmp_path, session(1, world_size=10**12))
     assert len(load_run(tmp_path).ranks.missing) == MAX_RANKS - 2
+
+
+def test_rank_that_was_not_heard_of_is_missing_until_its_session_is_found(tmp_path: Path) -> None:
+    unheard = tuple(MissingRank(rank=rank, reason="it did not answer") for rank in (1, 2))
+    first = session(0)
+    save(tmp_path, msgspec.structs.replace(first, ranks=together(first.ranks.summaries, WORLD, unheard)))
+    save(tmp_path, session(1))
+    merged = load_run(tmp_path)
+    assert [one.rank for one in merged.ranks.summaries] == [0, 1]
+    assert [(one.rank, one.reason) for one in merged.ranks.missing] == [(2, "it did not answer")]
 
 
 def test_file_that_cannot_be_read_is_told_and_the_others_stand(tmp_path: Path) -> None:

@@ -71,6 +71,25 @@ def test_record_is_frozen_tolerant_and_keyword_only(record: type[Record]) -> Non
     assert kinds <= {inspect.Parameter.KEYWORD_ONLY}
 
 
+NOT_NOTHING = {
+    "ArmRun.batches_per_step": 1, "ArmRun.loss_every": 1, "DeviceActivity.n_devices": 1, "DeviceActivity.n_streams": 1,
+    "GraphBreak.n": 1, "HotFunction.is_users": True, "Machine.usable_cores": 1.0, "Machine.local_world_size": 1,
+    "ModelProfile.module_depth": 1, "Run.world_size": 1, "Session.schema_version": 1, "TrainerSettings.world_size": 1,
+    "Trial.noise_band": 0.01,
+}  # fmt: skip
+"""Where a record is told no number and one is meant: there is at least one of these. All others hold 0 or None."""
+
+
+def test_number_that_was_not_told_is_zero_or_none() -> None:
+    found = {
+        f"{record.__name__}.{field.name}": field.default
+        for record in RECORDS
+        for field in msgspec.structs.fields(record)
+        if isinstance(field.default, int | float) and field.default
+    }
+    assert found == NOT_NOTHING
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_record_has_no_bare_percent(record: type[Record]) -> None:
     assert not [field for field in record.__struct_fields__ if "percent" in field or field.endswith("_pct")]

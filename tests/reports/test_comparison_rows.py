@@ -8,17 +8,17 @@ from lightning_perf.reports import comparison_rows as rows
 from lightning_perf.reports.console import comparison_report, to_text
 from lightning_perf.reports.markdown import comparison_to_markdown
 from reports.comparisons import COMPARISONS, alike, hostile, slower
-from reports.golden import assert_golden
+from tests.golden_files import assert_golden
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_console_is_as_before(name: str) -> None:
-    assert_golden(f"comparison_{name}_80.txt", to_text(comparison_report(COMPARISONS[name]()), 80))
+    assert_golden(f"reports/comparison_{name}_80.txt", to_text(comparison_report(COMPARISONS[name]()), 80))
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_markdown_is_as_before(name: str) -> None:
-    assert_golden(f"comparison_{name}.md", comparison_to_markdown(COMPARISONS[name]()))
+    assert_golden(f"reports/comparison_{name}.md", comparison_to_markdown(COMPARISONS[name]()))
 
 
 def test_headline_tells_the_step_and_the_phase_to_blame_when_it_is_slower() -> None:

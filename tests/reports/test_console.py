@@ -11,7 +11,7 @@ from rich.live import Live
 
 from lightning_perf.records import SEVERITIES, AppliedTreatment, PhaseTime
 from lightning_perf.reports.console import emit, epoch_report, preflight_report, run_report, to_text
-from reports.golden import assert_golden
+from tests.golden_files import assert_golden
 from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
 
 WIDTHS = (60, 80, 200)
@@ -21,27 +21,27 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SESSIONS)
 def test_run_report_matches_its_golden_file(name: str, width: int) -> None:
-    assert_golden(f"run_{name}_{width}.txt", to_text(run_report(SESSIONS[name]()), width))
+    assert_golden(f"reports/run_{name}_{width}.txt", to_text(run_report(SESSIONS[name]()), width))
 
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_epoch_report_matches_its_golden_file(name: str) -> None:
-    assert_golden(f"epoch_{name}_80.txt", to_text(epoch_report(SESSIONS[name](), 2)))
+    assert_golden(f"reports/epoch_{name}_80.txt", to_text(epoch_report(SESSIONS[name](), 2)))
 
 
 def test_run_report_matches_its_golden_file_when_all_rules_are_shown() -> None:
-    assert_golden("run_starved_80_all.txt", to_text(run_report(starved(), show_all=True)))
+    assert_golden("reports/run_starved_80_all.txt", to_text(run_report(starved(), show_all=True)))
 
 
 def test_run_report_matches_its_golden_file_when_output_is_ascii() -> None:
     text = to_text(run_report(hostile()), 80, "ascii")
     text.encode("ascii")
-    assert_golden("run_hostile_80_ascii.txt", text)
+    assert_golden("reports/run_hostile_80_ascii.txt", text)
 
 
 def test_preflight_report_matches_its_golden_file() -> None:
     finding = msgspec.structs.replace(LOGGING_EVERY_STEP, is_preflight=True, confidence="low")
-    assert_golden("preflight_80.txt", to_text(preflight_report([finding])))
+    assert_golden("reports/preflight_80.txt", to_text(preflight_report([finding])))
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from lightning_perf.reports.markdown import escape, to_markdown
-from reports.golden import assert_golden
+from tests.golden_files import assert_golden
 from reports.sessions import SESSIONS, hostile, memory_looked_at, starved
 
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_markdown_matches_its_golden_file(name: str) -> None:
-    assert_golden(f"{name}.md", to_markdown(SESSIONS[name]()))
+    assert_golden(f"reports/{name}.md", to_markdown(SESSIONS[name]()))
 
 
 @pytest.mark.parametrize("name", SESSIONS)
@@ -84,7 +84,7 @@ def test_escaped_text_is_shown_as_it_stands_when_rendered(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["starved", "hostile", "twelve_findings"])
 def test_folded_markdown_is_as_before(name: str) -> None:
-    assert_golden(f"folded_{name}.md", to_markdown(SESSIONS[name](), is_folded=True))
+    assert_golden(f"reports/folded_{name}.md", to_markdown(SESSIONS[name](), is_folded=True))
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -13,7 +13,7 @@ from lightning_perf.records import ArmRun, ArmVerdict, Interval, Trial
 from lightning_perf.reports import trial_rows
 from lightning_perf.reports.console import run_report, to_text, trial_report
 from lightning_perf.reports.markdown import to_markdown
-from reports.golden import assert_golden
+from tests.golden_files import assert_golden
 from reports.sessions import starved
 from reports.trials import broken, climbed, fruitless
 
@@ -23,13 +23,13 @@ TRIALS: dict[str, Callable[[], Trial]] = {"climbed": climbed, "fruitless": fruit
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", TRIALS)
 def test_trial_report_matches_its_golden_file(name: str, width: int) -> None:
-    assert_golden(f"trial_{name}_{width}.txt", to_text(trial_report(TRIALS[name]()), width))
+    assert_golden(f"reports/trial_{name}_{width}.txt", to_text(trial_report(TRIALS[name]()), width))
 
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_trial_in_markdown_matches_its_golden_file(name: str) -> None:
     text = to_markdown(msgspec.structs.replace(starved(), findings=(), trials=(TRIALS[name](),)))
-    assert_golden(f"trial_{name}.md", text)
+    assert_golden(f"reports/trial_{name}.md", text)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 
 from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
-from lightning_perf.stats.roofline import advice, assessed, bound_of, intensity, least, least_of_step, ridge, speed_up
+from lightning_perf.stats.roofline import (
+    advice,
+    assessed,
+    bound_of,
+    intensity,
+    least,
+    least_of_step,
+    ridge,
+    speed_up,
+    work_of,
+)
 
 CEILINGS = Ceilings(
     device="cpu",
@@ -142,6 +152,11 @@ def test_work_without_products_needs_no_ceiling_for_them() -> None:
 def test_least_of_a_step_adds_all_modules_up_by_ceiling() -> None:
     counted = profile(forward_bytes=10**7, backward_bytes=10**7, modules=(module(), module(path="b", n_operators=700)))
     assert least_of_step(counted, CEILINGS) == pytest.approx((0.03, 0.002, 0.001))
+
+
+def test_work_is_that_of_both_passes_and_none_where_nothing_was_counted() -> None:
+    assert work_of(profile(forward_flops=7, backward_flops=7, forward_bytes=3, backward_bytes=3)) == (14, 6)
+    assert work_of(profile(forward_flops=7, backward_flops=None, forward_bytes=None, backward_bytes=3)) == (7, 3)
 
 
 def test_bound_stays_unknown_without_the_memorys_rate() -> None:

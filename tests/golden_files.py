@@ -1,11 +1,11 @@
-"""Compares a report with its golden file; ``UPDATE_GOLDEN=1`` writes the files anew, to be looked at before commit."""
+"""Compares what is said with a golden file; ``UPDATE_GOLDEN=1`` writes the files anew, to be read before commit."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "reports"
+GOLDEN = Path(__file__).resolve().parent / "golden"
 
 
 def assert_golden(name: str, text: str) -> None:
