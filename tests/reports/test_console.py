@@ -11,8 +11,8 @@ from rich.live import Live
 
 from lightning_perf.records import SEVERITIES, AppliedTreatment, PhaseTime
 from lightning_perf.reports.console import emit, epoch_report, preflight_report, run_report, to_text
-from tests.golden_files import assert_golden
 from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
+from tests.golden_files import assert_golden
 
 WIDTHS = (60, 80, 200)
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")

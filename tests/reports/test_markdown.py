@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from lightning_perf.reports.markdown import escape, to_markdown
-from tests.golden_files import assert_golden
 from reports.sessions import SESSIONS, hostile, memory_looked_at, starved
+from tests.golden_files import assert_golden
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -13,9 +13,9 @@ from lightning_perf.records import ArmRun, ArmVerdict, Interval, Trial
 from lightning_perf.reports import trial_rows
 from lightning_perf.reports.console import run_report, to_text, trial_report
 from lightning_perf.reports.markdown import to_markdown
-from tests.golden_files import assert_golden
 from reports.sessions import starved
 from reports.trials import broken, climbed, fruitless
+from tests.golden_files import assert_golden
 
 TRIALS: dict[str, Callable[[], Trial]] = {"climbed": climbed, "fruitless": fruitless, "broken": broken}
 

@@ -1,6 +1,6 @@
 """What each rule says in each of its cases, word for word and with every figure, in a file of its own to be read.
 
-A figure in a sentence, a threshold told or a gain that changes shows there; whether it is right is for whoever reads it.
+A figure, a threshold or a gain that changes shows there; whether it is right is for whoever reads it.
 """
 
 from __future__ import annotations

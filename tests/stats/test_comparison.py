@@ -239,9 +239,9 @@ def test_cautions_tell_what_weakens_the_comparison() -> None:
 
 
 def test_error_when_both_sides_are_the_same_run() -> None:
-    with pytest.raises(SessionError, match="^a, b are the same run"):
+    with pytest.raises(SessionError, match=r"^a, b are the same run"):
         compare_sessions([("a", simulated(1))], [("b", simulated(1))])
-    with pytest.raises(SessionError, match="^two of the sessions are the same run"):
+    with pytest.raises(SessionError, match=r"^two of the sessions are the same run"):
         compared(simulated(1), simulated(1))
 
 
