@@ -77,7 +77,7 @@ def tests_for(file: str) -> Iterator[list[str]]:
     path = Path(file)
     part = path.parts[1]
     if path.stem.startswith("pd"):
-        yield ["tests/rules/test_cases.py", "-k", path.stem[:5].upper()]
+        yield ["tests/rules/test_cases.py", "tests/rules/test_answers.py", "-k", path.stem[:5].upper()]
     if part == "traces":
         yield ["tests/traces/test_intervals.py"]
         return

@@ -42,6 +42,11 @@ MIN_OTHERS = 0.1
 MAX_CHEAP_S = 4 * TRANSPORT_HIGH_S
 
 
+CORES = "the cores of this rank"
+BATCHES = "the batches of an epoch"
+SHM = "what /dev/shm holds"
+
+
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the model says about one loader.
 
@@ -51,7 +56,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
         basis: Where ``batch_s`` comes from.
         compute_s: Seconds a step takes without waiting for data.
         n_needed: Workers that would hide the loading behind the computing.
-        n_cap: Workers that the cores of this rank allow; 0 on less than two cores.
+        n_cap: The most workers that can be of use; 0 on less than two cores.
         n_workers: The number to prescribe; 0 where more workers cannot help.
         saved_low_s: Seconds a step that this saves at least: the dataset computes and shares the cores.
         saved_high_s: The same at most: the dataset waits (disk, network) and leaves the cores alone.
@@ -61,6 +66,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
         options: The step by number of workers, from 0 to ``n_cap``.
         points: Numbers of workers that the probe tried.
         is_cheap: Whether workers would save nothing even on cores of their own; by the model.
+        cap_basis: What sets ``n_cap``.
     """
 
     n_now: int
@@ -78,6 +84,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Forecast, ...] = ()
     points: tuple[int, ...] = ()
     is_cheap: bool = False
+    cap_basis: str = CORES
 
     @property
     def cost_more(self) -> bool:
@@ -116,8 +123,9 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
     cores = cores_per_rank(session)
     n_cap = math.floor(cores) if cores >= MIN_CORES else 0
-    if loader.n_batches is not None:
-        n_cap = min(n_cap, loader.n_batches)
+    cap_basis = CORES
+    if loader.n_batches is not None and loader.n_batches < n_cap:
+        n_cap, cap_basis = loader.n_batches, BATCHES
     n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
     n_workers = min(n_needed, n_cap)
     saved_low_s = saved_high_s = 0.0
@@ -132,6 +140,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
         compute_s=compute_s,
         n_needed=n_needed,
         n_cap=n_cap,
+        cap_basis=cap_basis,
         n_workers=n_workers if n_workers > n_now else 0,
         saved_low_s=saved_low_s,
         saved_high_s=saved_high_s,
@@ -245,8 +254,7 @@ def _probed_plan(
         return None
     demand = demand_of(session, stage, wait_s, delivery, n_now)
     prefetch_factor = loader.prefetch_factor or DEFAULT_PREFETCH
-    n_cap = worker_cap(demand.cores, delivery.cpu_fraction, loader.n_batches, _shm_batches(session, probe),
-                       prefetch_factor)  # fmt: skip
+    n_cap, cap_basis = _cap(session, probe, loader, demand.cores, delivery.cpu_fraction)
     options = forecasts(delivery, demand, n_cap, prefetch_factor)
     chosen = choose(options)
     if delivery.costs and chosen.num_workers:
@@ -266,6 +274,7 @@ def _probed_plan(
         compute_s=demand.compute_s,
         n_needed=max(1, n_needed),
         n_cap=n_cap,
+        cap_basis=cap_basis,
         n_workers=chosen.num_workers if is_more else 0,
         saved_low_s=max(0.0, step_s - chosen.high_s) if is_more else 0.0,
         saved_high_s=max(0.0, step_s - chosen.low_s) if is_more else 0.0,
@@ -276,6 +285,20 @@ def _probed_plan(
         points=tuple(point.num_workers for point in probe.curve),
         is_cheap=is_cheap,
     )
+
+
+def _cap(
+    session: Session, probe: LoaderProbe, loader: LoaderSettings, cores: float, cpu_fraction: float
+) -> tuple[int, str]:
+    """The most workers that can be of use, and what sets that."""
+    prefetch_factor = loader.prefetch_factor or DEFAULT_PREFETCH
+    caps = {
+        CORES: worker_cap(cores, cpu_fraction),
+        BATCHES: worker_cap(cores, cpu_fraction, loader.n_batches),
+        SHM: worker_cap(cores, cpu_fraction, None, _shm_batches(session, probe), prefetch_factor),
+    }
+    basis = min(caps, key=lambda name: caps[name])  # the first of equals: the cores
+    return caps[basis], basis
 
 
 def _shm_batches(session: Session, probe: LoaderProbe) -> float | None:

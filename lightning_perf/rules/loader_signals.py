@@ -145,12 +145,12 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
     return None, fetch.in_process_basis if fetch is not None else "no fetch was seen"
 
 
-def wait_evidence(feeding: Feeding) -> Evidence:
-    """The share of the time that waits for data."""
+def wait_evidence(feeding: Feeding, threshold: float = MIN_WAIT_SHARE) -> Evidence:
+    """The share of the time that waits for data, beside the rule's own threshold."""
     return Evidence(
         metric="share of the time waiting for data" + (" (predicted by the probe)" if feeding.is_predicted else ""),
         value=feeding.share,
         unit="fraction",
-        threshold=MIN_WAIT_SHARE,
+        threshold=threshold,
         n=feeding.stage.n_steps if not feeding.is_predicted else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, GpuTelemetry, HostTelemetry, Session, Spread, StageTimes
 
@@ -111,13 +111,22 @@ def compute_claims(steady: StageTimes, fraction: float) -> dict[str, float]:
     return {name: fraction * phase_s(steady, name) for name in COMPUTE_PHASES}
 
 
-def sampled(metric: str, spread: Spread | None, unit: str, threshold: float | None = None) -> tuple[Evidence, ...]:
-    """The mean of a sampled figure as evidence; nothing where it was not sampled."""
+def sampled(
+    metric: str,
+    spread: Spread | None,
+    unit: str,
+    threshold: float | None = None,
+    at: Literal["mean", "p50", "p95"] = "mean",
+) -> tuple[Evidence, ...]:
+    """The mean or a percentile of a sampled figure as evidence; nothing where it was not sampled."""
     if spread is None:
         return ()
-    return (Evidence(metric=metric, value=spread.mean, unit=unit, threshold=threshold, n=spread.n),)
+    name = metric if at == "mean" else f"{metric} ({at})"
+    return (Evidence(metric=name, value=getattr(spread, at), unit=unit, threshold=threshold, n=spread.n),)
 
 
-def told(metric: str, value: float | None, unit: str, threshold: float | None = None) -> tuple[Evidence, ...]:
+def told(
+    metric: str, value: float | None, unit: str, threshold: float | None = None, n: int | None = None
+) -> tuple[Evidence, ...]:
     """A figure as evidence; nothing where it is not known."""
-    return () if value is None else (Evidence(metric=metric, value=value, unit=unit, threshold=threshold),)
+    return () if value is None else (Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n),)

@@ -128,21 +128,77 @@ EXPANDABLE_SEGMENTS = Prescription(
 )
 
 
-def smaller_batch(n_samples: int | None, fits: int | None = None) -> Prescription:
+def bf16_of(session: Session) -> tuple[Prescription, ...]:
+    """Half-precision activations; empty where the run has them already."""
+    return () if "16" in str(session.settings.trainer.precision) else (BF16,)
+
+
+def smaller_optimizer(session: Session) -> Prescription:
+    """Less room for the optimizer's states: on one rank there is nothing to shard over."""
+    is_alone = session.run.world_size == 1
+    return Prescription(
+        treatment="",
+        summary="use an 8-bit optimizer" + ("" if is_alone else ", or shard its states over ranks with FSDP"),
+        safety="numerics",
+        effort="minutes",
+        code="bitsandbytes.optim.AdamW8bit(self.parameters())" if is_alone else 'Trainer(..., strategy="fsdp")',
+    )
+
+
+def fewer_batches_ahead(session: Session) -> Prescription | None:
+    """Half of the workers, each at most two batches ahead; None where no loader has workers."""
+    loaders = [one for one in session.settings.loaders if one.num_workers]
+    if not loaders:
+        return None
+    most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or 1))
+    n, ahead = most.num_workers or 1, most.prefetch_factor or 2
+    arguments = {"num_workers": n // 2, "prefetch_factor": min(ahead, 2)} if n > 1 else {"prefetch_factor": 1}
+    if n == 1 and ahead == 1:
+        arguments = {"num_workers": 0}
+    asked = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return Prescription(
+        treatment="",
+        summary="keep fewer batches ahead: each worker holds some of its own",
+        safety="exact",
+        effort="one line",
+        loader_args=arguments,
+        code=f"DataLoader(..., {asked})",
+    )
+
+
+def smaller_batch(session: Session, n_samples: int | None) -> Prescription:
     """A smaller batch with as much accumulation.
 
     Args:
+        session: Whose headroom tells what should fit, where it was looked for, and whose accumulation is gone on from.
         n_samples: The batch size in use; None when not known.
-        fits: The largest that should fit; None when not known.
     """
+    headroom = session.memory.headroom
+    fits = headroom.largest_batch if headroom is not None else None
+    if n_samples == 1:
+        return Prescription(
+            treatment="",
+            summary="use smaller samples: a batch holds one of them already",
+            safety="semantics",
+            effort="hours",
+        )
     # So many parts that each of them fits, and that together they are the batch of before.
-    times = -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
-    half = f"a batch of {max(1, n_samples // times)} instead of {n_samples}" if n_samples else "half the batch"
+    parts = -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
+    half = f"a batch of {max(1, n_samples // parts)} instead of {n_samples}" if n_samples else "half the batch"
+    accumulated = parts * (session.settings.trainer.accumulate_grad_batches or 1)
     return Prescription(
         treatment="",
-        summary=f"use {half} and accumulate {times} of them",
+        summary=f"use {half} and accumulate {accumulated} of them",
         safety="semantics",
         effort="one line",
-        trainer_flags={"accumulate_grad_batches": times},
-        code=f"Trainer(..., accumulate_grad_batches={times})",
+        trainer_flags={"accumulate_grad_batches": accumulated},
+        code=f"Trainer(..., accumulate_grad_batches={accumulated})",
     )
+
+
+def larger_batch(session: Session) -> str:
+    """Up to which size a batch should fit, as ``", up to 512"``; empty where that is not known to be more than now."""
+    headroom = session.memory.headroom
+    if headroom is None or not headroom.largest_batch or headroom.largest_batch <= (headroom.n_samples or 0):
+        return ""
+    return f", up to {headroom.largest_batch:,}"

@@ -9,6 +9,16 @@ def percent(fraction: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %"
 
 
+def number_of(n: float, what: str) -> str:
+    """A number of things: ``"1 step"``, ``"12 steps"``, ``"1.5 steps"``."""
+    return f"{f'{n:,}' if isinstance(n, int) else f'{n:.3g}'} {what}{'' if n == 1 else 's'}"
+
+
+def called(n: int) -> str:
+    """How often: ``"once"``, ``"12 times"``."""
+    return "once" if n == 1 else f"{n:,} times"
+
+
 def duration(seconds: float) -> str:
     """A time in the unit that fits it: ``"320 us"``, ``"12.5 ms"``, ``"3.2 s"``."""
     if seconds < 1e-3:

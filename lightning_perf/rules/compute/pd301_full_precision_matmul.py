@@ -330,7 +330,7 @@ def _on_counted(
                 n=1,
             ),
             Evidence(metric="matrix products in 32 bit, of the time", value=full_s / steady.span_s, unit="fraction"),
-            Evidence(metric="16-bit products are faster by", value=speed_up.high, unit="ratio"),
+            Evidence(metric="speed-up of 16-bit products, at most", value=speed_up.high, unit="ratio"),
             Evidence(metric="precision", value=session.settings.trainer.precision or ""),
         ),
         prescriptions=(prescription,),

@@ -126,18 +126,20 @@ def _from_trace(session: Session) -> Finding | None:
     if not is_launch_bound(trace):
         return None
     late_s = launching_s(trace)
+    capped_s = min(late_s, idle_limit_s(reading))
+    is_capped = capped_s < 0.5 * late_s
     return trace_finding(
         reading,
         code=CODE,
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{percent(reading.share(late_s))} of the time the device waits for the host to launch kernels. "
+            f"{percent(reading.share(capped_s))} of the time the device waits for the host to launch kernels. "
             f"{kernels.n_per_step:.0f} kernels {'a step' if trace.steps else 'in the trace'}, the median runs for "
             f"{duration(kernels.median_s)}{_where(trace)}."
         ),
         evidence=(
-            share_evidence(reading, "device idle because launches were late", late_s, MIN_LATE_SHARE),
+            share_evidence(reading, "device idle as launches were late, in profiled steps", late_s, MIN_LATE_SHARE),
             Evidence(
                 metric="median kernel",
                 value=kernels.median_s,
@@ -150,9 +152,9 @@ def _from_trace(session: Session) -> Finding | None:
         ),
         prescriptions=_prescriptions(),
         low_s=0.0,
-        high_s=min(late_s, idle_limit_s(reading)),
+        high_s=capped_s,
         basis="at most the time in which the device waited for launches; what it has to compute stays",
-        confidence="medium" if trace.has_stacks else "high",
+        confidence="medium" if trace.has_stacks or is_capped else "high",
     )
 
 

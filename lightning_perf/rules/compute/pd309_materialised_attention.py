@@ -99,7 +99,7 @@ def _live(session: Session) -> Finding | None:
                 for each in calls.attentions[:3]
             ),
         ),
-        prescriptions=(_prescription(_hint(worst)),),
+        prescriptions=(_prescription(worst),),
         claims=claims_within(steady, spent_s * (1 - 1 / HIGH_SPEED_UP), CODE_PHASES),
         # On a CPU the products take most of it, and scores that fit a cache are written at little cost.
         low_s=0.0,
@@ -108,22 +108,18 @@ def _live(session: Session) -> Finding | None:
     )
 
 
-def _hint(call: AttentionCall) -> str:
-    if call.via:
-        return "need_weights=False where its weights are not used"
-    if "scaled_dot_product_attention" in call.code:
-        return "here it fell back to the written-out form: give it four dimensions, and a mask that fused kernels know"
-    return ""
-
-
-def _prescription(hint: str = "") -> Prescription:
-    return Prescription(
-        treatment="",
-        summary=f"use torch's scaled_dot_product_attention{f'; {hint}' if hint else ''}",
-        safety="numerics",
-        effort="minutes",
-        code="out = torch.nn.functional.scaled_dot_product_attention(q, k, v)",
-    )
+def _prescription(call: AttentionCall | None = None) -> Prescription:
+    code = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)"
+    summary = "use torch's scaled_dot_product_attention"
+    if call is not None and call.via:
+        summary += "; need_weights=False where its weights are not used"
+    elif call is not None and "scaled_dot_product_attention" in call.code:
+        code = ""
+        summary = (
+            "let torch's scaled_dot_product_attention take a fused kernel: give it four dimensions, and a mask that "
+            "those know; here it fell back to the written-out form"
+        )
+    return Prescription(treatment="", summary=summary, safety="numerics", effort="minutes", code=code)
 
 
 def _from_trace(session: Session) -> Finding | None:

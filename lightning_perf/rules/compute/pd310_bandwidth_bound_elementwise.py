@@ -94,7 +94,7 @@ def check(session: Session) -> Finding | None:
 
 def _kinds(trace: TraceRecord) -> str:
     parts = [f"{kind} {percent(share)}" for kind in ELEMENTWISE_KINDS if (share := work_share(trace, kind)) >= 0.01]
-    return ", ".join(parts)
+    return f"By kind: {', '.join(parts)}"
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -10,7 +10,7 @@ from lightning_perf.rules.host_signals import where
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import severity_of
 from lightning_perf.rules.signals import is_cpu_run, steady_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import called, duration, percent
 
 CODE = "PD311"
 NAME = "recompiling"
@@ -81,9 +81,9 @@ def check(session: Session) -> Finding | None:
         # What running uncompiled costs from then on is not known; that the compiler is there for nothing is.
         severity="low" if given_up and share < MIN_SHARE else severity_of(share),
         summary=(
-            f"{percent(share)} of the time after the first steps goes to compiling again. "
-            f"{where(worst.file, worst.line, worst.function)} was compiled again {worst.n} times"
-            f"{f': {worst.reason}' if worst.reason else ''}."
+            f"{where(worst.file, worst.line, worst.function)} was compiled again {called(worst.n)}"
+            f"{f': {worst.reason}' if worst.reason else ''}. "
+            f"Compiling again takes {percent(share)} of the time after the first steps."
             f"{_GIVEN_UP if given_up else ''}"
         ),
         evidence=(
@@ -91,7 +91,12 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="time that they took", value=share, unit="fraction", threshold=MIN_SHARE),
             Evidence(metric="compiling in all", value=duration(watch.compile_s)),
             *(
-                Evidence(metric=f"{where(r.file, r.line, r.function)} compiled again", value=r.n, unit="count")
+                Evidence(
+                    metric=f"{where(r.file, r.line, r.function)} compiled again",
+                    value=r.n,
+                    unit="count",
+                    threshold=RECOMPILES_AT_LIMIT if given_up else None,
+                )
                 for r in (given_up or late)[:3]
             ),
         ),

@@ -68,7 +68,7 @@ def check(session: Session) -> Finding | None:
     )
     advice = Prescription(
         treatment="",
-        summary=f"keep {place} out of the compiled function",
+        summary=f"keep {place if first.file else 'what breaks the graph'} out of the compiled function",
         safety="exact",
         effort="minutes",
         code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",

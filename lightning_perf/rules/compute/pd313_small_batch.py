@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.model_signals import bound_of, counted
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
@@ -75,8 +75,7 @@ def check(session: Session) -> Finding | None:
     if not is_worth_saying(reading, high_s):
         return None
     accumulated = session.settings.trainer.accumulate_grad_batches or 1
-    headroom = session.memory.headroom
-    fits = f", up to {headroom.largest_batch:,}" if headroom is not None and headroom.largest_batch else ""
+    fits = larger_batch(session)
     used = counted(session).utilisation
     return trace_finding(
         reading,

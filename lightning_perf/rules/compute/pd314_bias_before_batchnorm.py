@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding
+from lightning_perf.rules.trace_signals import Reading, code_phases, is_blind, reading_of, share_evidence, trace_finding
 
 CODE = "PD314"
 NAME = "bias-before-batchnorm"
@@ -57,7 +57,7 @@ def preflight(session: Session) -> Finding | None:
     names = model.conv_bias_before_norm if model is not None else ()
     if not names:
         return None
-    shown = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+    shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
     return Finding(
         code=CODE,
         name=NAME,
@@ -77,23 +77,30 @@ def preflight(session: Session) -> Finding | None:
 def _measured(reading: Reading, n: int, bias_s: float | None) -> Finding | None:
     if n == 0:
         return None
-    spent_s = bias_s or 0.0
+    summary = f"{n} convolutions of the window add a bias that the batch normalisation after them takes away."
+    found = Evidence(metric="convolutions with a bias before a batch normalisation", value=n, unit="count")
+    if bias_s is None:  # what adding them takes cannot be told apart
+        return Finding(
+            code=CODE,
+            name=NAME,
+            category=CATEGORY,
+            severity="info",
+            summary=summary,
+            evidence=(found,),
+            prescriptions=(_without_bias(),),
+        )
     return trace_finding(
         reading,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{n} convolutions of the window add a bias that the batch normalisation after them takes away.",
-        evidence=(
-            Evidence(metric="convolutions with a bias before a batch normalisation", value=n, unit="count"),
-            *((share_evidence(reading, "adding these biases", spent_s),) if bias_s is not None else ()),
-        ),
+        summary=summary,
+        evidence=(found, share_evidence(reading, "adding these biases", bias_s)),
         prescriptions=(_without_bias(),),
         low_s=0.0,
-        high_s=spent_s,
-        basis="adding the biases forward"
-        if bias_s is not None
-        else "what adding the biases takes cannot be told apart",
+        high_s=bias_s,
+        phases=code_phases(reading) if reading.trace.device is None else (),
+        basis="adding the biases forward",
     )
 
 

@@ -52,7 +52,9 @@ def check(session: Session) -> Finding | None:
     scaler = session.loss_scaler
     if scaler is None:
         raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
-    if scaler.skips is None or scaler.n_steps < MIN_STEPS:
+    if scaler.skips is None:
+        raise Skip("the loss scaler does not tell what it skipped")
+    if scaler.n_steps < MIN_STEPS:
         raise Skip(f"{scaler.n_steps} optimizer steps after the scaler's first; at least {MIN_STEPS} are needed")
     steady = steady_of(session)
     skipped = scaler.skips / scaler.n_steps
@@ -74,7 +76,7 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="steps skipped", value=skipped, unit="fraction", threshold=MIN_SKIPPED, n=scaler.n_steps),
             Evidence(metric="scale", value=scaler.scale, threshold=MIN_SCALE),
         ),
-        prescriptions=(_clip(), _bf16()) if has_bf16 is False else (_bf16(), _clip()),
+        prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
         gain=gain_from(
             steady,
             0.0,

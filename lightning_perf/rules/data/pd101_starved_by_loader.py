@@ -8,12 +8,12 @@ from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescripti
 from lightning_perf.rules.feeding import predicted_steps
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
-from lightning_perf.rules.loader_plan import WorkerPlan, plan_evidence, plan_workers
+from lightning_perf.rules.loader_plan import CORES, WorkerPlan, plan_evidence, plan_workers
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding, without
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, number_of, percent
 
 CODE = "PD101"
 NAME = "starved-by-loader"
@@ -96,7 +96,7 @@ def check(session: Session) -> Finding | None:
         Evidence(metric=f"time to make one batch ({plan.basis})", value=plan.batch_s, unit="s"),
         Evidence(metric="time of a step without waiting", value=plan.compute_s, unit="s", n=steady.n_steps),
         Evidence(metric="num_workers", value="unknown" if loader.num_workers is None else loader.num_workers),
-        Evidence(metric="workers that the cores of this rank allow", value=plan.n_cap, unit="count"),
+        Evidence(metric=f"most workers, by {plan.cap_basis}", value=plan.n_cap, unit="count"),
         *plan_evidence(plan),
         *_rank_evidence(session),
     )
@@ -123,7 +123,7 @@ def check(session: Session) -> Finding | None:
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=_low_s(steady, plan) if can_prescribe else 0.0,
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
-        confidence="high" if predicted is None and (device is not None or plan.n_now == 0) else "medium",
+        confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
     )
 
 
@@ -145,7 +145,7 @@ def _basis(plan: WorkerPlan) -> str:
         tried = ", ".join(str(n) for n in plan.points)
         return f"the loader measured with {tried} workers beside the step's computing; {made}"
     n = max(1, plan.n_workers)
-    return f"model: {made} on {n} workers; from a dataset that computes on shared cores to one that waits"
+    return f"model: {made} on {number_of(n, 'worker')}; from a dataset that computes on shared cores to one that waits"
 
 
 def _exposed_share(session: Session, steady: StageTimes) -> float:
@@ -208,14 +208,13 @@ def _more_workers(reading: Reading, compute_s: float) -> Prescription:
     arguments: dict[str, object] = {"num_workers": n_workers, "persistent_workers": True}
     if reading.trace.device is not None:
         arguments["pin_memory"] = True
-    code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
+    asked = ", ".join(f"{key}={value}" for key, value in arguments.items())
     return Prescription(
-        treatment="loader-workers",
+        treatment="",
         summary=f"load in worker processes: {n_workers} or more beyond those in use, as far as there are cores",
         safety="exact",
         effort="one line",
-        loader_args=arguments,
-        code=code,
+        code=f"DataLoader(..., {asked})  # added to those in use",
     )
 
 
@@ -261,7 +260,9 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
 
 
 def _cheaper(plan: WorkerPlan) -> Prescription:
-    reason = "one usable core leaves none for workers" if plan.n_cap < 1 else f"the cores allow {plan.n_cap} workers"
+    reason = f"{plan.cap_basis}: {number_of(plan.n_cap, 'worker')} at most"
+    if plan.n_cap < 1 and plan.cap_basis == CORES:
+        reason = "less than two usable cores for this rank leave none for workers"
     return Prescription(
         treatment="",
         summary=f"make samples cheaper or cache them ({reason})",

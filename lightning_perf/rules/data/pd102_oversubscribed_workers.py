@@ -9,7 +9,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.wording import percent
 
@@ -63,6 +63,8 @@ def check(session: Session) -> Finding | None:
     n_workers = loader.num_workers or 0
     wait = loading_wait(host, n_workers)
     queueing = wait.cores
+    if queueing is None and host.cpu_busy_fraction is None and host.process_cpu_cores is None:
+        raise Skip("neither queueing for cores nor their use was sampled")
     busy = _busy_fraction(session, host)
     is_contended = busy >= MIN_BUSY_FRACTION if queueing is None else queueing >= MIN_QUEUEING_FRACTION
     if not is_contended or is_blocked(wait, MAX_BLOCKED_FRACTION):
@@ -86,7 +88,7 @@ def check(session: Session) -> Finding | None:
                      threshold=MIN_WAIT_SHARE),
             Evidence(metric="workers on this node", value=n_processes, unit="count", threshold=usable),
             *told("part of that wait spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
-            Evidence(metric="usable cores busy", value=busy, unit="fraction", threshold=MIN_BUSY_FRACTION),
+            *told("usable cores busy", busy or None, "fraction", MIN_BUSY_FRACTION),
             *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=(_prescription(session, loader, n_processes, plan),),

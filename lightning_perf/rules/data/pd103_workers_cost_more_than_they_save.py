@@ -62,6 +62,8 @@ def check(session: Session) -> Finding | None:
         raise Skip(f"the cost of a batch without workers: {basis}")
     if _has_another_cause(session):
         return None
+    if fetch.wait_s.p50 <= in_process_s:
+        return None  # they save: what costs is starting them, PD104
     restart_s = 0.0 if loader.persistent_workers else phase_s(steady, "epoch_boundary")
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)

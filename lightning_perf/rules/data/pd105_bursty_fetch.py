@@ -175,7 +175,7 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
             f"{duration(getitem.p50_s)}.{where_from(probe)}"
         ),
         evidence=(
-            wait_evidence(feeding),
+            wait_evidence(feeding, MIN_SHARE),
             Evidence(metric="time of the samples beyond usual ones", value=uneven, unit="fraction", n=getitem.n,
                      threshold=MIN_BURST_SHARE),
             Evidence(metric="median time of a sample", value=getitem.p50_s, unit="s", n=getitem.n),

@@ -24,7 +24,7 @@ MIN_IOWAIT_FRACTION = 0.50
 MIN_DISK_BUSY_FRACTION = 0.90
 
 # Between two waits a core cools down: what is computed there goes with the waits, in part.
-BASIS = "from nothing to all of the wait for data, whose computing between the waits is slow for them"
+BASIS = "from nothing to all of the wait for data: what it computes between its own waits is slow for them"
 
 DOCS = """\
 ## What it measures
@@ -101,7 +101,8 @@ def check(session: Session) -> Finding | None:
         evidence=(
             Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
                      threshold=MIN_WAIT_SHARE),
-            *told("part of that wait neither on a core nor queueing", blocked, "fraction", MIN_BLOCKED_FRACTION),
+            *told("part of that wait neither on a core nor queueing", blocked, "fraction",
+                  MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0))),
             *sampled("cores idle for a disk", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
             *sampled("busiest disk had requests to serve", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
             *sampled("read from storage a second", host.read_bytes_per_s, "bytes"),

@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
         return None
     function = costliest(probe, "collate")
     who = place(function) if function is not None else feeding.loader.collate or "the collate function"
-    is_own = function is None or function.is_users
+    is_own = function.is_users if function is not None else feeding.loader.collate != "default_collate"
     return timed_finding(
         feeding.stage,
         code=CODE,

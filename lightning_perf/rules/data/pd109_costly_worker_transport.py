@@ -88,7 +88,12 @@ def check(session: Session) -> Finding | None:
     waited_s = feeding.stage.n_steps * feeding.wait_s
     is_in_pieces = (probe.n_tensors or 0) >= MIN_TENSORS or (probe.n_objects or 0) >= MIN_OBJECTS
     handed_on_s = phase_s(feeding.stage, "transfer") if is_in_pieces else 0.0
-    can_do_without = feeding.plan.chosen is not None and feeding.plan.chosen.num_workers == 0
+    plan = feeding.plan
+    can_do_without = (
+        plan.chosen is not None
+        and plan.chosen.num_workers == 0
+        and plan.options[0].step_s < feeding.stage.step_s.mean  # in which part of moving may be hidden
+    )
     return timed_finding(
         feeding.stage,
         code=CODE,

@@ -61,6 +61,7 @@ def check(session: Session) -> Finding | None:
     share = first_s / statistics.median(epochs)
     if first_s < MIN_RATIO * fetch.wait_s.p50 or share < MIN_EPOCH_SHARE:
         return None
+    is_unkept = bool(loader.num_workers) and not loader.persistent_workers
     excess_s = sum(max(0.0, each - fetch.wait_s.p50) for each in fetch.first_s[1:])
     return timed_finding(
         steady,
@@ -87,7 +88,7 @@ def check(session: Session) -> Finding | None:
                 summary="do the dataset's start-up work once, in its constructor, and keep its workers",
                 safety="exact",
                 effort="minutes",
-                code="DataLoader(..., persistent_workers=True)" if loader.num_workers else "",
+                code="DataLoader(..., persistent_workers=True)" if is_unkept else "",
             ),
         ),
         claims={"epoch_boundary": min(excess_s, phase_s(steady, "epoch_boundary"))},

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import PARTS, Evidence, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
+from lightning_perf.records import (
+    PARTS,
+    STEP_PHASES,
+    Evidence,
+    Finding,
+    Prescription,
+    Ranks,
+    RankSummary,
+    Session,
+    StageTimes,
+)
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Rule, Skip
@@ -61,7 +71,7 @@ class Images(Dataset):
 ## Prescription
 By cause. Data: give that rank's loader what the others' have (the same disk, cores and workers; samples of like cost
 spread evenly). Compute: batches of like size, and a device that is not shared, throttled or of another kind.
-Host: run callbacks and logging on all ranks alike, or seldom.
+Host: run callbacks and logging seldom, or share their work among the ranks.
 
 ## When it is wrong
 Where strategies exchange in the middle of forward and backward (FSDP, tensor parallel), waiting cannot be told from
@@ -102,6 +112,8 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     cause = "on the host, with nothing computed" if is_traced and part == "host" else _CAUSES[part]
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
+    # Once the slowest is as fast as the usual one, all wait for the next.
+    next_s = max(one.own_s for one in ranks.summaries if one is not worst)
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
@@ -110,10 +122,11 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"Rank {worst.rank}{where} holds {_others(len(ranks.summaries) - 1)} up: of each step it spends "
+            f"Rank {worst.rank}{where} holds {_others(len(ranks.summaries) - 1)} up: "
+            f"{'of each step' if is_usual else 'on average'} it spends "
             f"{duration(worst.own_s)} of its own, {'the others' if len(ranks.summaries) > 2 else 'the other'} "
             f"{duration(usual_s)}. The excess is mostly {cause}{_name_of(worst, part)}."
-            + (f" Ranks {listed(others)} are slow too." if others else "")
+            f"{_slow_too(others)}"
         ),
         evidence=(
             Evidence(
@@ -146,7 +159,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         ),
         prescriptions=(_prescription(worst, part, is_traced),),
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
-        low_s=LOW_FRACTION * lost_s,
+        low_s=LOW_FRACTION * min(lost_s, (worst.own_s - next_s) * steady.n_steps),
         basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)",
     )
 
@@ -168,14 +181,21 @@ def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> d
 
 def _claims_of_a_trace(span: StageTimes, lost_s: float) -> dict[str, float]:
     """In which phase of a trace the others wait depends on the strategy: each gives its share."""
-    total_s = sum(phase.total_s for phase in span.phases.values())
-    return {name: lost_s * phase.total_s / total_s for name, phase in span.phases.items()} if total_s > 0 else {}
+    within = {name: phase for name, phase in span.phases.items() if name in STEP_PHASES}
+    total_s = sum(phase.total_s for phase in within.values())
+    return {name: lost_s * phase.total_s / total_s for name, phase in within.items()} if total_s > 0 else {}
 
 
 def _name_of(worst: RankSummary, part: str) -> str:
     if part == "host" and worst.slowest_name is not None:
         return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} of each step)"
     return ""
+
+
+def _slow_too(ranks: list[int]) -> str:
+    if not ranks:
+        return ""
+    return f" Rank {ranks[0]} is slow too." if len(ranks) == 1 else f" Ranks {listed(ranks)} are slow too."
 
 
 def _others(n: int) -> str:
@@ -186,7 +206,7 @@ def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescriptio
     summaries = {
         "data": f"give rank {worst.rank}'s loader the disk, cores and samples that the others' have",
         "compute": f"give rank {worst.rank} batches of the same size, and look at what else its device or cores do",
-        "host": f"run {worst.slowest_name or 'callbacks'} less often, or on all ranks alike",
+        "host": f"run {worst.slowest_name or 'callbacks'} less often, or share its work among the ranks",
     }
     if is_traced:
         summaries["host"] = f"look for what rank {worst.rank} alone does on the host, and do it less often"

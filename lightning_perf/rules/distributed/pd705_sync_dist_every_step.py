@@ -32,7 +32,8 @@ self.log("loss", loss, on_step=True, sync_dist=True)
 ```
 
 ## Prescription
-`self.log("loss", loss, on_epoch=True, sync_dist=True)`: one reduction an epoch. On steps, log each rank's own value.
+`self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)`: one reduction an epoch. On steps, log each
+rank's own value.
 
 ## When it is wrong
 Where the step's own waiting for a slow rank merely moves into the metric's reduction: PD701 then speaks as well, and
@@ -80,10 +81,10 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="log it with on_epoch=True, and without sync_dist on steps",
+                summary="reduce it once an epoch: on_step=False, on_epoch=True; on steps log without sync_dist",
                 safety="exact",
                 effort="one line",
-                code='self.log("loss", loss, on_epoch=True, sync_dist=True)',
+                code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
             ),
         ),
         claims=claims_of(reducing, steady.span_s),

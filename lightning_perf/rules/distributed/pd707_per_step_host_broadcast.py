@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import reading_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, number_of, percent
 
 CODE = "PD707"
 NAME = "per-step-host-broadcast"
@@ -62,7 +62,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         severity="info",
         summary=(
-            f"The host reads {syncs.item_n / n_steps:.3g} numbers a step from the device and waits "
+            f"The host reads {number_of(syncs.item_n / n_steps, 'number')} a step from the device and waits "
             f"{duration(syncs.wait_s / n_steps)} for it ({percent(share)}). On several ranks Lightning itself makes "
             "one such read a step, to hear of a SIGTERM; no flag turns that off."
         ),
@@ -76,15 +76,21 @@ def check(session: Session) -> Finding | None:
             ),
             Evidence(metric="share of the time waiting for the device", value=share, unit="fraction", n=n_steps),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="leave max_time out in favour of max_steps; make steps longer",
-                safety="exact",
-                effort="one line",
-            ),
-        ),
+        prescriptions=(*((_NO_MAX_TIME,) if syncs.item_n >= 2 * n_steps else ()), _LONGER_STEPS),
     )
 
+
+_NO_MAX_TIME = Prescription(
+    treatment="",
+    summary="limit the run by max_steps or max_epochs instead of max_time, where that is set",
+    safety="semantics",
+    effort="one line",
+)
+_LONGER_STEPS = Prescription(
+    treatment="",
+    summary="make steps longer: more samples in each, which leaves fewer of these reads",
+    safety="semantics",
+    effort="minutes",
+)
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

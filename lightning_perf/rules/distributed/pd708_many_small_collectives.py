@@ -68,7 +68,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             Evidence(metric="small collectives a step", value=small, unit="count", threshold=MIN_PER_STEP),
-            share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "small collectives while no other kernel ran", exposed_s, MIN_SHARE),
         ),
         prescriptions=(
             Prescription(

@@ -78,10 +78,13 @@ def _live(session: Session) -> Finding | None:
         return None
     is_host = calls.device == "cpu"
     share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
+    is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
     told = (
         f"On this CPU the calls take {percent(share)} of a step; on a GPU the host would wait there, in each step, "
         "until the device has done all that is queued"
+        if is_host and is_timed
+        else "On a GPU the host would wait there until the device has done all that is queued"
         if is_host
         else "The host waits there in each step until the device has done all that is queued; what that costs, a "
         "profiler window tells"
@@ -92,7 +95,8 @@ def _live(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{_line(waits[0])} needs a result on the host in each step ({waits[0].operator}{_more(waits)}). {told}."
+            f"{_line(waits[0])} needs a result on the host in {_often(waits[0])} ({waits[0].operator}{_more(waits)}). "
+            f"{told}."
         ),
         evidence=(
             *(
@@ -105,12 +109,16 @@ def _live(session: Session) -> Finding | None:
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, ("forward", "backward", "optimizer")),
         low_s=0.0,
         basis="at most what the calls themselves took in the steps looked at",
-        confidence="high" if is_host else "medium",
+        confidence="high" if is_host and is_timed else "medium",
     )
-    if is_host:
+    if is_host and is_timed:
         return finding
     # Host seconds in these calls are waiting for work that has to be done anyway: no gain can be promised from them.
     return msgspec.structs.replace(finding, severity="low", gain=None)
+
+
+def _often(call: SyncCall) -> str:
+    return "each step" if call.per_step >= 1 else "some steps"
 
 
 def _line(call: SyncCall) -> str:

@@ -63,13 +63,14 @@ def check(session: Session) -> Finding | None:
     interval = trainer.log_every_n_steps
     frequent_share = sum(share_of(times) for times in loggers.values()) - slow_share
     collecting_share = share_of(named_by_kind(steady, "loop").get("metrics", ()))
-    is_collecting = collecting_share > frequent_share  # whether written or not: a longer interval would not help
+    is_collecting = collecting_share > frequent_share  # whether written or not: a longer interval helps little
     advice: tuple[Prescription, ...] = ()
     low_s = 0.0
     if interval is not None and interval < DEFAULT_STEPS:
         wanted = max(DEFAULT_STEPS, 10 * math.ceil(interval * share / TARGET_SHARE / 10))
-        advice = (_prescription(min(wanted, 10 * DEFAULT_STEPS)),)
-        low_s = frequent_share * steady.span_s * (1 - interval / DEFAULT_STEPS)
+        if not is_collecting or frequent_share >= MIN_SHARE:
+            advice = (_prescription(min(wanted, 10 * DEFAULT_STEPS)),)
+            low_s = frequent_share * steady.span_s * (1 - interval / DEFAULT_STEPS)
     if is_collecting or not advice:
         fewer = Prescription(
             treatment="prog-bar-off",

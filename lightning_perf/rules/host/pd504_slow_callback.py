@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from collections.abc import Sequence
+
+from lightning_perf.records import Evidence, Finding, NamedTime, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import called, duration, percent
 
 CODE = "PD504"
 NAME = "slow-callback"
@@ -55,14 +57,15 @@ def check(session: Session) -> Finding | None:
         return None
     worst = max(times, key=lambda time: time.share)
     each_s = worst.total_s / max(1, worst.n_calls)
+    it = "It" if len(times) == 1 else worst.hook
     return timed_finding(
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{percent(share)} of the time goes into {name}.{worst.hook}. It was called {worst.n_calls} times and took "
-            f"{duration(each_s)} each."
+            f"{percent(share)} of the time goes into {_where(name, times)}. {it} was called "
+            f"{called(worst.n_calls)} and took {duration(each_s)} each."
         ),
         evidence=(
             Evidence(
@@ -80,13 +83,24 @@ def check(session: Session) -> Finding | None:
                 summary=f"run {name}.{worst.hook} less often, or make it cheaper",
                 safety="exact",
                 effort="minutes",
-                code=f"# in {name}.{worst.hook}\nif trainer.global_step % 50 != 0:\n    return",
+                code=_code(f"{name}.{worst.hook}", worst),
             ),
         ),
         claims=claims_of(times, steady.span_s),
         low_s=LOW_FRACTION * share * steady.span_s,
         basis="half to all of the time in it",
     )
+
+
+def _where(name: str, times: Sequence[NamedTime]) -> str:
+    return f"{name}.{times[0].hook}" if len(times) == 1 else f"{len(times)} hooks of {name}"
+
+
+def _code(name: str, worst: NamedTime) -> str:
+    if worst.kind == "callback":
+        return f"# in {name}\nif trainer.global_step % 50 != 0:\n    return"
+    # A module's hook is not handed the Trainer, and some have to return what they were given.
+    return f"# around the costly part of {name}\nif self.global_step % 50 == 0:\n    ..."
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -57,6 +57,7 @@ def check(session: Session) -> Finding | None:
     rate = session.settings.trainer.progress_bar_refresh_rate or 1
     wanted = min(MAX_REFRESH_STEPS, 10 * math.ceil(rate * share / TARGET_SHARE / 10))
     seconds = share * steady.span_s
+    often = f"every {rate} steps" if rate > 1 else "at every step"
     if wanted > rate:
         advice = Prescription(
             treatment="progress-refresh",
@@ -78,7 +79,7 @@ def check(session: Session) -> Finding | None:
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{percent(share)} of the time goes into the progress bar. {name} refreshes every {rate} steps.",
+        summary=f"{percent(share)} of the time goes into the progress bar. {name} refreshes {often}.",
         evidence=(
             Evidence(
                 metric=f"share of the time in {name}",

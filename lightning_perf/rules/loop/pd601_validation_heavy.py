@@ -56,7 +56,6 @@ def check(session: Session) -> Finding | None:
         return None
     ratio = validation_s / max(steady.span_s - validation_s, 1e-9)
     flags, saved_fraction = _less_often(session, ratio)
-    setting = ", ".join(f"{key}={value}" for key, value in flags.items())
     return timed_finding(
         steady,
         code=CODE,
@@ -68,19 +67,23 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="val_check_interval", value=_shown(session.settings.trainer.val_check_interval)),
             Evidence(metric="check_val_every_n_epoch", value=_shown(session.settings.trainer.check_val_every_n_epoch)),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="val-less-often",
-                summary=f"set {setting}",
-                safety="semantics",
-                effort="one line",
-                trainer_flags=flags,
-                code=f"Trainer(..., {setting})",
-            ),
-        ),
+        prescriptions=(_prescription(flags),),
         claims={"validation": saved_fraction * validation_s},
         low_s=saved_fraction * validation_s / 2,
         basis="half to all of what validating less often leaves out",
+    )
+
+
+def _prescription(flags: dict[str, Any]) -> Prescription:
+    setting = ", ".join(f"{key}={value}" for key, value in flags.items())
+    is_less_often = "limit_val_batches" not in flags
+    return Prescription(
+        treatment="val-less-often" if is_less_often else "",
+        summary=f"set {setting}" + ("" if is_less_often else ": the run is too short to leave out a round"),
+        safety="semantics",
+        effort="one line",
+        trainer_flags=flags,
+        code=f"Trainer(..., {setting})",
     )
 
 
@@ -89,16 +92,25 @@ def _shown(value: float | int | None) -> float | int | str:
 
 
 def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
-    """The flag to set, and the fraction of validation that it leaves out."""
+    """The flags to set, and the fraction of validation that they leave out."""
     trainer = session.settings.trainer
     interval = trainer.val_check_interval
     if isinstance(interval, float) and 0 < interval < 1:
         return {"val_check_interval": 1.0}, 1 - interval
     if isinstance(interval, int) and not isinstance(interval, bool) and interval > 1:
         times = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
-        return {"val_check_interval": interval * times}, 1 - 1 / times
+        flags: dict[str, Any] = {"val_check_interval": interval * times}
+        if trainer.check_val_every_n_epoch is not None:  # else counted within an epoch, which may be shorter
+            flags["check_val_every_n_epoch"] = None
+        return flags, 1 - 1 / times
+    every = trainer.check_val_every_n_epoch or 1
+    # Within the run's epochs: else it would never be validated.
+    within = (trainer.max_epochs or 0) // every if (trainer.max_epochs or 0) > 0 else MAX_EPOCHS_BETWEEN
     times = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
-    return {"check_val_every_n_epoch": (trainer.check_val_every_n_epoch or 1) * times}, 1 - 1 / times
+    if within < 2:
+        return {"limit_val_batches": round(1 / times, 2)}, 1 - 1 / times
+    times = min(times, within)
+    return {"check_val_every_n_epoch": every * times}, 1 - 1 / times
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

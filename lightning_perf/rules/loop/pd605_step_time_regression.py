@@ -77,7 +77,7 @@ def check(session: Session) -> Finding | None:
     n_after = sum(block.n_steps for block in after)
     is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
     is_machine = phase in COMPUTING and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
-    where = "All phases" if is_uniform else phase.replace("_", " ") or "No phase"
+    grew = "All phases grew alike" if is_uniform else f"The phase that grew most: {phase.replace('_', ' ') or 'none'}"
     finding = timed_finding(
         steady,
         code=CODE,
@@ -85,7 +85,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         summary=(
             f"From step {after[0].first_step} on a step takes {duration(change.after)} instead of "
-            f"{duration(change.before)}. {where} grew {'alike' if is_uniform else 'most'}."
+            f"{duration(change.before)}. {grew}."
             + (" The training had less of the cores from there on." if is_machine else "")
         ),
         evidence=(
@@ -96,7 +96,7 @@ def check(session: Session) -> Finding | None:
                 threshold=1 + MIN_GROWTH,
                 n=n_after,
             ),
-            Evidence(metric="first slow step", value=after[0].first_step, unit="count"),
+            Evidence(metric="first slow step", value=after[0].first_step),
             *((Evidence(metric=f"growth of {phase} a step", value=growth[phase], unit="s"),) if phase else ()),
             *changes_at(session, after[0].start_s),
         ),

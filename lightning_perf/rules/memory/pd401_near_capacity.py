@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
 from lightning_perf.rules.memory_signals import (
-    BF16,
     CHECKPOINTING,
     FULL_FRACTION,
     NEAR_CAPACITY_FRACTION,
+    bf16_of,
     capacity_fraction,
     device_memory_of,
     smaller_batch,
@@ -72,8 +72,8 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             CHECKPOINTING,
-            BF16,
-            smaller_batch(n_samples, headroom.largest_batch if headroom is not None else None),
+            *bf16_of(session),
+            smaller_batch(session, n_samples),
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
-from lightning_perf.rules.memory_signals import BF16, CHECKPOINTING, breakdown_of, is_tight, whole_of
+from lightning_perf.rules.memory_signals import CHECKPOINTING, bf16_of, breakdown_of, is_tight, whole_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent, size_text
 
@@ -66,7 +66,7 @@ def check(session: Session) -> Finding | None:
             ),
             Evidence(metric="activations", value=breakdown.activations_bytes, unit="bytes"),
         ),
-        prescriptions=(CHECKPOINTING, BF16),
+        prescriptions=(CHECKPOINTING, *bf16_of(session)),
     )
 
 

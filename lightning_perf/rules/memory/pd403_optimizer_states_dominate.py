@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import breakdown_of, is_tight, whole_of
+from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.rules.memory_signals import breakdown_of, is_tight, smaller_optimizer, whole_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent, size_text
 
@@ -49,14 +49,15 @@ def check(session: Session) -> Finding | None:
     fraction = breakdown.optimizer_bytes / whole
     if fraction <= MIN_FRACTION:
         return None
+    tight = is_tight(session)
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity="medium" if is_tight(session) else "info",
+        severity="medium" if tight else "info",
         summary=(
             f"Optimizer states take {percent(fraction)} of what memory holds, {size_text(breakdown.optimizer_bytes)}. "
-            "That is the part to shrink should memory become tight."
+            + ("That is the part to shrink." if tight else "That is the part to shrink should memory become tight.")
         ),
         evidence=(
             Evidence(
@@ -64,15 +65,7 @@ def check(session: Session) -> Finding | None:
             ),
             Evidence(metric="optimizer states", value=breakdown.optimizer_bytes, unit="bytes"),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="use an 8-bit optimizer, or shard its states over ranks with FSDP",
-                safety="numerics",
-                effort="minutes",
-                code="bitsandbytes.optim.AdamW8bit(self.parameters())",
-            ),
-        ),
+        prescriptions=(smaller_optimizer(session),),
     )
 
 

@@ -48,6 +48,7 @@ def check(session: Session) -> Finding | None:
     device = device_memory_of(session)
     excess_bytes = device.peak_reserved_bytes - device.peak_allocated_bytes
     split_bytes = device.inactive_split_bytes or 0
+    is_known = device.inactive_split_bytes is not None
     ratio = device.peak_reserved_bytes / max(1, device.peak_allocated_bytes)
     split_fraction = split_bytes / device.peak_reserved_bytes
     if max(excess_bytes, split_bytes) < MIN_EXCESS_BYTES:
@@ -61,19 +62,23 @@ def check(session: Session) -> Finding | None:
         severity="medium" if is_tight(session) else "low",
         summary=(
             f"The allocator holds {size_text(device.peak_reserved_bytes)} of {device.device} for tensors that take "
-            f"{size_text(device.peak_allocated_bytes)}. Its memory is in pieces."
+            f"{size_text(device.peak_allocated_bytes)}. Its memory is {'' if is_known else 'likely '}in pieces."
         ),
         evidence=(
             Evidence(metric="peak reserved over peak allocated", value=ratio, unit="ratio", threshold=MIN_RATIO),
-            Evidence(
-                metric="free parts of blocks in use, of what is reserved",
-                value=split_fraction,
-                unit="fraction",
-                threshold=MIN_SPLIT_FRACTION,
-            ),
+            *((_split_evidence(split_fraction),) if is_known else ()),
         ),
         prescriptions=(EXPANDABLE_SEGMENTS,),
         confidence="medium",
+    )
+
+
+def _split_evidence(fraction: float) -> Evidence:
+    return Evidence(
+        metric="free parts of blocks in use, of what is reserved",
+        value=fraction,
+        unit="fraction",
+        threshold=MIN_SPLIT_FRACTION,
     )
 
 

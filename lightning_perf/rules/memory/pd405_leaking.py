@@ -55,6 +55,7 @@ def check(session: Session) -> Finding | None:
         return None
     worst = max(leaks, key=lambda g: g.bytes_per_step, default=None)
     is_hidden = worst is not None and worst.where == "heap" and not any(g.where == "host" for g in leaks)
+    is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     return Finding(
         code=CODE,
@@ -79,7 +80,8 @@ def _summary(growth: Growth | None, suspects: tuple[Suspect, ...], is_hidden: bo
     first = suspects[0] if suspects else None
     if growth is None:
         assert first is not None
-        return f"{first.name} gathers tensors with their autograd graphs at every step. {_what(first)}."
+        gathers = "gains autograd nodes" if first.kind == "graph" else "gathers tensors with their autograd graphs"
+        return f"{first.name} {gathers} at every step. {_what(first)}."
     place = "The host's memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
     text = f"{place} grows by {size_text(growth.bytes_per_step)} a step"
     hidden = " Resident memory does not show it while the heap has freed room." if is_hidden else ""
@@ -92,7 +94,7 @@ def _what(suspect: Suspect) -> str:
     if suspect.kind == "graph":
         return f"It is one tensor whose graph of {suspect.n_items} nodes gains {suspect.items_per_step:.0f} a step"
     graphs = f", {suspect.n_with_graph} of them with graphs" if suspect.n_with_graph else ""
-    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, {suspect.items_per_step:+.2g} a step"
+    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, {suspect.items_per_step:+,.3g} a step"
 
 
 def _unit(suspect: Suspect) -> str:
@@ -103,7 +105,7 @@ def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
     if any(s.n_with_graph or s.kind == "graph" for s in suspects):
         summary, code = (
             "keep the value, not the tensor: detach it, or take its item where it is logged",
-            ("self.losses.append(loss.detach())"),
+            "self.total += loss.detach()" if suspects[0].kind == "graph" else "self.losses.append(loss.detach())",
         )
     elif suspects:
         summary, code = f"empty {suspects[0].name} once its content was used, or keep only what is needed of it", ""

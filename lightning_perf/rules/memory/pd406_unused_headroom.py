@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import percent
 
@@ -52,8 +52,7 @@ def check(session: Session) -> Finding | None:
     is_idle = bool(busy) and statistics.median(busy) < MAX_BUSY_FRACTION
     if fraction >= MAX_FRACTION or (busy and not is_idle):
         return None
-    headroom = session.memory.headroom
-    fits = f" A batch of {headroom.largest_batch} should fit." if headroom and headroom.largest_batch else ""
+    fits = larger_batch(session)
     evidence = [
         Evidence(
             metric="peak of reserved memory, of the device", value=fraction, unit="fraction", threshold=MAX_FRACTION
@@ -74,12 +73,12 @@ def check(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         severity="low" if is_idle else "info",
-        summary=f"{device.device} uses {percent(fraction)} of its memory.{fits}",
+        summary=f"{device.device} uses {percent(fraction)} of its memory.",
         evidence=tuple(evidence),
         prescriptions=(
             Prescription(
                 treatment="batch-size",
-                summary="use a larger batch" + (f", up to {headroom.largest_batch}" if fits and headroom else ""),
+                summary=f"use a larger batch{fits}",
                 safety="semantics",
                 effort="minutes",
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Session
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import called
 
 CODE = "PD407"
 NAME = "allocation-retries"
@@ -41,20 +42,21 @@ def check(session: Session) -> Finding | None:
     if device.alloc_retries == 0:
         return None
     headroom = session.memory.headroom
+    n_samples = headroom.n_samples if headroom is not None else None
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
         severity="medium",
         summary=(
-            f"The allocator of {device.device} flushed its cache {device.alloc_retries} times to satisfy a request. "
+            f"The allocator of {device.device} flushed its cache {called(device.alloc_retries)} to satisfy a request. "
             "Each time the device was waited for."
         ),
         evidence=(
             Evidence(metric="allocation retries", value=device.alloc_retries, unit="count", threshold=0),
             Evidence(metric="peak of reserved memory", value=device.peak_reserved_bytes, unit="bytes"),
         ),
-        prescriptions=(smaller_batch(headroom.n_samples if headroom is not None else None), EXPANDABLE_SEGMENTS),
+        prescriptions=(smaller_batch(session, n_samples), EXPANDABLE_SEGMENTS),
     )
 
 

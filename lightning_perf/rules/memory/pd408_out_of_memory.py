@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, OutOfMemory, Prescription, Session
 from lightning_perf.rules.memory_signals import (
-    BF16,
     CHECKPOINTING,
     EXPANDABLE_SEGMENTS,
+    bf16_of,
+    fewer_batches_ahead,
     smaller_batch,
+    smaller_optimizer,
     whole_of,
 )
 from lightning_perf.rules.rule import Rule
-from lightning_perf.rules.wording import size_text
+from lightning_perf.rules.wording import number_of, size_text
 
 CODE = "PD408"
 NAME = "out-of-memory"
@@ -50,11 +52,12 @@ def check(session: Session) -> Finding | None:
     where = {
         "device": "The device's memory ran out",
         "host": "The host's memory ran out",
-        "worker": "A DataLoader worker was killed, as happens when the host's memory runs out",
+        "worker": "A DataLoader worker was killed",
         "shm": "The shared memory of DataLoader workers ran out",
     }[oom.where]
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
-    asked = f" {size_text(oom.requested_bytes)} were asked for." if oom.requested_bytes is not None else ""
+    asked = f" It was asked for {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
+    killed = " That happens when the host's memory runs out." if oom.where == "worker" else ""
     evidence = [Evidence(metric="steps before it", value=oom.step, unit="count")]
     for tensor in oom.largest_tensors[:3]:
         name = tensor.name or "a tensor that nobody named"
@@ -64,40 +67,33 @@ def check(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         severity="high",
-        summary=f"{where}{phase} after {oom.step} steps.{asked}",
+        summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{asked}",
         evidence=tuple(evidence),
         prescriptions=_prescriptions(session, oom),
     )
 
 
 def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ...]:
+    fewer = fewer_batches_ahead(session)
     if oom.where in ("worker", "host"):
-        return (_FEWER_WORKERS, _STREAM)
+        return (fewer, _STREAM) if fewer is not None else (_STREAM,)
     if oom.where == "shm":
-        return (_MORE_SHARED_MEMORY, _FEWER_WORKERS)
-    breakdown, headroom = session.memory.breakdown, session.memory.headroom
+        return (_MORE_SHARED_MEMORY, fewer) if fewer is not None else (_MORE_SHARED_MEMORY,)
+    breakdown = session.memory.breakdown
     chosen: list[Prescription] = []
     if breakdown is not None:
         whole = whole_of(breakdown)
         if (breakdown.activations_bytes or 0) > 0.5 * whole:
-            chosen += (CHECKPOINTING, BF16)
+            chosen += (CHECKPOINTING, *bf16_of(session))
         elif (breakdown.optimizer_bytes or 0) > 0.5 * whole:
-            chosen.append(_SHARD)
+            chosen.append(smaller_optimizer(session))
     if any(
         d.peak_reserved_bytes - d.peak_allocated_bytes > (oom.requested_bytes or 2**40) for d in session.memory.devices
     ):
         chosen.append(EXPANDABLE_SEGMENTS)
-    fits = headroom.largest_batch if headroom is not None else None
-    return (*chosen, smaller_batch(oom.n_samples, fits))
+    return (*chosen, smaller_batch(session, oom.n_samples))
 
 
-_FEWER_WORKERS = Prescription(
-    treatment="",
-    summary="use fewer workers, and a smaller prefetch_factor: each holds batches of its own",
-    safety="exact",
-    effort="one line",
-    code="DataLoader(..., num_workers=2, prefetch_factor=2)",
-)
 _STREAM = Prescription(
     treatment="",
     summary="read samples from disk when they are needed instead of keeping them",
@@ -110,13 +106,6 @@ _MORE_SHARED_MEMORY = Prescription(
     safety="exact",
     effort="minutes",
     code="docker run --shm-size=8g ...",
-)
-_SHARD = Prescription(
-    treatment="",
-    summary="use an 8-bit optimizer, or shard its states over ranks with FSDP",
-    safety="numerics",
-    effort="minutes",
-    code='Trainer(..., strategy="fsdp")',
 )
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.memory_signals import FULL_FRACTION
+from lightning_perf.rules.memory_signals import FULL_FRACTION, fewer_batches_ahead
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent, size_text
 
@@ -55,13 +55,17 @@ def check(session: Session) -> Finding | None:
     if fraction < MIN_FRACTION and swapped_bytes < MIN_SWAPPED_BYTES:
         return None
     limit = "the cgroup's limit" if host.limit_basis == "cgroup" else "the machine's memory"
-    swapped = f" {size_text(swapped_bytes)} of this training lie on swap." if swapped_bytes >= MIN_SWAPPED_BYTES else ""
+    in_use = f"{percent(fraction)} of {limit}, {size_text(host.limit_bytes)}, was in use."
+    swapped = f"{size_text(swapped_bytes)} of this training lie on swap."
+    told = [text for text, is_so in ((in_use, fraction >= MIN_FRACTION), (swapped, swapped_bytes >= MIN_SWAPPED_BYTES))
+            if is_so]  # fmt: skip
+    fewer = fewer_batches_ahead(session)
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
         severity="high" if fraction >= FULL_FRACTION else "medium",
-        summary=f"{percent(fraction)} of {limit}, {size_text(host.limit_bytes)}, was in use.{swapped}",
+        summary=" ".join(told),
         evidence=(
             Evidence(metric=f"in use, of {limit}", value=fraction, unit="fraction", threshold=MIN_FRACTION),
             Evidence(metric="resident memory of this process, highest", value=own_bytes, unit="bytes"),
@@ -71,12 +75,12 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="on swap", value=swapped_bytes, unit="bytes", threshold=MIN_SWAPPED_BYTES),
         ),
         prescriptions=(
+            *((fewer,) if fewer is not None else ()),
             Prescription(
                 treatment="",
-                summary="use fewer workers or a smaller prefetch_factor, and stream what is kept in memory",
+                summary="stream what is kept in memory, or keep less of it",
                 safety="exact",
-                effort="minutes",
-                code="DataLoader(..., num_workers=2, prefetch_factor=2)" if host.n_workers else "",
+                effort="hours",
             ),
         ),
     )

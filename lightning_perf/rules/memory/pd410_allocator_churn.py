@@ -59,7 +59,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time the device waits for the driver to allocate or free "
-            f"memory. {calls}."
+            f"memory.{f' {calls}.' if calls else ''}"
         ),
         evidence=(
             share_evidence(reading, "allocating and freeing with the device idle", exposed_s, MIN_SHARE),

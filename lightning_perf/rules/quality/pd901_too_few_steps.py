@@ -43,17 +43,23 @@ def check(session: Session) -> Finding | None:
     n_steps = session.steady.n_steps if session.steady is not None else 0
     if n_steps >= MIN_STEPS:
         return None
+    few = f"Only {n_steps}" if n_steps else "No"
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
         severity="info",
-        summary=f"Only {n_steps} steps were measured in the steady state. Figures from so few scatter.",
+        summary=f"{few} steps were measured in the steady state. Figures from so few scatter.",
         evidence=(
             Evidence(metric="steps in the steady state", value=n_steps, unit="count", threshold=MIN_STEPS, n=n_steps),
         ),
         prescriptions=(
-            Prescription(treatment="", summary=f"run {MIN_STEPS} steps or more", safety="exact", effort="one line"),
+            Prescription(
+                treatment="",
+                summary=f"run {MIN_STEPS} steps or more once the first, slower ones are over",
+                safety="exact",
+                effort="one line",
+            ),
         ),
     )
 

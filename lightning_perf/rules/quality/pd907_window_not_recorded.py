@@ -46,12 +46,18 @@ def check(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         severity="info",
-        summary=f"{len(lost)} of {len(session.windows)} profiler windows hold nothing to read.",
+        summary=_summary(len(lost), len(session.windows)),
         evidence=tuple(
             Evidence(metric=f"window at step {window.first_step}: {window.status}", value=window.reason)
             for window in lost
         ),
     )
+
+
+def _summary(n_lost: int, n: int) -> str:
+    if n == 1:
+        return "The profiler window holds nothing to read."
+    return f"{n_lost} of {n} profiler windows {'holds' if n_lost == 1 else 'hold'} nothing to read."
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

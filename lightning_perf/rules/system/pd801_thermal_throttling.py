@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled, told
 from lightning_perf.rules.rule import Rule, Skip
@@ -56,40 +56,49 @@ def check(session: Session) -> Finding | None:
         raise Skip(f"{device.device} tells neither why its clocks are held back nor its temperature and clock")
     throttled = sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS)
     lost = None if clock is None or not device.max_sm_clock_mhz else 1.0 - clock.mean / device.max_sm_clock_mhz
-    is_hot_and_slow = hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= MIN_CLOCK_LOSS
+    is_hot_and_slow = (
+        reasons is None and hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= MIN_CLOCK_LOSS
+    )
     if throttled < MIN_THROTTLED_FRACTION and not is_hot_and_slow:
         return None
-    share = min(1.0, throttled) if throttled >= MIN_THROTTLED_FRACTION else 1.0
+    heat = f"at {hot.p95:.0f} degrees Celsius (p95)" if hot is not None else ""
+    slow = f"its clock was {percent(lost)} below its highest" if lost is not None else ""
+    held_back = f"{device.device} was held back by heat {percent(min(1.0, throttled))} of the time"
+    summary = (
+        f"{device.device} ran {heat}; {slow}. Its driver does not tell why."
+        if is_hot_and_slow
+        else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
+    )
+    evidence = (
+        *told("time slowed down by heat", min(1.0, throttled) if reasons is not None else None, "fraction",
+              MIN_THROTTLED_FRACTION, device.n_samples),
+        *sampled("temperature", hot, "degrees Celsius", HOT_C, "p95"),
+        *sampled("clock", clock, "MHz"),
+        *told("highest clock", device.max_sm_clock_mhz, "MHz"),
+    )  # fmt: skip
+    if lost is None:  # what it costs is not known
+        return Finding(code=CODE, name=NAME, category=CATEGORY, severity="low", summary=summary, evidence=evidence,
+                       prescriptions=(_COOLER,))  # fmt: skip
     return timed_finding(
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=(
-            f"{device.device} was held back by heat {percent(share)} of the time"
-            + (f", at {hot.p95:.0f} degrees Celsius (p95)" if hot is not None else "")
-            + (f"; its clock was {percent(lost)} below its highest." if lost is not None else ".")
-        ),
-        evidence=(
-            Evidence(metric="time slowed down by heat", value=min(1.0, throttled), unit="fraction",
-                     threshold=MIN_THROTTLED_FRACTION, n=device.n_samples),
-            *sampled("temperature", hot, "degrees Celsius", HOT_C),
-            *sampled("clock", clock, "MHz"),
-            *told("highest clock", device.max_sm_clock_mhz, "MHz"),
-        ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="cool the device: dust, fans, air flow, neighbours; or lower its power limit a little",
-                safety="exact",
-                effort="hours",
-            ),
-        ),
-        claims=compute_claims(steady, max(0.0, lost or 0.0) * share),
+        summary=summary,
+        evidence=evidence,
+        prescriptions=(_COOLER,),
+        claims=compute_claims(steady, max(0.0, lost)),
         low_s=0.0,
-        basis="from nothing to computing at the highest clock",
-        confidence="high" if throttled >= MIN_THROTTLED_FRACTION else "medium",
-    )  # fmt: skip
+        basis="from nothing to computing at the highest clock all the time",
+        confidence="medium" if is_hot_and_slow else "high",
+    )
 
+
+_COOLER = Prescription(
+    treatment="",
+    summary="cool the device: dust, fans, air flow, neighbours; or lower its power limit a little",
+    safety="exact",
+    effort="hours",
+)
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -52,6 +52,7 @@ def check(session: Session) -> Finding | None:
     if share < MIN_THROTTLED_FRACTION:
         return None
     quota = session.machine.cpu_quota_cores
+    stopped = share if host.throttled_s is None else min(share, host.throttled_s / steady.span_s)
     return timed_finding(
         steady,
         code=CODE,
@@ -65,19 +66,19 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="periods in which the quota was used up", value=share, unit="fraction",
                      threshold=MIN_THROTTLED_FRACTION, n=host.throttle_periods),
             *told("time stopped, added up over cores", host.throttled_s, "s"),
-            *told("quota", quota, "count"),
+            *told("quota", quota, "cores"),
         ),
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="raise the quota (Kubernetes: limits.cpu), or use fewer workers and threads than it has cores",
+                summary="raise the quota (Kubernetes: limits.cpu), or use as many workers and threads as it has cores",
                 safety="exact",
                 effort="minutes",
             ),
         ),
-        claims={name: share * phase.total_s for name, phase in steady.phases.items()},
+        claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
         low_s=0.0,
-        basis="from nothing to all of the periods in which the quota was used up",
+        basis="from nothing to all of the periods in which the quota was used up, or the time stopped if that is less",
         confidence="medium",
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ def check(session: Session) -> Finding | None:
         severity="medium",
         summary=(
             f"{n_others} other process{'es' if n_others > 1 else ''} computed on {device.device} during this training. "
-            "They share its time and its memory."
+            f"{'They share' if n_others > 1 else 'It shares'} its time and its memory."
         ),
         evidence=(
             Evidence(metric="other processes on the device", value=n_others, unit="count", n=device.n_samples),

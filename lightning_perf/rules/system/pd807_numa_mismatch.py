@@ -27,7 +27,7 @@ Copies and launches from the far side cross the link between the sockets, which 
 
 ## Example
 ```bash
-taskset -c 0-15 python train.py  # the device hangs on the second socket
+taskset -c 0-15 python train.py  # the device is attached to the second socket
 ```
 
 ## Prescription
@@ -59,7 +59,7 @@ def check(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{device.device} hangs on NUMA node {node}, the training ran elsewhere {percent(far)} of the time"
+            f"{device.device} is attached to NUMA node {node}, the training ran elsewhere {percent(far)} of the time"
             + (f" (it may use node {', '.join(map(str, nodes))} only)." if node not in nodes else ".")
         ),
         evidence=(

@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
     part = 1.0 - needed_bytes / probe.batch_bytes
     moved_s = probe.transport.p50_s if probe.transport is not None and probe.num_workers else 0.0
     wide = probe.bytes_by_dtype.get("float64", 0)
-    converting_s = stage.n_steps * probe.batch_bytes / CONVERTING_BYTES_PER_S if is_cpu_run(session) else 0.0
+    converting_s = stage.n_steps * probe.batch_bytes / CONVERTING_BYTES_PER_S if wide and is_cpu_run(session) else 0.0
     finding = timed_finding(
         stage,
         code=CODE,
@@ -81,7 +81,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="hand over uint8 (or float32) and convert on the device"
+                summary=f"hand over uint8{' (or float32)' if wide else ''} and convert on the device"
                 if probe.narrow_bytes
                 else "hand over float32",
                 # Rounding float64 to float32 changes what is computed; bytes converted later do not.

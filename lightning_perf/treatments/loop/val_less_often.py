@@ -28,8 +28,9 @@ class ValLessOften(Treatment):
         now = {name: getattr(session.settings.trainer, name) for name in flags}
         if session.settings.trainer.limit_val_batches == 0:
             return "there is no validation"
-        is_there = all(now[name] is not None and now[name] >= wanted for name, wanted in flags.items())
-        return f"{', '.join(f'{name} is {value}' for name, value in now.items())} already" if is_there else None
+        asked = {name: wanted for name, wanted in flags.items() if wanted is not None}
+        is_there = all(now[name] is not None and now[name] >= wanted for name, wanted in asked.items())
+        return f"{', '.join(f'{name} is {now[name]}' for name in asked)} already" if is_there else None
 
     def parse_value(self, text: str | None) -> str | None:
         """As it was given."""
@@ -40,7 +41,7 @@ class ValLessOften(Treatment):
     def default_value(self, session: Session | None) -> str:
         prescription = self.prescribed(session)
         flags = prescription.trainer_flags if prescription is not None else {}
-        if "check_val_every_n_epoch" in flags:
+        if flags.get("check_val_every_n_epoch") is not None:
             return str(flags["check_val_every_n_epoch"])
         interval = flags.get("val_check_interval")
         if interval is None:
@@ -49,7 +50,8 @@ class ValLessOften(Treatment):
 
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         if value.endswith("b"):
-            return {"val_check_interval": int(value[:-1])}
+            # Counted over all epochs: within one, the Trainer refuses more batches than that has.
+            return {"val_check_interval": int(value[:-1]), "check_val_every_n_epoch": None}
         return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
 
 
