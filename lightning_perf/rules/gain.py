@@ -15,11 +15,11 @@ from .signals import is_cpu_run, phase_s
 MAX_RECOVERABLE_SHARE = 0.98
 
 # In these phases a core pauses or does something else for a while. What it computes after that starts with cold caches
-# and a lower clock: after 20 ms of sleep steps of up to 9 ms took 0.6 to 2.5 ms longer on a Xeon, on an EPYC 0.8 to
+# and a lower clock: after 20 ms of sleep steps of up to 10 ms took 0.6 to 3.2 ms longer on a Xeon, on an EPYC 0.8 to
 # 1.9 ms, the shortest 4.6 times as long; after as much work of Python's up to 2 ms (docs/benchmarks/cold-start.md).
 # Steps with a validation after each few of them became 3.6 ms shorter when a callback was gone that took 30 ms. Once
-# the cause is gone, what is left may become faster too: by at most this share of it, this long a step, and half of what
-# the cause took.
+# the cause is gone, what is left may become faster too: by at most this share of it, this long a pause, and half of
+# what the cause took.
 PAUSING = ("data_wait", "transfer", "callbacks", "logging", "checkpoint", "epoch_boundary")
 COLD_SHARE = 0.7
 COLD_S = 4e-3
