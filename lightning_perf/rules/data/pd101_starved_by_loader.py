@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.feeding import predicted_steps
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.gain import gain_from, timed_finding
 from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
 from lightning_perf.rules.loader_plan import CORES, WorkerPlan, plan_evidence, plan_workers
 from lightning_perf.rules.loader_signals import in_process_of
@@ -112,7 +114,8 @@ def check(session: Session) -> Finding | None:
     if not can_prescribe or plan.n_workers < plan.n_needed:
         prescriptions += (_cheaper(plan),)
     seconds = steady.n_steps * plan.saved_high_s if can_prescribe else share * steady.span_s
-    return timed_finding(
+    low_s = steady.n_steps * plan.saved_low_s if can_prescribe else 0.0
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -121,10 +124,15 @@ def check(session: Session) -> Finding | None:
         evidence=evidence,
         prescriptions=prescriptions,
         claims={"data_wait": min(seconds, share * steady.span_s)},
-        low_s=_low_s(steady, plan) if can_prescribe else 0.0,
+        low_s=low_s,
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
     )
+    if not can_prescribe or plan.chosen is None or finding.gain is None:
+        return finding
+    # The model tells the whole step, of which more than the waiting may go: what follows a wait is faster too.
+    further = gain_from(steady, low_s, seconds, finding.gain.basis)
+    return msgspec.structs.replace(finding, gain=further)
 
 
 def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
@@ -216,10 +224,6 @@ def _more_workers(reading: Reading, compute_s: float) -> Prescription:
         effort="one line",
         code=f"DataLoader(..., {asked})  # added to those in use",
     )
-
-
-def _low_s(steady: StageTimes, plan: WorkerPlan) -> float:
-    return steady.n_steps * plan.saved_low_s
 
 
 def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSettings:

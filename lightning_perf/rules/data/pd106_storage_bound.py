@@ -89,14 +89,18 @@ def check(session: Session) -> Finding | None:
     if n_workers == 0 and _computes_in_threads(session, steady, host, share):
         return None
     waited = blocked if blocked is not None else (iowait or 0.0)
+    how = (
+        f"in {percent(blocked)} of the wait the loading is blocked rather than computing"
+        if blocked is not None
+        else f"cores are idle for a disk {percent(waited)} of the time"
+    )
     finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{percent(share)} of the time waits for data, and in {percent(waited)} of the wait the loading is blocked "
-            f"rather than computing: it waits for {_what(host)}."
+            f"{percent(share)} of the time waits for data, and {how}: it waits for {_what(host)}."
         ),
         evidence=(
             Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
@@ -113,7 +117,7 @@ def check(session: Session) -> Finding | None:
         claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
         basis=BASIS,
-        confidence="high" if _is_disk_seen(host, is_disk_waited_for) else "medium",
+        confidence="high" if blocked is not None and _is_disk_seen(host, is_disk_waited_for) else "medium",
     )  # fmt: skip
     return reaching(finding, steady, {"data_wait": share * steady.span_s}, BASIS)
 

@@ -72,8 +72,9 @@ def check(session: Session) -> Finding | None:
     if change is None or change.after < (1 + MIN_GROWTH) * change.before:
         return None
     before, after = blocks[: change.index], blocks[change.index :]
-    growth = {name: _median(after, name) - _median(before, name) for name in {n for b in blocks for n in b.phases}}
-    phase = max(sorted(growth), key=lambda name: growth[name], default="")
+    names = sorted({name for block in blocks for name in block.phases})
+    growth = {name: _median(after, name) - _median(before, name) for name in names}
+    phase = max(names, key=lambda name: growth[name], default="")
     n_after = sum(block.n_steps for block in after)
     is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
     is_machine = phase in COMPUTING and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
