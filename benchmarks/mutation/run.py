@@ -84,7 +84,10 @@ def tests_for(file: str) -> Iterator[list[str]]:
     beside = f"tests/{part}/test_{path.stem}.py"
     if (REPOSITORY / beside).exists():
         yield [beside]
-    yield ["tests/records", "tests/rules"] if part == "records" else [f"tests/{part}"]
+    yield {
+        "records": ["tests/records", "tests/rules", "tests/stats", "tests/reports"],
+        "stats": ["tests/stats", "tests/rules"],
+    }.get(part, [f"tests/{part}"])
 
 
 def all_faults(names: Sequence[str]) -> list[tuple[str, str, int]]:

@@ -257,6 +257,26 @@ def test_error_when_a_side_is_empty() -> None:
         compare_sessions([], [("", simulated(1))])
 
 
+def test_each_time_is_found_by_its_name() -> None:
+    comparison = compared(simulated(1), simulated(2))
+    assert len(comparison.times) > 2
+    assert [comparison.time(one.name) for one in comparison.times] == list(comparison.times)
+    assert comparison.time("no such phase") is None
+
+
+def test_regressions_are_what_grew_by_more_than_asked_for_with_the_whole_interval() -> None:
+    comparison = compared(simulated(1), simulated(2, slower=1.5))
+    assert {one.name for one in comparison.regressions(0.02)} == {"step", "wall"}
+    assert comparison.regressions(1.0) == ()
+
+
+def test_epochs_without_steps_tell_nothing_of_a_step() -> None:
+    base = simulated(1)
+    empty = msgspec.structs.replace(base.epochs[-1], n_steps=0)
+    new = msgspec.structs.replace(simulated(2), epochs=(*simulated(2).epochs, empty))
+    assert compared(base, new).time("wall") == compared(base, simulated(2)).time("wall")
+
+
 def test_comparison_survives_json() -> None:
     comparison = compared(starved(), simulated(1))
     assert msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison) == comparison
