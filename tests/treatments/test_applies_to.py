@@ -132,6 +132,7 @@ def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[st
         ("val-less-often", {"trainer_flags": {"check_val_every_n_epoch": 5}}, "5"),
         ("val-less-often", {"trainer_flags": {"val_check_interval": 1.0}}, "1.0"),
         ("val-less-often", {"trainer_flags": {"val_check_interval": 300}}, "300b"),
+        ("val-less-often", {"trainer_flags": {"val_check_interval": 300, "check_val_every_n_epoch": None}}, "300b"),
         ("threads", {"code": "torch.set_num_threads(3)  # …"}, 3),
         ("progress-refresh", {"code": "Trainer(..., callbacks=[TQDMProgressBar(refresh_rate=37)])"}, 37),
         ("compile", {"code": 'torch.compile(model, mode="reduce-overhead")'}, "reduce-overhead"),

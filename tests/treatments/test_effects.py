@@ -294,7 +294,8 @@ def test_checkpoints_are_written_whole_by_a_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("val-less-often=3", 2), ("val-less-often=4b", 9), ("val-less-often=0.5", 12)]
+    ("text", "expected"),
+    [("val-less-often=3", 2), ("val-less-often=4b", 9), ("val-less-often=9b", 4), ("val-less-often=0.5", 12)],
 )
 def test_validation_runs_less_often(text: str, expected: int) -> None:
     class Counts(Net):
@@ -304,7 +305,7 @@ def test_validation_runs_less_often(text: str, expected: int) -> None:
     arguments = {"module": Counts, "val": loader(4), "max_epochs": 6, "num_sanity_val_steps": 0}
     flags = {"val_check_interval": 1 / 3} if "0.5" in text else {}
     if "b" in text:
-        flags = {"check_val_every_n_epoch": None, "val_check_interval": 2}
+        flags = {"val_check_interval": 2}
     assert train(**arguments, **flags).module.seen["n"] == {"val-less-often=3": 6}.get(text, 18)
     assert train(text, **arguments, **flags).module.seen["n"] == expected
 
