@@ -134,8 +134,9 @@ def bf16_of(session: Session) -> tuple[Prescription, ...]:
 
 
 def smaller_optimizer(session: Session) -> Prescription:
-    """Less room for the optimizer's states: on one rank there is nothing to shard over."""
-    is_alone = session.run.world_size == 1
+    """Less room for the optimizer's states: one rank has nothing to shard over, and some strategies shard already."""
+    strategy = (session.settings.trainer.strategy or "").lower()
+    is_alone = session.run.world_size == 1 or any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
     return Prescription(
         treatment="",
         summary="use an 8-bit optimizer" + ("" if is_alone else ", or shard its states over ranks with FSDP"),
@@ -152,16 +153,14 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
         return None
     most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or 1))
     n, ahead = most.num_workers or 1, most.prefetch_factor or 2
-    arguments = {"num_workers": n // 2, "prefetch_factor": min(ahead, 2)} if n > 1 else {"prefetch_factor": 1}
+    asked = f"num_workers={n // 2}, prefetch_factor={min(ahead, 2)}" if n > 1 else "num_workers=1, prefetch_factor=1"
     if n == 1 and ahead == 1:
-        arguments = {"num_workers": 0}
-    asked = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        asked = "num_workers=0"
     return Prescription(
         treatment="",
         summary="keep fewer batches ahead: each worker holds some of its own",
         safety="exact",
         effort="one line",
-        loader_args=arguments,
         code=f"DataLoader(..., {asked})",
     )
 

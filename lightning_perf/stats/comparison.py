@@ -237,8 +237,9 @@ def _check(base: Sequence[Source], new: Sequence[Source]) -> None:
     ids = [session.run.id for _, session in (*base, *new)]
     twice = next((one for one in ids if ids.count(one) > 1), None)
     if twice is not None:
-        where = ", ".join(source for source, session in (*base, *new) if source and session.run.id == twice)
-        raise SessionError(f"{where or 'two of the sessions'} are the same run ({twice}); expected different runs")
+        sources = [source for source, session in (*base, *new) if session.run.id == twice]
+        where = ", ".join(sources) if all(sources) else "two of the sessions"
+        raise SessionError(f"{where} are the same run ({twice}); expected different runs")
     stages = {session.run.stage for _, session in (*base, *new)}
     if len(stages) > 1:
         raise SessionError(f"the sessions are of different stages ({', '.join(sorted(stages))}); expected one stage")

@@ -259,7 +259,7 @@ class MeterHooks:
             reason=reason,
             missing={} if blocks.means_s else {"block_means_s": blocks.reason},
             block_means_s=blocks.means_s,
-            wall_block_means_s=self._wall_blocks(trainer.check_val_every_n_epoch or 1),
+            wall_block_means_s=self._wall_blocks(_epochs_between_validations(trainer)),
             block_steps=blocks.block_steps,
             n_steps=self.n_steps,
             n_batches=self.n_batches,
@@ -294,6 +294,16 @@ class MeterHooks:
                 means.append(seconds / n)
                 start_ns, start_steps = at_ns, steps
         return tuple(means)
+
+
+def _epochs_between_validations(trainer: Any) -> int:
+    """After so many epochs the pattern of validations repeats."""
+    if trainer.check_val_every_n_epoch is not None:
+        return int(trainer.check_val_every_n_epoch)
+    interval, n_batches = trainer.val_check_interval, trainer.num_training_batches
+    if not isinstance(interval, int) or not isinstance(n_batches, int) or n_batches < 1:
+        return 1
+    return math.lcm(interval, n_batches) // n_batches
 
 
 def _synchronise(device: torch.device) -> None:

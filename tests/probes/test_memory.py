@@ -167,7 +167,7 @@ def test_unused_headroom_is_found_below_half(used: int, is_found: bool) -> None:
     finding = training.diagnosed("PD406")
     assert (finding is not None) == is_found
     if finding is not None:
-        assert "A batch of 7 should fit" in finding.summary  # 2 GiB a sample, of 14.4
+        assert "up to 7" in finding.prescriptions[0].summary  # 2 GiB a sample, of 14.4
 
 
 @pytest.mark.parametrize(("second", "is_found"), [(8 * GIB, False), (12 * GIB, True)])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf.trials.callbacks import callback_class
 from lightning_perf.trials.job import Job, Result
-from lightning_perf.trials.meter import MeterHooks, _peak_host_bytes
+from lightning_perf.trials.meter import MeterHooks, _epochs_between_validations, _peak_host_bytes
 
 HOARD_BYTES = 2**26
 
@@ -78,3 +80,16 @@ def test_peak_memory_holds_what_workers_take() -> None:
     worker.join()
     assert during - before > 0.9 * HOARD_BYTES
     assert _peak_host_bytes() - before < 0.5 * HOARD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("every", "interval", "n_batches", "epochs"),
+    [(3, 1.0, 8, 3), (None, 4, 8, 1), (None, 12, 8, 3), (None, 16, 8, 2), (None, 4, float("inf"), 1)],
+)
+def test_whole_epochs_are_timed_from_one_validation_to_the_next(
+    every: int | None, interval: float, n_batches: float, epochs: int
+) -> None:
+    trainer = SimpleNamespace(
+        check_val_every_n_epoch=every, val_check_interval=interval, num_training_batches=n_batches
+    )
+    assert _epochs_between_validations(trainer) == epochs

@@ -128,6 +128,7 @@ def _from_trace(session: Session) -> Finding | None:
     late_s = launching_s(trace)
     capped_s = min(late_s, idle_limit_s(reading))
     is_capped = capped_s < 0.5 * late_s
+    waited = "device idle because launches were late" + (", while profiled" if trace.steps else "")
     return trace_finding(
         reading,
         code=CODE,
@@ -139,7 +140,12 @@ def _from_trace(session: Session) -> Finding | None:
             f"{duration(kernels.median_s)}{_where(trace)}."
         ),
         evidence=(
-            share_evidence(reading, "device idle as launches were late, in profiled steps", late_s, MIN_LATE_SHARE),
+            share_evidence(
+                reading,
+                waited,
+                late_s,
+                MIN_LATE_SHARE,
+            ),
             Evidence(
                 metric="median kernel",
                 value=kernels.median_s,

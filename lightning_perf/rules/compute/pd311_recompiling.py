@@ -81,10 +81,9 @@ def check(session: Session) -> Finding | None:
         # What running uncompiled costs from then on is not known; that the compiler is there for nothing is.
         severity="low" if given_up and share < MIN_SHARE else severity_of(share),
         summary=(
-            f"{where(worst.file, worst.line, worst.function)} was compiled again {called(worst.n)}"
-            f"{f': {worst.reason}' if worst.reason else ''}. "
-            f"Compiling again takes {percent(share)} of the time after the first steps."
-            f"{_GIVEN_UP if given_up else ''}"
+            f"{where(worst.file, worst.line, worst.function)} was compiled again {called(worst.n)}, and compiling "
+            f"again takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
+            f"{f' The reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
             Evidence(metric="recompilations after the first steps", value=n, unit="count", threshold=MIN_RECOMPILES),
@@ -106,7 +105,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-_GIVEN_UP = " After so many, torch gives a function up: unless its limit was raised, it runs uncompiled from then on."
+_GIVEN_UP = " After so many torch gives a function up: unless its limit was raised, it runs uncompiled from then on."
 
 
 def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:

@@ -13,7 +13,7 @@ from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
 from lightning_perf.rules.loader_plan import CORES, WorkerPlan, plan_evidence, plan_workers
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
 from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import duration, number_of, percent
 
@@ -128,7 +128,7 @@ def check(session: Session) -> Finding | None:
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
     )
-    if not can_prescribe or plan.chosen is None or finding.gain is None:
+    if not can_prescribe or plan.chosen is None or finding.gain is None or not is_cpu_run(session):
         return finding
     # The model tells the whole step, of which more than the waiting may go: what follows a wait is faster too.
     further = gain_from(steady, low_s, seconds, finding.gain.basis)

@@ -92,7 +92,7 @@ def check(session: Session) -> Finding | None:
     how = (
         f"in {percent(blocked)} of the wait the loading is blocked rather than computing"
         if blocked is not None
-        else f"cores are idle for a disk {percent(waited)} of the time"
+        else f"cores are idle for a disk {percent(waited)} of the time; the loading is likely blocked"
     )
     finding = timed_finding(
         steady,
@@ -106,7 +106,7 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
                      threshold=MIN_WAIT_SHARE),
             *told("part of that wait neither on a core nor queueing", blocked, "fraction",
-                  MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0))),
+                  max(wait.cores or 0.0, MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0)))),
             *sampled("cores idle for a disk", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
             *sampled("busiest disk had requests to serve", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
             *sampled("read from storage a second", host.read_bytes_per_s, "bytes"),

@@ -61,8 +61,8 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         severity="high" if size_bytes < n_ready * batch_bytes else "medium",
         summary=(
-            f"/dev/shm holds {size_bytes / 2**20:.0f} MiB, workers may fill {n_ready * batch_bytes / 2**20:.0f} MiB; "
-            f"{SAFETY_FACTOR} times that keeps it from filling up, when workers die with a bus error."
+            f"/dev/shm holds {size_bytes / 2**20:.0f} MiB, workers may fill {n_ready * batch_bytes / 2**20:.0f} MiB. "
+            f"{SAFETY_FACTOR} times that leaves room; when it is full, workers die with a bus error."
         ),
         evidence=(
             Evidence(metric="size of /dev/shm", value=size_bytes, unit="bytes", threshold=needed_bytes),

@@ -85,7 +85,8 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="do the dataset's start-up work once, in its constructor, and keep its workers",
+                summary="do the dataset's start-up work once, in its constructor"
+                + (", and keep its workers" if is_unkept else ""),
                 safety="exact",
                 effort="minutes",
                 code="DataLoader(..., persistent_workers=True)" if is_unkept else "",

@@ -160,7 +160,8 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         prescriptions=(_prescription(worst, part, is_traced),),
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
         low_s=LOW_FRACTION * min(lost_s, (worst.own_s - next_s) * steady.n_steps),
-        basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)",
+        basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)"
+        + ("; until the next slow rank holds the others up" if others else ""),
     )
 
 
@@ -206,7 +207,7 @@ def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescriptio
     summaries = {
         "data": f"give rank {worst.rank}'s loader the disk, cores and samples that the others' have",
         "compute": f"give rank {worst.rank} batches of the same size, and look at what else its device or cores do",
-        "host": f"run {worst.slowest_name or 'callbacks'} less often, or share its work among the ranks",
+        "host": f"run {worst.slowest_name or 'callbacks'} less often, or share that work among the ranks",
     }
     if is_traced:
         summaries["host"] = f"look for what rank {worst.rank} alone does on the host, and do it less often"

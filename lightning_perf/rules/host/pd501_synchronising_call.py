@@ -81,12 +81,12 @@ def _live(session: Session) -> Finding | None:
     is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
     told = (
-        f"On this CPU the calls take {percent(share)} of a step; on a GPU the host would wait there, in each step, "
+        f"On this CPU the calls take {percent(share)} of a step; on a GPU the host would wait there "
         "until the device has done all that is queued"
         if is_host and is_timed
         else "On a GPU the host would wait there until the device has done all that is queued"
         if is_host
-        else "The host waits there in each step until the device has done all that is queued; what that costs, a "
+        else "The host waits there until the device has done all that is queued; what that costs, a "
         "profiler window tells"
     )
     finding = timed_finding(

@@ -65,7 +65,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         summary=(
             f"{percent(share)} of the time goes into {_where(name, times)}. {it} was called "
-            f"{called(worst.n_calls)} and took {duration(each_s)} each."
+            f"{called(worst.n_calls)} and took {duration(each_s)}{' each' if worst.n_calls > 1 else ''}."
         ),
         evidence=(
             Evidence(
@@ -100,7 +100,7 @@ def _code(name: str, worst: NamedTime) -> str:
     if worst.kind == "callback":
         return f"# in {name}\nif trainer.global_step % 50 != 0:\n    return"
     # A module's hook is not handed the Trainer, and some have to return what they were given.
-    return f"# around the costly part of {name}\nif self.global_step % 50 == 0:\n    ..."
+    return f"# around the costly part of {name}\nif self.trainer.global_step % 50 == 0:\n    ..."
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

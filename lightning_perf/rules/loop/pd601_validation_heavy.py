@@ -75,11 +75,18 @@ def check(session: Session) -> Finding | None:
 
 
 def _prescription(flags: dict[str, Any]) -> Prescription:
+    if not flags:
+        return Prescription(
+            treatment="",
+            summary="validate on fewer batches: the run is too short to leave out a round",
+            safety="semantics",
+            effort="one line",
+            code="Trainer(..., limit_val_batches=...)",
+        )
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
-    is_less_often = "limit_val_batches" not in flags
     return Prescription(
-        treatment="val-less-often" if is_less_often else "",
-        summary=f"set {setting}" + ("" if is_less_often else ": the run is too short to leave out a round"),
+        treatment="val-less-often",
+        summary=f"set {setting}",
         safety="semantics",
         effort="one line",
         trainer_flags=flags,
@@ -92,25 +99,36 @@ def _shown(value: float | int | None) -> float | int | str:
 
 
 def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
-    """The flags to set, and the fraction of validation that they leave out."""
+    """The flags to set, and the fraction of validation that they leave out; no flags where the run would have none."""
     trainer = session.settings.trainer
-    interval = trainer.val_check_interval
+    interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch or 1
     if isinstance(interval, float) and 0 < interval < 1:
         return {"val_check_interval": 1.0}, 1 - interval
+    wanted = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
+    n_batches, n_epochs = _length(session)
     if isinstance(interval, int) and not isinstance(interval, bool) and interval > 1:
-        times = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
-        flags: dict[str, Any] = {"val_check_interval": interval * times}
+        times = min(wanted, n_batches // (interval * every))
+        flags: dict[str, Any] = {"val_check_interval": int(interval * every * times)}
         if trainer.check_val_every_n_epoch is not None:  # else counted within an epoch, which may be shorter
             flags["check_val_every_n_epoch"] = None
-        return flags, 1 - 1 / times
-    every = trainer.check_val_every_n_epoch or 1
-    # Within the run's epochs: else it would never be validated.
-    within = (trainer.max_epochs or 0) // every if (trainer.max_epochs or 0) > 0 else MAX_EPOCHS_BETWEEN
-    times = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
-    if within < 2:
-        return {"limit_val_batches": round(1 / times, 2)}, 1 - 1 / times
-    times = min(times, within)
-    return {"check_val_every_n_epoch": every * times}, 1 - 1 / times
+    else:
+        times = min(wanted, n_epochs // every)
+        flags = {"check_val_every_n_epoch": int(every * times)}
+    return (flags, 1 - 1 / times) if times >= 2 else ({}, 1 - 1 / wanted)
+
+
+def _length(session: Session) -> tuple[float, float]:
+    """Batches and epochs of the run, each as its flags end it; infinite where nothing tells."""
+    trainer = session.settings.trainer
+    each = next((one.n_batches for one in session.settings.loaders if one.stage == "train" and one.n_batches), None)
+    n_epochs = float(trainer.max_epochs) if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
+    n_batches = math.inf
+    if trainer.max_steps and trainer.max_steps > 0:
+        n_batches = float(trainer.max_steps * (trainer.accumulate_grad_batches or 1))
+    if each is not None:
+        n_batches = min(n_batches, n_epochs * each)
+        n_epochs = min(n_epochs, n_batches / each)
+    return n_batches, n_epochs
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

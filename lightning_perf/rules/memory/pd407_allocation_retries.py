@@ -50,7 +50,7 @@ def check(session: Session) -> Finding | None:
         severity="medium",
         summary=(
             f"The allocator of {device.device} flushed its cache {called(device.alloc_retries)} to satisfy a request. "
-            "Each time the device was waited for."
+            f"{'The' if device.alloc_retries == 1 else 'Each time the'} device was waited for."
         ),
         evidence=(
             Evidence(metric="allocation retries", value=device.alloc_retries, unit="count", threshold=0),

@@ -43,13 +43,15 @@ def check(session: Session) -> Finding | None:
     n_steps = session.steady.n_steps if session.steady is not None else 0
     if n_steps >= MIN_STEPS:
         return None
-    few = f"Only {n_steps}" if n_steps else "No"
+    summary = f"Only {n_steps} steps were measured in the steady state. Figures from so few scatter."
+    if n_steps == 0:
+        summary = "No steps were measured in the steady state."
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
         severity="info",
-        summary=f"{few} steps were measured in the steady state. Figures from so few scatter.",
+        summary=summary,
         evidence=(
             Evidence(metric="steps in the steady state", value=n_steps, unit="count", threshold=MIN_STEPS, n=n_steps),
         ),

@@ -87,9 +87,10 @@ def check(session: Session) -> Finding | None:
         summary=summary,
         evidence=evidence,
         prescriptions=(_COOLER,),
-        claims=compute_claims(steady, max(0.0, lost)),
+        claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
         low_s=0.0,
-        basis="from nothing to computing at the highest clock all the time",
+        basis="from nothing to the highest clock all the time"
+        + ("" if is_hot_and_slow else ", or as long as heat held it back if that is less"),
         confidence="medium" if is_hot_and_slow else "high",
     )
 
