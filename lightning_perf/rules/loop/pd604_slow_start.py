@@ -41,6 +41,8 @@ alone, since its length is not known yet.
 XProf and the SageMaker profiler report initialisation apart; Lightning's documentation of `num_sanity_val_steps`.
 """
 
+# What the parts leave out is small change of the clock's below this.
+MIN_REST_SHARE = 0.05
 _ADVICE = {
     "sanity_validation": "set num_sanity_val_steps=0",
     "loader_start": "make the dataset's first batch cheaper to reach: lighter constructors, fewer workers",
@@ -61,7 +63,9 @@ def check(session: Session) -> Finding | None:
     is_long = start_s >= LONG_START_S
     if not is_long and (share < MIN_FIT_SHARE or start_s < NOTICED_START_S):
         return None
-    parts = sorted(run.startup.items(), key=lambda part: -part[1])
+    rest_s = start_s - sum(run.startup.values())
+    told = {**run.startup, **({"not told apart": rest_s} if run.startup and rest_s >= MIN_REST_SHARE * start_s else {})}
+    parts = sorted(told.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
     return Finding(
         code=CODE,
