@@ -59,7 +59,7 @@ class Regressor(LightningModule):
 def train(folder, flags, loader_args):
     """The session of one training with the arguments of the prescriptions taken so far."""
     doctor = PerfDoctor(reports=())
-    arguments = {"log_every_n_steps": 1, "max_epochs": 2, **flags}
+    arguments = {"detect_anomaly": True, "max_epochs": 2, **flags}  # left on after a hunt for a NaN
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[doctor],
