@@ -17,12 +17,14 @@ MAX_RECOVERABLE_SHARE = 0.98
 # In these phases a core pauses or does something else for a while. What it computes after that starts with cold caches
 # and a lower clock: after 20 ms of sleep steps of up to 10 ms took 0.6 to 3.2 ms longer on a Xeon, on an EPYC 0.8 to
 # 1.9 ms, the shortest 4.6 times as long; after as much work of Python's up to 2 ms (docs/benchmarks/cold-start.md).
-# Steps with a validation after each few of them became 3.6 ms shorter when a callback was gone that took 30 ms. Once
-# the cause is gone, what is left may become faster too: by at most this share of it, this long a pause, and half of
-# what the cause took.
+# Steps with a validation after each few of them became 3.6 ms shorter when a callback was gone that took 30 ms. What
+# lies between epochs is longer, and slows down more than the one step that follows: after 0.3 s of sleep or of work on
+# other memory the next 16 steps of small models took 1 to 7 ms longer in all. Once the cause is gone, what is left may
+# become faster too: by at most this share of it, this long a pause, and half of what the cause took.
 PAUSING = ("data_wait", "transfer", "callbacks", "logging", "checkpoint", "epoch_boundary")
 COLD_SHARE = 0.7
 COLD_S = 4e-3
+COLD_EPOCH_S = 8e-3
 COLD_PART = 0.5
 MOSTLY = 0.5
 
@@ -95,9 +97,9 @@ def timed_finding(
     )
 
 
-def warmed_s(rest_s: float, n_pauses: int, paused_s: float) -> float:
+def warmed_s(rest_s: float, n_pauses: int, paused_s: float, cold_s: float = COLD_S) -> float:
     """Seconds by which steps that took ``rest_s`` in all become shorter at most where so many pauses go away."""
-    return min(COLD_SHARE * rest_s, COLD_S * n_pauses, COLD_PART * paused_s)
+    return min(COLD_SHARE * rest_s, cold_s * n_pauses, COLD_PART * paused_s)
 
 
 def with_warm_rest(finding: Finding, session: Session) -> Finding:
@@ -115,10 +117,11 @@ def with_warm_rest(finding: Finding, session: Session) -> Finding:
     rest_s = steady.span_s / gain.high
     # Between epochs there is one pause for each; elsewhere there may be one a step.
     is_between_epochs = finding.claims.get("epoch_boundary", 0.0) > MOSTLY * paused_s
-    n_pauses = (
-        min(steady.n_steps, max(1, session.run.n_epochs, len(session.epochs))) if is_between_epochs else steady.n_steps
-    )
-    high = steady.span_s / (rest_s - warmed_s(rest_s, n_pauses, paused_s))
+    warmed = warmed_s(rest_s, steady.n_steps, paused_s)
+    if is_between_epochs:
+        n_epochs = max(1, session.run.n_epochs, len(session.epochs))
+        warmed = min(warmed, warmed_s(rest_s, n_epochs, paused_s, COLD_EPOCH_S))
+    high = steady.span_s / (rest_s - warmed)
     basis = f"{gain.basis}; at best, what follows is faster too"
     return msgspec.structs.replace(finding, gain=msgspec.structs.replace(gain, high=high, basis=basis))
 

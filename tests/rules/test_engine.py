@@ -355,10 +355,10 @@ def test_gain_reaches_half_of_the_pause_further_when_it_was_short(use_rules):
     assert said_s - told_s == pytest.approx(0.1)
 
 
-def test_gain_reaches_four_milliseconds_an_epoch_further_when_the_pauses_are_between_epochs(use_rules):
+def test_gain_reaches_eight_milliseconds_an_epoch_further_when_the_pauses_are_between_epochs(use_rules):
     paused = {"shares": {"epoch_boundary": 0.45, "forward": 0.25, "backward": 0.3}, "run": {"n_epochs": 5}}
     said_s, told_s = _left_s(use_rules, 9.0, paused, ("epoch_boundary",))
-    assert said_s - told_s == pytest.approx(5 * 4e-3)
+    assert said_s - told_s == pytest.approx(5 * 8e-3)
 
 
 def test_gain_leaves_three_tenths_of_the_rest_when_steps_are_short(use_rules):

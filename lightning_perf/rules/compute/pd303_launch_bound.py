@@ -140,12 +140,7 @@ def _from_trace(session: Session) -> Finding | None:
             f"{duration(kernels.median_s)}{_where(trace)}."
         ),
         evidence=(
-            share_evidence(
-                reading,
-                waited,
-                late_s,
-                MIN_LATE_SHARE,
-            ),
+            share_evidence(reading, waited, late_s, MIN_LATE_SHARE),
             Evidence(
                 metric="median kernel",
                 value=kernels.median_s,

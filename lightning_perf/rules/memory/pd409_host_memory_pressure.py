@@ -55,10 +55,11 @@ def check(session: Session) -> Finding | None:
     if fraction < MIN_FRACTION and swapped_bytes < MIN_SWAPPED_BYTES:
         return None
     limit = "the cgroup's limit" if host.limit_basis == "cgroup" else "the machine's memory"
-    in_use = f"{percent(fraction)} of {limit}, {size_text(host.limit_bytes)}, was in use."
-    swapped = f"{size_text(swapped_bytes)} of this training lie on swap."
-    told = [text for text, is_so in ((in_use, fraction >= MIN_FRACTION), (swapped, swapped_bytes >= MIN_SWAPPED_BYTES))
-            if is_so]  # fmt: skip
+    told = []
+    if fraction >= MIN_FRACTION:
+        told.append(f"{percent(fraction)} of {limit}, {size_text(host.limit_bytes)}, was in use.")
+    if swapped_bytes >= MIN_SWAPPED_BYTES:
+        told.append(f"{size_text(swapped_bytes)} of this training lie on swap.")
     fewer = fewer_batches_ahead(session)
     return Finding(
         code=CODE,
