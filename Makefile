@@ -100,7 +100,7 @@ clinic: $(STAMP)
 	$(PYTEST) -m long
 	$(BIN)/python benchmarks/clinic/run.py --healthy-rounds 3 --rounds 2 --gains score --write
 
-# Small faults put into the arithmetic and the rules: do the tests notice? Half an hour.
+# Small faults put into the arithmetic and the rules: do the tests notice? Ten to thirty minutes.
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'cosmic-ray>=8.3'
 	$(BIN)/python benchmarks/mutation/run.py --write

@@ -151,7 +151,7 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
     loaders = [one for one in session.settings.loaders if one.num_workers]
     if not loaders:
         return None
-    most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or 1))
+    most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or 2))
     n, ahead = most.num_workers or 1, most.prefetch_factor or 2
     asked = f"num_workers={n // 2}, prefetch_factor={min(ahead, 2)}" if n > 1 else "num_workers=1, prefetch_factor=1"
     if n == 1 and ahead == 1:

@@ -192,6 +192,14 @@ def test_fit_finds_what_others_took_when_workers_wanted_all_cores(at_2, at_4, ot
     assert fitted.others == (None if others is None else pytest.approx(others, abs=0.5))
 
 
+def test_fit_goes_by_the_sure_points_when_one_was_measured_badly():
+    record = probed({0: 0.02, 1: 0.02, 2: 0.01, 4: 0.008}, getitem_cpu_fraction=0.0)
+    unsure = changed(record.curve[-1], low_s=0.0, high_s=0.016)
+    fitted = fit_delivery(changed(record, curve=[*record.curve[:-1], unsure]))
+    assert fitted is not None
+    assert fitted.worker_batch_s == pytest.approx(0.02, rel=0.01)
+
+
 def test_fit_uses_the_samples_when_there_is_no_curve():
     sample = {"n": 99, "mean_s": 0.001, "p50_s": 0.001, "p95_s": 0.001, "max_s": 0.001}
     fitted = fit_delivery(probed({}, getitem=sample, batch_size=32, transport={**sample, "p50_s": 0.004}))
