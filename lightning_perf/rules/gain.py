@@ -15,7 +15,7 @@ from .signals import is_cpu_run, phase_s
 MAX_RECOVERABLE_SHARE = 0.98
 
 # In these phases a core pauses or does something else for a while. What it computes after that starts with cold caches
-# and a lower clock: after 20 ms of sleep steps of up to 10 ms took 0.6 to 3.2 ms longer on a Xeon, on an EPYC 0.8 to
+# and a lower clock: after 20 ms of sleep steps of up to 10 ms took 0.6 to 3.2 ms longer on a Xeon, on EPYCs 0.2 to
 # 1.9 ms, the shortest 4.6 times as long; after as much work of Python's up to 2 ms (docs/benchmarks/cold-start.md).
 # Steps with a validation after each few of them became 3.6 ms shorter when a callback was gone that took 30 ms. What
 # lies between epochs is longer, and slows down more than the one step that follows: after 0.3 s of sleep or of work on

@@ -46,7 +46,7 @@ ERROR_BESIDE_TRAINING = 0.1
 # What sharing cores costs may be so much more or less than the model says: a scheduler is fair over milliseconds only.
 # Measured beside two threads: 0.85 to 1.2 of it (benchmarks/loader).
 SHARING_ERROR = 0.25
-# Of what a pause may cost the step after it (``gain.COLD_S``), what it costs as a rule: 0.6 to 3.2 ms were measured
+# Of what a pause may cost the step after it (``gain.COLD_S``), what it costs as a rule: 0.2 to 3.2 ms were measured
 # after 20 ms of sleep (docs/benchmarks/cold-start.md).
 USUALLY_COLD = 0.35
 _N_SIMULATED = 256
