@@ -2,9 +2,10 @@
 
 The device's ceilings are measured first. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A …); those in
 32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward and backward and
-optimizer, from one start of a batch to the next, warm-up left out; the gain is the ratio of the medians.
+optimizer, from one start of a batch to the next, warm-up left out; the gain is the ratio of the medians. At last, what
+the rule takes from any gain: the backward pass of fused attention, in both precisions.
 
-Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (a minute, on a machine that does
+Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (two minutes, on a machine that does
 nothing else).
 """
 
@@ -44,7 +45,20 @@ def _transformer() -> tuple[nn.Module, torch.Tensor]:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(8, 128, 256)
 
 
-MODELS = {"MLP, 4 layers of 1024, batch 256": _mlp, "transformer, 2 layers of 256, 8 x 128 tokens": _transformer}
+def _short_transformer() -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(96, 4, 384, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(32, 64, 96)
+
+
+MODELS = {
+    "MLP, 4 layers of 1024, batch 256": _mlp,
+    "transformer, 2 layers of 256, 8 x 128 tokens": _transformer,
+    "transformer, 2 layers of 96, 32 x 64 tokens": _short_transformer,
+}
+# Batch, heads, queries and keys, numbers a head.
+ATTENTION_SHAPES = ((128, 4, 16, 32), (64, 4, 32, 32), (32, 4, 64, 24), (32, 4, 64, 128), (16, 4, 128, 64),
+                    (8, 4, 256, 64), (4, 4, 512, 64), (2, 4, 1024, 64), (1, 4, 2048, 128))  # fmt: skip
+ATTENTION_ROUNDS = 7
 
 
 class Model(LightningModule):
@@ -111,6 +125,39 @@ def measure(name: str, rounds: int) -> Result:
     return Result(name, predicted, statistics.median(taken["32-true"]), statistics.median(taken["bf16-mixed"]))
 
 
+def attention_backward_s(shape: tuple[int, int, int, int], dtype: torch.dtype) -> float:
+    """The median of some backward passes of fused attention."""
+    batch, heads, length, width = shape
+    inputs = [torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
+    out = nn.functional.scaled_dot_product_attention(*inputs)
+    gradient = torch.randn_like(out)
+    taken = []
+    for _ in range(1 + ATTENTION_ROUNDS):
+        began = time.perf_counter()
+        torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])
+
+
+def attention_table() -> list[str]:
+    """Time of one thread for each query of each head, in 32 and in 16 bit."""
+    lines = [
+        "",
+        "The backward pass of fused attention, by its time on one thread for each query of each head:",
+        "",
+        "| batch x heads x queries x width | fp32 | bf16 |",
+        "|---|---:|---:|",
+    ]
+    n_threads = torch.get_num_threads()
+    for shape in ATTENTION_SHAPES:
+        n_queries = shape[0] * shape[1] * shape[2]
+        full, half = (
+            attention_backward_s(shape, dtype) * n_threads / n_queries for dtype in (torch.float32, torch.bfloat16)
+        )
+        lines.append(f"| {' x '.join(map(str, shape))} | {full * 1e6:.2f} us | {half * 1e6:.2f} us |")
+    return lines
+
+
 def page(ceilings: Ceilings, results: list[Result]) -> str:
     """The page of the documentation."""
     speeds = ceilings.matmul_flops_per_s
@@ -135,7 +182,7 @@ def page(ceilings: Ceilings, results: list[Result]) -> str:
         lines.append(
             f"| {r.name} | {told} | {r.gain:.2f}x | {inside} | {r.fp32_s * 1e3:.1f} ms | {r.bf16_s * 1e3:.1f} ms |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + attention_table()) + "\n"
 
 
 def main() -> None:

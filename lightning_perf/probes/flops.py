@@ -25,7 +25,7 @@ from lightning_perf.stats.roofline import work_of
 
 from .module_hooks import ModuleHook, can_have_hooks
 from .module_tree import bare_profile, listed_modules
-from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of
+from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of, rows_of
 
 Direction = Literal["forward", "backward"]
 
@@ -39,10 +39,11 @@ MAX_OPERATORS_TOLD = 24
 class _Row:
     """What one operator did in one module."""
 
-    __slots__ = ("calls", "denormal", "flops", "n_bytes", "n_looked", "n_started", "ns", "recomputed")
+    __slots__ = ("calls", "denormal", "flops", "n_bytes", "n_looked", "n_rows", "n_started", "ns", "recomputed")
 
     def __init__(self) -> None:
-        self.calls = self.flops = self.n_bytes = self.n_started = self.ns = self.recomputed = self.n_looked = 0
+        self.calls = self.flops = self.n_bytes = self.n_rows = self.n_started = self.ns = self.recomputed = 0
+        self.n_looked = 0
         self.denormal = 0.0
 
 
@@ -203,8 +204,10 @@ class ArithmeticCounter:
         row.n_bytes += known.traffic.n_bytes(args, kwargs, out)
         self.has_backward |= direction == "backward"
         if known.formula is not None:
-            flops = known.formula(positional(args, kwargs), out)
+            given = positional(args, kwargs)
+            flops = known.formula(given, out)
             row.flops += flops
+            row.n_rows += rows_of(given)
             share = denormal_fraction(args) if self._times else None
             if share is not None:
                 row.denormal += share
@@ -286,6 +289,7 @@ class ArithmeticCounter:
                 calls=row.calls,
                 flops=row.flops,
                 n_bytes=row.n_bytes,
+                n_rows=row.n_rows,
                 total_s=row.ns / 1e9 if self._times else None,
                 denormal_fraction=row.denormal / row.n_looked if row.n_looked else None,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -52,6 +53,12 @@ def dtype_of(args: Sequence[Any]) -> torch.dtype | None:
             tensors = [a for a in value if isinstance(a, torch.Tensor)]
     # A library's workspace, of bytes, may be larger than what it computes with.
     return max(tensors, key=lambda t: (t.is_floating_point(), t.numel())).dtype if tensors else None
+
+
+def rows_of(args: Sequence[Any]) -> int:
+    """The product of the first tensor's dimensions but the last; 0 without one."""
+    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    return 0 if first is None else math.prod(first.shape[:-1])
 
 
 def denormal_fraction(args: Sequence[Any]) -> float | None:

@@ -129,6 +129,8 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
         calls: In one step.
         flops: As in ``ModuleProfile``; 0 for operators that multiply no matrices.
         n_bytes: Read and written.
+        n_rows: Of the first tensor of each call, the product of all its dimensions but the last; 0 for operators that
+            multiply no matrices.
         total_s: Seconds in one step; None where not timed.
         bound: What limits it; None where that cannot be told.
         denormal_fraction: Of the numbers that went in, those too small for a normal float, on average over its calls;
@@ -141,6 +143,7 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
     calls: int
     flops: int
     n_bytes: int
+    n_rows: int = 0
     total_s: float | None = None
     bound: Bound | None = None
     denormal_fraction: float | None = None

@@ -84,6 +84,8 @@ def test_fused_attention_counts_as_its_formula() -> None:
     product = 2 * batch * heads * n_queries * n_keys * size
     assert profile.forward_flops == near(2 * product)
     assert profile.backward_flops == near(5 * product)  # the scores once more, and two products for each of the two
+    n_rows = {operator.name: operator.n_rows for operator in profile.operators if operator.flops}
+    assert set(n_rows.values()) == {batch * heads * n_queries}
     assert profile.uncounted == ()
 
 

@@ -1,4 +1,4 @@
-"""Causal attention with an additive mask and the whole matrix of scores, in bfloat16.
+"""Causal attention with an additive mask and the whole matrix of scores.
 ---
 expect: PD309
 half: tune

@@ -49,6 +49,7 @@ loader = DataLoader(texts, batch_size=32, shuffle=True, collate_fn=as_batch)
 trainer = Trainer(
     max_epochs=8,
     accelerator="cpu",
+    precision="bf16-mixed",
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

@@ -32,6 +32,7 @@ loader = DataLoader(data, sampler=BatchSampler(RandomSampler(data), 384, drop_la
 trainer = Trainer(
     max_epochs=4,
     accelerator="cpu",
+    precision="bf16-mixed",
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

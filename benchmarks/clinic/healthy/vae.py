@@ -42,6 +42,7 @@ def make_loader(n_batches):
 trainer = Trainer(
     max_epochs=4,
     accelerator="cpu",
+    precision="bf16-mixed",
     logger=CSVLogger("logs"),
     log_every_n_steps=50,
     enable_checkpointing=False,

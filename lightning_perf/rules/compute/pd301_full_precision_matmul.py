@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lightning_perf.records import Evidence, Finding, ModelProfile, Prescription, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.gain import reaching, timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
+from lightning_perf.rules.signals import FULL_PRECISION, computing_s, cores_per_rank, is_cpu_run, steady_of
 from lightning_perf.rules.trace_signals import (
     HALF_PRECISIONS,
     Reading,
@@ -50,6 +50,13 @@ HIGH_SPEED_UP = 8.0
 CEILING_LOW_PART = 0.5
 # Numbers are read in 4 bytes and written in 2 to be cast, for each number of 4 bytes that a product moves.
 CAST_BYTES_FRACTION = 1.5
+# On a CPU, what lies between the products then moves half of the bytes, and becomes shorter by a third of it at most (a
+# tenth to three tenths in four small models, measured on a CPU with AMX).
+OTHERS_PART = 1 / 3
+# The backward pass of a CPU's fused attention takes up to 5 us of one thread in 16 bit for each query of each head,
+# however little there is to multiply (docs/benchmarks/precision.md).
+ATTENTION_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+ATTENTION_QUERY_S = 5e-6
 
 MATRIX_OPERATORS = (
     "aten::mm",
@@ -82,11 +89,12 @@ trainer = Trainer(precision="32-true")  # on a device with Tensor Cores, or a CP
 
 ## When it is wrong
 Small products are bound by memory or by launching, and gain little. Some losses need float32: keep them out of
-autocast.
+autocast. On a CPU the backward pass of fused attention over short sequences takes many times as long in 16 bit: what
+may be lost there is taken from the gain, and where nothing is left for certain, nothing is said.
 
 ## Sources
 The profiling lecture (mixed precision 1.5-2x, 2-3x on Tensor Cores); torch-tb-profiler's Tensor Core advice; NVIDIA's
-datasheets; 2.3x measured for a stack of matrix products on a CPU with AMX.
+datasheets; 2.3x measured for a stack of matrix products on a CPU with AMX; `docs/benchmarks/precision.md`.
 """
 
 
@@ -228,8 +236,12 @@ def _on_cpu(session: Session, reading: Reading) -> Finding | None:
     low_s, high_s = full_s * (1 - 1 / speed_up.low), full_s * (1 - 1 / speed_up.high)
     counted = _counted(session)
     if counted is not None:
-        low_s -= reading.n_steps * counted.cast_s
-    return _measured(session, reading, full_s / total_s, full_s, evidence, prescription, low_s, high_s, speed_up)
+        low_s = _after_attention(low_s - reading.n_steps * counted.cast_s, reading.n_steps * counted.lost_s)
+    elif any(operator.name == ATTENTION_BACKWARD for operator in trace.operators):
+        raise Skip("what fused attention's backward pass takes in 16 bit depends on its shapes, which are not known")
+    finding = _measured(session, reading, full_s / total_s, full_s, evidence, prescription, low_s, high_s, speed_up)
+    basis = f"{speed_up.basis} ({reading.basis})"
+    return _with_others(finding, reading.span, full_s / total_s, speed_up, basis)
 
 
 class _SpeedUp(NamedTuple):
@@ -255,18 +267,20 @@ class _Counted(NamedTuple):
         full_s: Their seconds in the step.
         all_s: Seconds of all operators.
         cast_s: What casting all they move takes at most.
+        lost_s: What the backward pass of fused attention takes longer in 16 bit at most.
     """
 
     full_s: float
     all_s: float
     cast_s: float
+    lost_s: float
 
 
 def _speed_up(session: Session, prescription: Prescription | None) -> _SpeedUp:
     """From the device's measured ceilings, else from what sources give."""
     profile = session.model_profile
     ceilings = profile.ceilings if profile is not None else None
-    basis = f"matrix products {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster, the rest as it is"
+    basis = f"matrix products {LOW_SPEED_UP:g}x to {HIGH_SPEED_UP:g}x faster"
     if ceilings is None or prescription is None:
         return _SpeedUp(LOW_SPEED_UP, HIGH_SPEED_UP, basis)
     speeds = ceilings.matmul_flops_per_s
@@ -291,11 +305,46 @@ def _counted(session: Session) -> _Counted | None:
     if not timed:
         return None
     n_bytes = sum(operator.n_bytes for operator, _ in matrix)
+    n_threads = max(1.0, min(float(session.settings.torch.n_threads or 1), cores_per_rank(session)))
+    slower_s = sum(
+        ATTENTION_QUERY_S * operator.n_rows / n_threads - spent_s
+        for operator, spent_s in matrix
+        if operator.name == ATTENTION_BACKWARD
+    )
     return _Counted(
         full_s=sum(spent_s for _, spent_s in matrix),
         all_s=sum(spent_s for _, spent_s in timed),
         cast_s=CAST_BYTES_FRACTION * n_bytes / rate if rate else 0.0,
+        lost_s=max(0.0, slower_s),
     )
+
+
+def _after_attention(low_s: float, lost_s: float) -> float:
+    """What is saved at least, less what fused attention may lose.
+
+    Raises:
+        Skip: It may lose all of it.
+    """
+    if lost_s > 0 and low_s <= lost_s:
+        raise Skip("in 16 bit the backward pass of this CPU's fused attention may lose what the products gain")
+    return low_s - lost_s
+
+
+def _with_others(finding: Finding, span: StageTimes, share: float, speed_up: _SpeedUp, basis: str) -> Finding:
+    """The finding, its gain reaching as far as it does where the operators between the products become faster too.
+
+    Args:
+        finding: Of the products.
+        span: The span.
+        share: Of the products in the operators' time.
+        speed_up: Of the products.
+        basis: What the gain rests on.
+    """
+    most_s = {}
+    for name, saved_s in finding.claims.items():
+        others_s = saved_s / (1 - 1 / speed_up.high) * (1 - share) / share
+        most_s[name] = saved_s + OTHERS_PART * others_s
+    return reaching(finding, span, most_s, f"{basis}; at best, what lies between them too")
 
 
 def _on_counted(
@@ -308,11 +357,13 @@ def _on_counted(
     full_s = min(counted.full_s * steady.n_steps, compute_s * counted.full_s / counted.all_s)
     high_s = full_s * (1 - 1 / speed_up.high)
     low_s = full_s * (1 - 1 / speed_up.low) - counted.cast_s * steady.n_steps
+    low_s = _after_attention(low_s, counted.lost_s * steady.n_steps)
     part = high_s / compute_s if compute_s > 0 else 0.0
     if high_s < MIN_SAVED_SHARE * steady.span_s:
         return None
     share = counted.full_s / counted.all_s
-    return timed_finding(
+    basis = f"{speed_up.basis} (operators of one step, applied to {steady.n_steps} timed steps)"
+    finding = timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -336,9 +387,10 @@ def _on_counted(
         prescriptions=(prescription,),
         claims={name: part * computing_s(session, steady, name) for name in ("forward", "backward")},
         low_s=low_s,
-        basis=f"{speed_up.basis} (operators of one step, applied to {steady.n_steps} timed steps)",
+        basis=basis,
         confidence="medium",
     )
+    return _with_others(finding, steady, share, speed_up, basis)
 
 
 def _measured(
@@ -370,7 +422,7 @@ def _measured(
         prescriptions=(prescription,),
         low_s=low_s,
         high_s=high_s,
-        basis=speed_up.basis,
+        basis=speed_up.basis + (", the rest as it is" if reading.trace.device is not None else ""),
         phases=code_phases(reading) if reading.trace.device is None else (),
         confidence="medium",
     )

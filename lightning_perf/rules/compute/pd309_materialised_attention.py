@@ -6,6 +6,7 @@ from lightning_perf.records import AttentionCall, Evidence, Finding, Materialise
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, where
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.signals import is_cpu_run
 from lightning_perf.rules.trace_signals import (
     CODE_PHASES,
     code_limit_s,
@@ -49,7 +50,8 @@ return weights @ v
 
 ## When it is wrong
 Where the weights themselves are needed. Short sequences gain little, and unusual masks may fall back to the same
-written-out form.
+written-out form. On a CPU in 16 bit nothing is said: there the backward pass of fused attention may take longer than
+what it replaces.
 
 ## Sources
 The profiling lecture (flash attention, 2-4x); a case study of attention at 60 % of a training, 2.5x faster with it.
@@ -58,6 +60,10 @@ The profiling lecture (flash attention, 2-4x); a case study of attention at 60 %
 
 def check(session: Session) -> Finding | None:
     """Charges the sequence with the time of its kernels, or on a CPU with the host's."""
+    if is_cpu_run(session) and "16" in (session.settings.trainer.precision or ""):
+        # Steps took 1.2 and 1.7 times as long with fused attention in two small models in bf16 (ATTENTION_QUERY_S of
+        # PD301 is why).
+        raise Skip("the backward pass of a CPU's fused attention may take longer in 16 bit than what it replaces")
     return trace_or_live(session, _from_trace, _live)
 
 
