@@ -1,7 +1,7 @@
 """Texts become tokens, word by word, when a batch is put together.
 ---
 expect: PD108
-half: score
+half: tune
 fix:
   torch.stack([tokens_of(text): torch.stack([known[text]
 """

@@ -1,6 +1,6 @@
 """Two noisy views of each batch are pulled together; a cosine schedule steps with every batch.
 ---
-half: score
+half: tune
 """
 
 import torch

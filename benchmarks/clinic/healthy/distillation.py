@@ -1,6 +1,6 @@
 """A small network learns what a larger, frozen one says of the same batch.
 ---
-half: score
+half: tune
 """
 
 import torch

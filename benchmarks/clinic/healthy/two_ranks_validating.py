@@ -1,6 +1,6 @@
 """DDP on two ranks: a transformer over texts, shuffled anew for each epoch and validated after each.
 ---
-half: score
+half: tune
 own_process: true
 cores: 2
 """

@@ -1,6 +1,6 @@
 """A variational autoencoder; its two losses are logged every fifty steps, a little validation after each epoch.
 ---
-half: score
+half: tune
 """
 
 import torch
