@@ -1,6 +1,7 @@
 """PD301: matrix products in full precision on hardware that has faster ones.
 
-Longer than other rules: a window, counted arithmetic and settings alone are three ways to its finding.
+Longer than other rules: a window, counted arithmetic and settings alone are three ways to its finding, and from
+the first two is taken what attention may lose.
 """
 
 from __future__ import annotations
