@@ -121,7 +121,7 @@ class SmallNet(LightningModule):
         self.n_metrics = n_metrics
         self.register_buffer("kept", torch.zeros(n_kept))
         self.network = nn.Sequential(
-            nn.Conv2d(3, _CHANNELS, 1),
+            Spread(_CHANNELS),
             nn.GELU(),
             nn.Softplus(),
             nn.GELU(),
@@ -149,6 +149,22 @@ class SmallNet(LightningModule):
     def _loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         images, labels = batch
         return nn.functional.cross_entropy(self.network(_smoothed(images)), labels)
+
+
+class Spread(nn.Module):
+    """Grey images times a learned factor for each channel: elementwise, where a convolution would be matrix products.
+
+    Args:
+        n_channels: How many.
+    """
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.randn(n_channels, 1, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images of shape (batch, colours, height, width) to (batch, channels, height, width)."""
+        return images.mean(dim=1, keepdim=True) * self.factors
 
 
 @torch.no_grad()
