@@ -51,8 +51,8 @@ HIGH_SPEED_UP = 8.0
 CEILING_LOW_PART = 0.5
 # Numbers are read in 4 bytes and written in 2 to be cast, for each number of 4 bytes that a product moves.
 CAST_BYTES_FRACTION = 1.5
-# On a CPU, what lies between the products then moves half of the bytes, and becomes shorter by a third of it at most (a
-# tenth to three tenths in four small models, measured on a CPU with AMX).
+# On a CPU, what lies between the products then moves half of the bytes; at most a third of its time is counted as well:
+# without it, 1.6x to 2.1x was the most for four small models on a CPU with AMX, and they gained 1.8x to 2.3x.
 OTHERS_PART = 1 / 3
 # The backward pass of a CPU's fused attention takes up to 5 us of one thread in 16 bit for each query of each head,
 # however little there is to multiply (docs/benchmarks/precision.md).
