@@ -25,7 +25,7 @@ from lightning_perf.records import (
 )
 from lightning_perf.stats.headroom import fit_samples, largest_batch
 
-from . import oom
+from . import oom, plain
 from .allocator import Allocator, allocator_of
 from .breakdown import ModelMemory, gradients_by_module, modules_held_by, with_gradients, with_peak
 from .census import roots_of
@@ -46,6 +46,7 @@ SAMPLE_EVERY = 50
 _SAMPLES_BEFORE_RARER = 8  # then every so many steps become twice as many: a long run learns nothing new
 
 _BREAKDOWN_ATTEMPTS = 3
+_MAX_WRAPPERS = 8
 _HOST_EVERY_NS = 30 * 10**9
 HEADROOM_MARGIN = 0.1
 """Of the capacity: what fragmentation and batches of uneven size need (the near-capacity rule warns from 92 % on)."""
@@ -263,7 +264,7 @@ class MemoryProbe:
         readings = self._growth.readings[self._main_place(where)]
         record = OutOfMemory(
             where=where,
-            error=f"{type(error).__name__}: {str(error)[:500]}",
+            error=f"{type(error).__name__}: {oom.text_of(error)[:500]}",
             step=self._loop.main.n_steps,
             phase=oom.phase_of(error),
             code=oom.code_of(error),
@@ -421,16 +422,20 @@ class MemoryProbe:
         )
 
     def _dataset_containers(self) -> tuple[Suspect, ...]:
-        loader = getattr(self._trainer, "train_dataloader", None)
-        dataset: Any = getattr(loader, "dataset", None)
-        while hasattr(dataset, "dataset"):  # Subset and its like
-            dataset = dataset.dataset
-        attributes = vars(dataset) if hasattr(dataset, "__dict__") else {}
+        dataset = self._dataset()
+        for _ in range(_MAX_WRAPPERS):  # Subset and its like
+            if (inner := plain.stored(dataset, "dataset")) is None:
+                break
+            dataset = inner
         return tuple(
             Suspect(name=f"{type(dataset).__name__}.{key}", kind=type(v).__name__, n_items=len(v), items_per_step=0.0)
-            for key, v in attributes.items()
-            if isinstance(v, (list, dict, set))
+            for key, v in plain.attributes(dataset).items()
+            if type(v) in (list, dict, set)
         )[:5]
+
+    def _dataset(self) -> Any:
+        """Return the dataset of the training loader; None without one that can be told."""
+        return plain.stored(getattr(self._trainer, "train_dataloader", None), "dataset")
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -443,8 +448,7 @@ class MemoryProbe:
 
     def _roots(self) -> dict[str, Any]:
         trainer = self._trainer
-        loader = getattr(trainer, "train_dataloader", None)
-        others = (trainer.datamodule, getattr(loader, "dataset", None), *trainer.loggers)
+        others = (trainer.datamodule, self._dataset(), *trainer.loggers)
         callbacks = [c for c in trainer.callbacks if c is not self._loop.owner]
         return roots_of(self._module, callbacks, others)
 
@@ -452,7 +456,8 @@ class MemoryProbe:
         if self.is_off:
             return
         try:
-            function(*args)
+            with plain.without_overrides():
+                function(*args)
         except Exception as error:  # noqa: BLE001 - reported; nothing more is read, the training goes on
             self.is_off = True
             self._on_fail(error)

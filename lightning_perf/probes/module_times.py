@@ -9,7 +9,7 @@ inputs without gradients stay what they are. They go with the graph of that step
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,12 +23,14 @@ from .clock import DeviceEvent
 from .machine import device_name
 from .module_hooks import ModuleHook, can_have_hooks
 from .module_tree import bare_profile, listed_modules
+from .plain import field, tensors_in
 
 REST = ""
 """What ran in none of the listed modules: the loss, the step itself."""
 
 _MARK = "lightning_perf.module_times"
 _MAX_EVENTS = 4096  # of a device, in one step
+_DEPTH = 4
 
 
 class ModuleTime(NamedTuple):
@@ -120,7 +122,7 @@ class ModuleTimes:
             begin = self._now_ns()
             try:
                 self._calls[path] = self._calls.get(path, 0) + 1
-                for tensor in _tensors((args, kwargs)):
+                for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False):
                     self._hook(tensor, self._current)
                 self._running.append(self._current)
                 self._mark(path)
@@ -134,7 +136,7 @@ class ModuleTimes:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             begin = self._now_ns()
             try:
-                for tensor in _tensors(output):
+                for tensor in tensors_in(output, _DEPTH, in_objects=False):
                     self._hook(tensor, path)
                 self._mark(self._running.pop() if self._running else REST)
             except Exception as error:  # noqa: BLE001 - as above
@@ -148,7 +150,7 @@ class ModuleTimes:
 
         The first who says so is right: the innermost module that made the tensor, before those that hand it on.
         """
-        node: Any = tensor.grad_fn
+        node: Any = field(tensor, "grad_fn")
         if node is None or _MARK in node.metadata:
             return
         node.metadata[_MARK] = True
@@ -272,17 +274,3 @@ def with_times(
     ]
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
     return msgspec.structs.replace(profile, modules=tuple(timed))
-
-
-def _tensors(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors in what a module takes or gives."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth == 0:
-        return
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each, depth - 1)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each, depth - 1)

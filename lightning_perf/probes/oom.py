@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
+import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Literal
 
@@ -14,7 +16,9 @@ import torch
 
 from lightning_perf.records import LiveTensor
 
+from . import plain
 from .code_lines import USER, owner_of
+from .module_walk import named_buffers, named_parameters, states_of
 from .storages import Key, Storage, storages_of
 
 Where = Literal["device", "host", "worker", "shm"]
@@ -32,6 +36,7 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10
 _MAX_TENSORS = 10
 _MAX_CAUSES = 8
 _LIMIT_S = 2.0
+_OWN_REFERENCES = 3
 
 # From the innermost frame outwards, the first that is known says in which part of the step it happened.
 _PHASES_BY_FUNCTION = {
@@ -53,7 +58,7 @@ _PHASES_BY_FUNCTION = {
 def recognise(error: BaseException) -> Where | None:
     """Which memory ran out, by this exception or one that it was raised from; None where none did."""
     for each in _chain(error):
-        text = str(each)
+        text = text_of(each)
         if isinstance(each, torch.OutOfMemoryError) or _has(text, _DEVICE_SIGNS):
             return "device"
         if isinstance(each, RuntimeError) and _WORKER_KILLED.search(text):
@@ -68,7 +73,7 @@ def recognise(error: BaseException) -> Where | None:
 def requested_bytes(error: BaseException) -> int | None:
     """What was asked for, where the message tells."""
     for each in _chain(error):
-        match = _ASKED_FOR.search(str(each))
+        match = _ASKED_FOR.search(text_of(each))
         if match and match[2] in _UNITS:
             return int(float(match[1]) * _UNITS[match[2]])
     return None
@@ -100,24 +105,20 @@ def batch_of(error: BaseException) -> Any:
     """The batch under way: the local variable of the innermost of Lightning's loops that has one; None without."""
     for frame in reversed(list(_frames(error))):
         name = frame.f_code.co_filename.replace("\\", "/")
-        if "/loops/" in name and frame.f_locals.get("batch") is not None:
-            return frame.f_locals["batch"]
+        if "/loops/" in name and "batch" in frame.f_code.co_varnames and (batch := _locals(frame).get("batch")) is not None:
+            return batch
     return None
 
 
 def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[int, ...]]:
     """Shapes of a batch's tensors by their place in it, e.g. ``{"0": (8, 3, 32, 32), "1": (8,)}``."""
-    shape = getattr(batch, "shape", None)
+    shape = plain.shape_of(batch)
     if shape is not None:
-        return {place or "batch": tuple(int(n) for n in shape)}
-    if depth == 0:
-        return {}
-    items = (
-        batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
-    )
+        return {place or "batch": shape}
     found: dict[str, tuple[int, ...]] = {}
-    for key, value in items:
-        found.update(shapes_of(value, f"{place}.{key}" if place else str(key), depth - 1))
+    for key, value in (plain.items_of(batch) or ()) if depth else ():
+        if type(key) in (str, int):  # the text of other keys may be made by code of the user's
+            found.update(shapes_of(value, f"{place}.{key}" if place else str(key), depth - 1))
     return dict(list(found.items())[:32])
 
 
@@ -135,13 +136,14 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
     for i, value in enumerate(gc.get_objects()):
         if i % 4096 == 0 and time.perf_counter() > until:
             break
-        # isinstance would ask lazy proxies for their class, and could run anything.
-        if not issubclass(type(value), torch.Tensor) or value.device.type != device:
+        if not plain.is_readable_tensor(value):
             continue
         try:
+            if plain.field(value, "device").type != device:
+                continue
             for storage in storages_of(value):
                 known = largest.get(storage.key)
-                if known is None or value.numel() > known[1].numel():
+                if known is None or plain.n_elements(value) > plain.n_elements(known[1]):
                     largest[storage.key] = (storage, value)
         except Exception:  # noqa: BLE001 - a tensor without readable storage holds nothing that could be told
             continue
@@ -149,8 +151,8 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
     return tuple(
         LiveTensor(
             name=names.get(storage.key, ""),
-            shape=tuple(int(n) for n in tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(int(n) for n in plain.field(tensor, "shape")),
+            dtype=str(plain.field(tensor, "dtype")).removeprefix("torch."),
             n_bytes=storage.n_bytes,
         )
         for storage, tensor in ordered
@@ -162,20 +164,20 @@ def names_in(module: torch.nn.Module, optimizers: list[Any]) -> dict[Key, str]:
     named: dict[Key, str] = {}
 
     def note(tensor: Any, name: str) -> None:
-        if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
+        if plain.is_readable_tensor(tensor) and not plain.is_lazy(tensor):
             for storage in storages_of(tensor):
                 named.setdefault(storage.key, name)
 
     names: dict[int, str] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in named_parameters(module):
         names[id(parameter)] = name
         note(parameter, name)
-        note(parameter.grad, f"gradient of {name}")
-    for name, buffer in module.named_buffers():
+        note(plain.gradient_of(parameter), f"gradient of {name}")
+    for name, buffer in named_buffers(module):
         note(buffer, name)
     for optimizer in optimizers:
-        for parameter, state in getattr(optimizer, "optimizer", optimizer).state.items():
-            for key, value in state.items() if isinstance(state, dict) else ():
+        for parameter, state in states_of(optimizer):
+            for key, value in plain.items_of(state) or ():
                 note(value, f"{key} of {names.get(id(parameter), 'a parameter')}")
     return named
 
@@ -183,11 +185,37 @@ def names_in(module: torch.nn.Module, optimizers: list[Any]) -> dict[Key, str]:
 def _local_names(error: BaseException) -> dict[Key, str]:
     found: dict[Key, str] = {}
     for frame in _frames(error):
-        for name, value in list(frame.f_locals.items()):
-            if isinstance(value, torch.Tensor):
+        for name, value in _locals(frame).items():
+            if plain.is_readable_tensor(value):
                 for storage in storages_of(value):
                     found[storage.key] = f"{name} in {frame.f_code.co_name}"
     return found
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of a frame's local variables that leaves no reference to them behind.
+
+    Before Python 3.13 ``f_locals`` of a function is a dict that the frame keeps. With the exception among the variables
+    it would be a reference cycle: exception, traceback, frame, dict, exception. Loader workers would then outlive a
+    training that failed, until the garbage collector runs.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    # References: the frame's, the name ``kept``, the argument. With more of them, ``locals()`` of the user's returned it.
+    if is_function and type(kept) is dict and sys.getrefcount(kept) <= _OWN_REFERENCES:
+        kept.clear()
+    return found
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's message without calling ``__str__`` of a class of the user's."""
+    if issubclass(type(error), OSError):
+        name = OSError.filename.__get__(error)  # type: ignore[attr-defined]
+        if name is None or type(name) in (str, bytes):
+            return OSError.__str__(error)
+    args = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    return ", ".join(str(each) for each in args if type(each) in (str, int, float))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -36,6 +36,7 @@ from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
 
 from . import ceilings as ceilings_probe
+from . import plain
 from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
 from .compiler import CompilerProbe
@@ -280,7 +281,7 @@ class Recorder:
             self.scaler = ScalerProbe(self.trainer)
             if self.compiler is not None:
                 self.compiler.begin()
-            dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+            dataset = plain.stored(self.trainer.train_dataloader, "dataset")
             if self.telemetry is not None and dataset is not None:
                 self.telemetry.dataset_known(dataset)
 
@@ -547,13 +548,5 @@ class Recorder:
         )
 
 
-def _has_graph(outputs: Any, depth: int = 3) -> bool:
-    if getattr(outputs, "grad_fn", None) is not None:
-        return True
-    if depth == 0:
-        return False
-    if isinstance(outputs, dict):
-        return any(_has_graph(value, depth - 1) for value in outputs.values())
-    if isinstance(outputs, (list, tuple)):
-        return any(_has_graph(value, depth - 1) for value in outputs)
-    return False
+def _has_graph(outputs: Any) -> bool:
+    return any(plain.field(tensor, "grad_fn") is not None for tensor in plain.tensors_in(outputs, depth=3, in_objects=False))

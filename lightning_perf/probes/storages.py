@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from . import plain
+from .plain import tensors_in
+
+__all__ = ["Key", "Storage", "StorageCount", "storages_of", "tensors_in"]
+
 Key = tuple[str, int]
 """A storage: its device, and its address or, where it has none, its own identity."""
-
-_MAX_DEPTH = 6
 
 
 class Storage:
@@ -26,7 +28,8 @@ class Storage:
     __slots__ = ("device", "key", "n_bytes")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
+        with plain.without_overrides():
+            storage = torch._C.TensorBase.untyped_storage(tensor)
         self.device = str(storage.device)
         self.n_bytes = int(storage.nbytes())
         # A storage without memory (meta tensors, what FSDP has freed) has no address to go by.
@@ -34,15 +37,19 @@ class Storage:
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
-    """The storages behind a tensor: one, or those inside a tensor subclass such as DTensor; none where it has none."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is not None:
-        for name in flatten()[0]:
-            inner = getattr(tensor, name)
-            if isinstance(inner, torch.Tensor):  # newer versions list a mesh there too
-                yield from storages_of(inner)
+    """Yield the storages behind a tensor: one, or those inside torch's own subclasses such as DTensor.
+
+    Yield none where there are none, and for a tensor subclass of the user's whose storages only its own code could tell.
+    """
+    kind = type(tensor)
+    if not plain.is_readable_tensor(tensor):
         return
-    if tensor.layout is not torch.strided:
+    flatten = plain.class_attribute(kind, "__tensor_flatten__")
+    if not plain.is_plain_tensor(tensor) and not plain.is_missing(flatten):
+        if plain.is_library(kind):
+            yield from _inner_storages(tensor)
+        return
+    if plain.field(tensor, "layout") is not torch.strided:
         yield from _sparse_storages(tensor)
         return
     storage = Storage(tensor)
@@ -50,30 +57,25 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
         yield storage
 
 
+def _inner_storages(tensor: Any) -> Iterator[Storage]:
+    for name in tensor.__tensor_flatten__()[0]:
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):  # newer versions list a mesh there too
+            yield from storages_of(inner)
+
+
 def _sparse_storages(tensor: torch.Tensor) -> Iterator[Storage]:
+    layout = plain.field(tensor, "layout")
     parts = {
         torch.sparse_coo: ("_indices", "_values"),
         torch.sparse_csr: ("crow_indices", "col_indices", "values"),
         torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    }.get(tensor.layout, ())
-    for name in parts:
-        yield from storages_of(getattr(tensor.detach(), name)())
-
-
-def tensors_in(value: Any, depth: int = _MAX_DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors in nested dicts, lists, tuples, dataclasses and plain objects such as a packed batch."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth == 0 or isinstance(value, (str, bytes, int, float, type(None), torch.nn.Module)):
-        return
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item, depth - 1)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from tensors_in(item, depth - 1)
-    elif dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
-        yield from tensors_in(list(vars(value).values()) if hasattr(value, "__dict__") else (), depth - 1)
+    }.get(layout, ())
+    with plain.without_overrides():
+        inner = torch._C.TensorBase.detach(tensor)
+        found = [getattr(inner, name)() for name in parts] if plain.is_plain_tensor(inner) else []
+    for each in found:
+        yield from storages_of(each)
 
 
 class StorageCount:
@@ -99,7 +101,7 @@ class StorageCount:
         """
         added = 0
         for tensor in tensors:
-            if tensor is None or torch.nn.parameter.is_lazy(tensor):
+            if tensor is None or plain.is_lazy(tensor):
                 continue
             for storage in storages_of(tensor):
                 if storage.key in self._seen:

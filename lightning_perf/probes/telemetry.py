@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from lightning_perf.records import Telemetry
 
+from . import plain
 from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
 from .gpu import GpuReader, open_gpu
 from .host import HostReader
@@ -270,11 +271,9 @@ def with_cost(telemetry: Telemetry | None, rates: Rates, wall_s: float, epoch_s:
 
 
 def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
-    if hasattr(batch, "element_size") and hasattr(batch, "numel"):
-        yield batch.element_size() * batch.numel()
-    elif depth and isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensor_bytes(value, depth - 1)
-    elif depth and isinstance(batch, (list, tuple)):
-        for value in batch:
+    n_bytes = plain.bytes_of(batch)
+    if n_bytes is not None:
+        yield n_bytes
+    elif depth:
+        for _, value in plain.items_of(batch) or ():
             yield from _tensor_bytes(value, depth - 1)

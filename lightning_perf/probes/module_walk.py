@@ -1,0 +1,83 @@
+"""Walk a model's modules, parameters and buffers without calling methods that the user may have overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import plain
+
+
+def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module's children by name, each once, as ``nn.Module.named_children`` does."""
+    seen: set[int] = set()
+    for name, child in _items(module, "_modules"):
+        if child is not None and id(child) not in seen:
+            seen.add(id(child))
+            yield name, child
+
+
+def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and all modules below it by path, each once, as ``nn.Module.named_modules`` does."""
+    seen: set[int] = set()
+    todo = [("", root)]
+    while todo:
+        path, module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        below = [(f"{path}.{name}" if path else name, child) for name, child in _items(module, "_modules")]
+        todo += [(name, child) for name, child in reversed(below) if child is not None]
+
+
+def modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and all modules below it, each once."""
+    return (module for _, module in named_modules(root))
+
+
+def own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a module itself."""
+    return (parameter for _, parameter in _items(module, "_parameters") if parameter is not None)
+
+
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield all parameters by path, each once."""
+    return _named_members(root, "_parameters")
+
+
+def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield all parameters, each once."""
+    return (parameter for _, parameter in named_parameters(root))
+
+
+def named_buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all buffers by path, each once."""
+    return _named_members(root, "_buffers")
+
+
+def buffers(root: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield all buffers, each once."""
+    return (buffer for _, buffer in named_buffers(root))
+
+
+def states_of(optimizer: Any) -> list[tuple[Any, Any]]:
+    """Return the parameters and states of an optimizer, of Lightning's wrapper too; empty where they are computed."""
+    inner = plain.attributes(optimizer).get("optimizer", optimizer)
+    return plain.items_of(plain.stored(inner, "state")) or []
+
+
+def _items(module: nn.Module, name: str) -> list[tuple[str, Any]]:
+    return plain.items_of(plain.attributes(module).get(name)) or []
+
+
+def _named_members(root: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for path, module in named_modules(root):
+        for name, member in _items(module, kind):
+            if member is not None and id(member) not in seen:
+                seen.add(id(member))
+                yield (f"{path}.{name}" if path else name), member

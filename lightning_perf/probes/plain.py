@@ -1,0 +1,222 @@
+"""Read objects of the user's script without running its code.
+
+Attributes, items, lengths and comparisons of such objects may be computed, may draw random numbers, or may be counted.
+The functions below read plain torch and numpy data, built-in containers (through the methods of the built-in type, also
+for subclasses) and instance attributes. Anything else is unknown.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import UninitializedTensorMixin
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_BASE = torch._C.TensorBase
+_LIBRARIES = ("builtins", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "numpy")
+_MISSING = object()
+_MAX_DEPTH = 6
+
+without_overrides: Callable[[], Any] = torch._C.DisableTorchFunction
+"""Context manager in which neither tensor subclasses nor modes of the user see what is done with tensors."""
+
+
+def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Return whether a value's type is or derives from ``kind``; ``isinstance`` would also ask ``__class__``."""
+    return issubclass(type(value), kind)
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor or parameter of torch's own class."""
+    return type(value) in _PLAIN_TENSORS
+
+
+def is_readable_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor that ``field`` can read: plain, torch's own, or without its own dispatch."""
+    kind = type(value)
+    if kind in _PLAIN_TENSORS:
+        return True
+    if not issubclass(kind, torch.Tensor):
+        return False
+    return is_library(kind) or class_attribute(kind, "__torch_dispatch__") is vars(torch.Tensor)["__torch_dispatch__"]
+
+
+def field(tensor: torch.Tensor, name: str) -> Any:
+    """Return an attribute of a readable tensor as torch's base class defines it."""
+    with without_overrides():
+        return getattr(_BASE, name).__get__(tensor)
+
+
+def n_elements(tensor: torch.Tensor) -> int:
+    """Return how many elements a readable tensor has."""
+    with without_overrides():
+        return _BASE.numel(tensor)
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient of a tensor; None without one, and where only code of the user's could tell."""
+    gradient: torch.Tensor | None = field(parameter, "grad") if is_readable_tensor(parameter) else None
+    return gradient
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Return whether a parameter or buffer has no shape yet."""
+    return issubclass(type(tensor), UninitializedTensorMixin)
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of a plain tensor or numpy array; None for anything else."""
+    try:
+        if type(value) in _PLAIN_TENSORS:
+            with without_overrides():
+                return tuple(int(size) for size in value.shape)
+        if type(value) is np.ndarray:
+            return value.shape
+    except RuntimeError:  # nested tensors have no shape
+        return None
+    return None
+
+
+def bytes_of(value: Any) -> int | None:
+    """Return the bytes of the elements of a plain tensor or numpy array; None for anything else."""
+    if type(value) in _PLAIN_TENSORS:
+        with without_overrides():
+            return value.element_size() * value.numel()
+    return int(value.nbytes) if type(value) is np.ndarray else None
+
+
+def items_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the items of a container with their keys; None where it is no container that can be read.
+
+    Args:
+        value: A list, tuple or dict, also of a derived class; a ``UserDict``; a dataclass.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        return list(dict.items(value))
+    if issubclass(kind, tuple):
+        return list(enumerate(tuple.__iter__(value)))
+    if issubclass(kind, list):
+        return list(enumerate(list.__iter__(value)))
+    if issubclass(kind, UserDict):
+        inner = attributes(value).get("data")
+        return items_of(inner) if is_a(inner, dict) else None
+    if class_attribute(kind, "__dataclass_fields__") is not _MISSING:
+        return list(attributes(value).items())
+    return None
+
+
+def item_of(value: Any, key: Any) -> Any:
+    """Return the item of a container that ``items_of`` lists under ``key``.
+
+    Raises:
+        LookupError: There is none.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        found = dict.get(value, key, _MISSING)  # not __getitem__, which calls __missing__
+    elif issubclass(kind, tuple):
+        return tuple.__getitem__(value, key)
+    elif issubclass(kind, list):
+        return list.__getitem__(value, key)
+    elif issubclass(kind, UserDict):
+        found = item_of(attributes(value).get("data"), key)
+    else:
+        found = attributes(value).get(key, _MISSING)
+    if found is _MISSING:
+        raise LookupError(key)
+    return found
+
+
+def tensors_in(value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True) -> Iterator[torch.Tensor]:
+    """Yield the readable tensors in nested containers.
+
+    Args:
+        value: What may hold tensors.
+        depth: How many levels of containers are opened.
+        in_objects: Whether sets, and the attributes of plain objects such as a packed batch, are searched too.
+    """
+    if is_readable_tensor(value):
+        yield value
+    elif depth and not is_a(value, (str, bytes, int, float, torch.Tensor, torch.nn.Module)):
+        items = items_of(value)
+        if items is not None:
+            inner = [item for _, item in items]
+        elif not in_objects:
+            return
+        elif is_a(value, (set, frozenset)):
+            inner = list((set if is_a(value, set) else frozenset).__iter__(value))
+        else:
+            inner = list(attributes(value).values())
+        for item in inner:
+            yield from tensors_in(item, depth - 1, in_objects)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return an object's own attributes; an empty dict where it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001 - it has none, or computes them
+        return {}
+    return found if type(found) is dict else {}
+
+
+def class_attribute(kind: type, name: str) -> Any:
+    """Return what a class or its bases define under a name, without binding it; ``_MISSING`` where none does."""
+    for base in type.__dict__["__mro__"].__get__(kind):
+        if name in (own := type.__dict__["__dict__"].__get__(base)):
+            return own[name]
+    return _MISSING
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether ``class_attribute`` found nothing."""
+    return value is _MISSING
+
+
+def is_library(thing: Any) -> bool:
+    """Return whether a class or function is part of Python, torch, numpy or Lightning."""
+    module = getattr(thing, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+
+
+class ComputedError(AttributeError):
+    """An attribute that only code of the user's script could tell."""
+
+
+def attribute(value: Any, name: str) -> Any:
+    """Return an attribute that is stored, or computed by a property of a library.
+
+    Raises:
+        ComputedError: The user's own class computes it.
+        AttributeError: There is none.
+    """
+    kind = type(value)
+    on_class = class_attribute(kind, name)
+    if isinstance(on_class, property):
+        if not is_library(on_class.fget):
+            raise ComputedError(f"{kind.__name__}.{name} is computed by code of the script")
+        return on_class.__get__(value)
+    if type(on_class) in (types.MemberDescriptorType, types.GetSetDescriptorType):
+        return on_class.__get__(value)
+    own = attributes(value)
+    if name in own:
+        return own[name]
+    if on_class is _MISSING:
+        raise AttributeError(f"{kind.__name__} has no attribute {name!r}")
+    if not is_missing(class_attribute(type(on_class), "__get__")):
+        raise ComputedError(f"{kind.__name__}.{name} is computed by code of the script")
+    return on_class
+
+
+def stored(value: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute as ``attribute`` does, or ``default`` where it cannot be told."""
+    try:
+        return attribute(value, name)
+    except AttributeError:
+        return default
