@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from lightning_perf.records import Breakdown, ModuleMemory
 
+from . import module_walk, plain
 from .saved_tensors import SavedTensors, top_level_modules
 from .storages import StorageCount, storages_of, tensors_in
 
@@ -56,7 +56,7 @@ class ModelMemory:
         self.count = count = StorageCount(device)
         self.modules = top_level_modules(module)
         owner_of = _owners(self.modules)
-        parameters = list(module.named_parameters(remove_duplicate=True))
+        parameters = list(module_walk.named_parameters(module))
         by_module: dict[str, dict[str, int]] = {name: {} for name in ("", *self.modules)}
 
         def add(part: str, name: str, tensors: Iterable[torch.Tensor | None]) -> int:
@@ -72,16 +72,19 @@ class ModelMemory:
         for owner, held in gradients_by_module(module, device).items():
             by_module[owner]["gradients_bytes"] = held
             self.held_gradients_bytes += held
-        self.buffers_bytes = sum(add("buffers_bytes", name, (b,)) for name, b in module.named_buffers())
+        self.buffers_bytes = sum(add("buffers_bytes", name, (b,)) for name, b in module_walk.named_buffers(module))
         self.optimizer_bytes, self.optimizer_basis = 0, "held"
         names = {id(p): name for name, p in parameters}
-        unwrapped = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
-        for optimizer in unwrapped:
-            for parameter, state in optimizer.state.items():
+        unwrapped = [plain.attributes(optimizer).get("optimizer", optimizer) for optimizer in optimizers]
+        states = [module_walk.states_of(optimizer) for optimizer in unwrapped]
+        for of_one in states:
+            for parameter, state in of_one:
                 name = names.get(id(parameter), "")
                 self.optimizer_bytes += add("optimizer_bytes", name, tensors_in(state))
-        self.expected_optimizer = None if any(o.state for o in unwrapped) else _expected_states(unwrapped, count.device)
-        self.copies_bytes = sum(count.add((*copy.parameters(), *copy.buffers())) for copy in copies)
+        self.expected_optimizer = None if any(states) else _expected_states(unwrapped, count.device)
+        self.copies_bytes = sum(
+            count.add((*module_walk.parameters(copy), *module_walk.buffers(copy))) for copy in copies
+        )
         self.batch_bytes = None if batch is None else count.add(tensors_in(batch))
         self.expected_gradients_bytes = sum(_local_bytes(p) for _, p in parameters if p.requires_grad)
         self._by_module = by_module
@@ -125,9 +128,9 @@ def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
     count = StorageCount(device)
     owner_of = _owners(top_level_modules(module))
     held: dict[str, int] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in module_walk.named_parameters(module):
         owner = owner_of(name)
-        held[owner] = held.get(owner, 0) + count.add((parameter.grad,))
+        held[owner] = held.get(owner, 0) + count.add((plain.gradient_of(parameter),))
     return held
 
 
@@ -161,9 +164,9 @@ def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Bre
 
 def modules_held_by(callbacks: Iterable[Any], module: nn.Module) -> list[nn.Module]:
     """Modules that callbacks hold beside the one that trains."""
-    own = set(map(id, module.modules()))
-    held = {id(v): v for c in callbacks for v in vars(c).values() if isinstance(v, nn.Module) and id(v) not in own}
-    return list(held.values())
+    own = set(map(id, module_walk.modules(module)))
+    values = (value for callback in callbacks for value in plain.attributes(callback).values())
+    return list({id(v): v for v in values if plain.is_a(v, nn.Module) and id(v) not in own}.values())
 
 
 def _activations_basis(saved: SavedTensors | None) -> str:
@@ -183,11 +186,12 @@ def _owners(modules: dict[str, nn.Module]) -> Any:
 
 def _local_bytes(parameter: torch.Tensor) -> int:
     """What a gradient of this parameter will take here."""
-    if is_lazy(parameter):
+    if plain.is_lazy(parameter) or not plain.is_readable_tensor(parameter):
         return 0
-    if hasattr(parameter, "__tensor_flatten__"):
+    if not plain.is_missing(plain.class_attribute(type(parameter), "__tensor_flatten__")):
         return sum(storage.n_bytes for storage in storages_of(parameter))
-    return parameter.numel() * parameter.element_size()
+    with plain.without_overrides():
+        return parameter.numel() * parameter.element_size()
 
 
 def _expected_states(optimizers: Iterable[Any], device: str) -> tuple[int | None, str] | None:

@@ -16,16 +16,18 @@ from typing import Any, Literal
 import msgspec
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch._ops import OpOverload
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
-from .module_hooks import ModuleHook, can_have_hooks
+from .module_hooks import ModuleWatch, can_have_hooks
 from .module_tree import bare_profile, listed_modules
+from .module_walk import named_parameters, parameters
 from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of, rows_of
+from .plain import is_lazy, is_readable_tensor, n_elements, without_overrides
 
 Direction = Literal["forward", "backward"]
 
@@ -78,7 +80,8 @@ class ArithmeticCounter:
         self._known: dict[Any, Operator] = {}
         self._mode = _Mode(self)
         self._is_entered = False
-        self._handles: list[Any] = []
+        watched = {path: module for path, module in self._modules.items() if can_have_hooks(module)}
+        self._watch = ModuleWatch(watched, self._entering, self._leaving)
         self._running: list[str] = []
         self._thread = threading.get_ident()
         self._sequences: list[int] = []
@@ -90,20 +93,21 @@ class ArithmeticCounter:
         try:
             # Within a module that was entered before, as in manual optimization, none of its own is running.
             self._running.clear()
-            for path, module in self._modules.items():
-                if can_have_hooks(module):
-                    self._handles.append(module.register_forward_pre_hook(ModuleHook(self._entering(path))))
-                    self._handles.append(module.register_forward_hook(ModuleHook(self._leaving), always_call=True))
+            if not self.failure:
+                self.failure = _refusal()
+            if self.failure:
+                return self
+            self._watch.put()
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
             self.failure = f"{type(error).__name__}: {error}"
-            self._remove_hooks()
+            self._watch.remove()
         else:
             self._is_entered = True
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._remove_hooks()
+        self._watch.remove()
         if not self._is_entered:
             return
         if _python_dispatch._get_current_dispatch_mode() is not self._mode:
@@ -118,21 +122,14 @@ class ArithmeticCounter:
         """Whether it still stands among torch's dispatch modes."""
         return self._is_entered
 
-    def _remove_hooks(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.calls[path] = self.calls.get(path, 0) + 1
-            self._running.append(path)
-            self._mark()
+    def _entering(self, path: str, args: Any, kwargs: Any) -> None:
+        self.calls[path] = self.calls.get(path, 0) + 1
+        self._running.append(path)
+        self._mark()
 
-        return enter
-
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leaving(self, path: str, output: Any) -> None:
         if self._running:
             self._running.pop()
         self._mark()
@@ -160,6 +157,8 @@ class ArithmeticCounter:
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs an operator and counts it; whatever goes wrong with counting, its result is handed on."""
+        if not self.failure and not isinstance(func, OpOverload):
+            self.failure = f"the step ran {func}, whose inner operators are not seen"
         if self.failure:
             return func(*args, **kwargs)
         known = self._known.get(func)
@@ -178,7 +177,8 @@ class ArithmeticCounter:
         out = func(*args, **kwargs)
         end = self._now_ns() if self._now_ns is not None else 0
         try:
-            self._count(known, args, kwargs, out, end - begin)
+            with without_overrides():
+                self._count(known, args, kwargs, out, end - begin)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
             self.failure = f"counting {known.name}: {type(error).__name__}: {error}"
         if self._now_ns is not None:
@@ -306,6 +306,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
 
+    supports_higher_order_operators = True
+    """Torch raises in the user's step where a mode does not take operators such as ``torch.cond``."""
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """A function that is compiled for the first time meanwhile is compiled (torch 2.10 and newer ask).
@@ -318,10 +321,18 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._counter.see(func, args, kwargs or {})
 
 
+def _refusal() -> str:
+    """Return why operators are not counted now; empty where they are."""
+    mode = _python_dispatch._get_current_dispatch_mode()
+    if mode is None:
+        return ""
+    return f"the script's own dispatch mode {type(mode).__name__} is in place, which would see what counting does"
+
+
 def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
     """Which listed module each parameter belongs to, by ``id``: the innermost around its first place."""
     owners: dict[int, str] = {}
-    for name, parameter in root.named_parameters(remove_duplicate=True):
+    for name, parameter in named_parameters(root):
         path = name.rpartition(".")[0]
         while path and path not in modules:
             path = path.rpartition(".")[0]
@@ -331,10 +342,10 @@ def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
 
 def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for parameter in root.parameters():
-        if not is_lazy(parameter):
+    for parameter in parameters(root):
+        if is_readable_tensor(parameter) and not is_lazy(parameter):
             owner = owners.get(id(parameter), "")
-            counts[owner] = counts.get(owner, 0) + parameter.numel()
+            counts[owner] = counts.get(owner, 0) + n_elements(parameter)
     return counts
 
 

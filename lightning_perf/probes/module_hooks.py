@@ -1,38 +1,61 @@
-"""Hooks on the user's modules, for the few steps that are looked at."""
+"""Watch the forward passes of some of the user's modules in single steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-
-# Their fast path in evaluation, and with it the rounding of their results, depends on whether they have hooks.
-_HOOKS_CHANGE = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 
-class ModuleHook:
-    """A module's hook that is none any more in a copy of the module: whoever copies or pickles it within the step that
-    is looked at takes no probe along."""
+class ModuleWatch:
+    """Calls functions when modules begin and end their forward pass.
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
+    It uses torch's hooks on all modules, which stay off the modules themselves: a module that is copied or pickled
+    within the step takes none along, its own hooks remain as many as they were, and modules that take another path
+    where they have hooks, such as ``nn.TransformerEncoderLayer`` in evaluation, take the same as ever.
 
-    def __call__(self, *args: Any) -> None:
-        self._function(*args)
+    Args:
+        modules: The modules to watch, by path.
+        enters: Called with the path and the arguments, positional ones and keyword ones; must not raise.
+        leaves: Called with the path and the output, also where the forward pass raised; must not raise.
+    """
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _NoHook, ()
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        enters: Callable[[str, Any, Any], None],
+        leaves: Callable[[str, Any], None],
+    ) -> None:
+        self._paths = {id(module): path for path, module in modules.items()}
+        self._enters, self._leaves = enters, leaves
+        self._handles: list[Any] = []
 
+    def put(self) -> None:
+        """Watch from now on."""
+        self._handles.append(register_module_forward_pre_hook(self._entering))
+        self._handles.append(register_module_forward_hook(self._leaving, always_call=True))
 
-class _NoHook:
-    """What a copied module has in its place."""
+    def remove(self) -> None:
+        """Stop watching; calling it twice does no harm."""
+        while self._handles:
+            self._handles.pop().remove()
 
-    def __call__(self, *args: Any) -> None:
-        return None
+    def _entering(self, module: nn.Module, args: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            # Hooks on all modules are not given keyword arguments: they are a variable of torch's calling function.
+            self._enters(path, args, sys._getframe(1).f_locals.get("kwargs"))
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            self._leaves(path, output)
 
 
 def can_have_hooks(module: nn.Module) -> bool:
-    """Whether a hook leaves what the module does as it is."""
-    return not isinstance(module, torch.jit.ScriptModule) and (module.training or not isinstance(module, _HOOKS_CHANGE))
+    """Return whether hooks see a module's forward pass and leave what it does as it is."""
+    return not isinstance(module, torch.jit.ScriptModule)

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
 from .machine import device_name
-from .module_hooks import ModuleHook, can_have_hooks
+from .module_hooks import ModuleWatch, can_have_hooks
 from .module_tree import bare_profile, listed_modules
-from .plain import field, tensors_in
+from .module_walk import named_modules, parameters
+from .plain import field, is_lazy, is_readable_tensor, n_elements, tensors_in
 
 REST = ""
 """What ran in none of the listed modules: the loss, the step itself."""
@@ -68,7 +68,7 @@ class ModuleTimes:
         self._make_event = make_event
         modules = listed_modules(root, depth)
         self._modules = {path: module for path, module in modules.items() if can_have_hooks(module)}
-        self._handles: list[Any] = []
+        self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
         self._running: list[str] = []  # what was current when each running module was entered
         self._current = REST
         self._phase = ""
@@ -84,10 +84,7 @@ class ModuleTimes:
     def open(self) -> None:
         """The step begins."""
         begin = self._now_ns()
-        for path, module in self._modules.items():
-            enter = ModuleHook(self._entering(path))
-            self._handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(ModuleHook(self._leaving(path)), always_call=True))
+        self._watch.put()
         self.spent_ns += self._now_ns() - begin
 
     def enters(self, name: str) -> None:
@@ -112,38 +109,31 @@ class ModuleTimes:
         """The step is over; twice does no harm."""
         self._phase, self._last = "", None
         self._phases.clear()
-        while self._handles:
-            self._handles.pop().remove()
+        self._watch.remove()
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            begin = self._now_ns()
-            try:
-                self._calls[path] = self._calls.get(path, 0) + 1
-                for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False):
-                    self._hook(tensor, self._current)
-                self._running.append(self._current)
-                self._mark(path)
-            except Exception as error:  # noqa: BLE001 - told in the record; the step goes on
-                self._fail(error)
-            self.spent_ns += self._now_ns() - begin
+    def _entering(self, path: str, args: Any, kwargs: Any) -> None:
+        begin = self._now_ns()
+        try:
+            self._calls[path] = self._calls.get(path, 0) + 1
+            for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False):
+                self._hook(tensor, self._current)
+            self._running.append(self._current)
+            self._mark(path)
+        except Exception as error:  # noqa: BLE001 - told in the record; the step goes on
+            self._fail(error)
+        self.spent_ns += self._now_ns() - begin
 
-        return enter
-
-    def _leaving(self, path: str) -> Callable[..., None]:
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            begin = self._now_ns()
-            try:
-                for tensor in tensors_in(output, _DEPTH, in_objects=False):
-                    self._hook(tensor, path)
-                self._mark(self._running.pop() if self._running else REST)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(error)
-            self.spent_ns += self._now_ns() - begin
-
-        return leave
+    def _leaving(self, path: str, output: Any) -> None:
+        begin = self._now_ns()
+        try:
+            for tensor in tensors_in(output, _DEPTH, in_objects=False):
+                self._hook(tensor, path)
+            self._mark(self._running.pop() if self._running else REST)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+        self.spent_ns += self._now_ns() - begin
 
     def _hook(self, tensor: torch.Tensor, path: str) -> None:
         """When the gradient reaches the node that made this tensor, backward goes on in the module of this path.
@@ -252,15 +242,18 @@ def with_times(
         profile = bare_profile(root, device_name(device))
         profile = msgspec.structs.replace(profile, missing={"forward_flops": "the arithmetic of no step was counted"})
     known = {module.path for module in modules}
-    parts = dict(root.named_modules())  # a part that was timed may be gone since
+    parts = dict(named_modules(root))  # a part that was timed may be gone since
     seen: set[int] = set()
     for path in times:
         if path not in known:
             part = None if path == REST else parts.get(path)
-            own = [] if part is None else [p for p in part.parameters() if id(p) not in seen and not is_lazy(p)]
+            own = [] if part is None else [p for p in parameters(part) if id(p) not in seen and _has_size(p)]
             seen.update(map(id, own))
             name = "" if part is None else type(part).__name__
-            modules = (*modules, ModuleProfile(path=path, class_name=name, n_parameters=sum(p.numel() for p in own)))
+            modules = (
+                *modules,
+                ModuleProfile(path=path, class_name=name, n_parameters=sum(n_elements(p) for p in own)),
+            )
     timed = [
         msgspec.structs.replace(
             module,
@@ -274,3 +267,7 @@ def with_times(
     ]
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
     return msgspec.structs.replace(profile, modules=tuple(timed))
+
+
+def _has_size(parameter: torch.Tensor) -> bool:
+    return is_readable_tensor(parameter) and not is_lazy(parameter)

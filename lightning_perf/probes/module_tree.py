@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from lightning_perf.records import ModelProfile
 
+from .module_walk import named_children, parameters
+from .plain import is_lazy, is_readable_tensor, without_overrides
 from .saved_tensors import top_level_modules
 
 MAX_MODULES = 256
@@ -34,7 +35,7 @@ def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
         if listed and len(listed) + len(fresh) > MAX_MODULES:
             break
         listed |= fresh
-        level = {f"{path}.{name}": child for path, module in fresh.items() for name, child in module.named_children()}
+        level = {f"{path}.{name}": child for path, module in fresh.items() for name, child in named_children(module)}
     return listed
 
 
@@ -45,7 +46,12 @@ def bare_profile(root: nn.Module, device: str) -> ModelProfile:
         root: The model.
         device: That it runs on, as in ``ModelProfile``.
     """
-    parameters = [parameter for parameter in root.parameters() if not is_lazy(parameter)]
+    own = [parameter for parameter in parameters(root) if is_readable_tensor(parameter) and not is_lazy(parameter)]
+    with without_overrides():
+        return _profile(root, device, own)
+
+
+def _profile(root: nn.Module, device: str, parameters: list[nn.Parameter]) -> ModelProfile:
     return ModelProfile(
         class_name=type(root).__name__,
         device=device,

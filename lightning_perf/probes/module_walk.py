@@ -71,7 +71,11 @@ def states_of(optimizer: Any) -> list[tuple[Any, Any]]:
 
 
 def _items(module: nn.Module, name: str) -> list[tuple[str, Any]]:
-    return plain.items_of(plain.attributes(module).get(name)) or []
+    found = plain.attributes(module).get(name)
+    items = plain.items_of(found)
+    if items is None and found is not None and plain.is_library(type(found)):  # of a ScriptModule
+        items = list(found.items())
+    return items or []
 
 
 def _named_members(root: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:

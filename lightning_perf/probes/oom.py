@@ -105,7 +105,11 @@ def batch_of(error: BaseException) -> Any:
     """The batch under way: the local variable of the innermost of Lightning's loops that has one; None without."""
     for frame in reversed(list(_frames(error))):
         name = frame.f_code.co_filename.replace("\\", "/")
-        if "/loops/" in name and "batch" in frame.f_code.co_varnames and (batch := _locals(frame).get("batch")) is not None:
+        if (
+            "/loops/" in name
+            and "batch" in frame.f_code.co_varnames
+            and (batch := _locals(frame).get("batch")) is not None
+        ):
             return batch
     return None
 
@@ -202,7 +206,7 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     kept = frame.f_locals
     found = dict(kept)
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-    # References: the frame's, the name ``kept``, the argument. With more of them, ``locals()`` of the user's returned it.
+    # References: the frame's, the name ``kept``, the argument. With more, the user's code has it from ``locals()``.
     if is_function and type(kept) is dict and sys.getrefcount(kept) <= _OWN_REFERENCES:
         kept.clear()
     return found

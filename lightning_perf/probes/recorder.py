@@ -549,4 +549,6 @@ class Recorder:
 
 
 def _has_graph(outputs: Any) -> bool:
-    return any(plain.field(tensor, "grad_fn") is not None for tensor in plain.tensors_in(outputs, depth=3, in_objects=False))
+    return any(
+        plain.field(tensor, "grad_fn") is not None for tensor in plain.tensors_in(outputs, depth=3, in_objects=False)
+    )

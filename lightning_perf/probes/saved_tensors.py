@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import graph
 from torch.nn.modules.module import register_module_forward_hook
 
-from .module_hooks import ModuleHook, can_have_hooks
+from . import module_walk
+from .module_hooks import ModuleWatch, can_have_hooks
 from .storages import Key, StorageCount, storages_of
+
+_HOOKS: Any = torch._C._autograd
+"""Torch's stack of default hooks on saved tensors. ``disable_saved_tensors_hooks`` looks its functions up here at each
+call, under whatever name the user imported it."""
+
+_DISABLE = "_saved_tensors_hooks_disable"
+_APPLIES = "_are_functorch_transforms_active"
+"""``torch.autograd.Function.apply`` calls it before anything is saved, also where the user bound ``apply`` earlier."""
+
+
+_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class SavedTensors:
@@ -24,8 +35,9 @@ class SavedTensors:
     the user moves elsewhere with hooks of their own, keep what they keep: only what reaches autograd here is counted.
     Sharded parameters (FSDP) are gathered for the forward pass of their module and given back after it: no activations.
 
-    Transforms of ``torch.func`` refuse to run below such hooks. Where one begins, these step aside for good, and the
-    measurement has failed.
+    Nothing is counted, and ``failure`` says why, where hooks would change what the user's code does: below hooks of the
+    user's own, of which torch calls only the innermost; where hooks are disabled, as by transforms of ``torch.func``;
+    and once an autograd function of the user's runs, which would get new objects instead of the tensors it saved.
 
     Args:
         count: Knows what was counted before.
@@ -40,35 +52,38 @@ class SavedTensors:
         self.failure = ""
         self.own_ns = 0
         self._count = count
-        self._modules = modules
+        watched = {name: module for name, module in modules.items() if can_have_hooks(module)}
+        self._watch = ModuleWatch(watched, self._entering, self._leaving)
         self._now_ns = now_ns
         self._running: list[str] = []
         self._kept: dict[Key, tuple[str, int]] = {}
         self._handles: list[Any] = []
-        self._hooks: Any = None
-        self._refuses: Any = None
+        self._hooks: tuple[Any, Any] | None = None
+        self._thread = threading.get_ident()
+        self._undos: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
         begin = self._now_ns()
         try:
-            for name, module in self._modules.items():
-                if can_have_hooks(module):
-                    self._handles.append(module.register_forward_pre_hook(ModuleHook(self._entering(name))))
-                    self._handles.append(module.register_forward_hook(ModuleHook(self._leaving), always_call=True))
-            # Hooks on all modules run before those of one module, which give gathered parameters back.
-            self._handles.append(register_module_forward_hook(self._gathered))
-            # Below a compiled function dynamo would compile the hook too, and count the user for what breaks in it.
-            dynamo = sys.modules.get("torch._dynamo")
-            pack = self._pack if dynamo is None else dynamo.disable(self._pack)
-            hooks = graph.saved_tensors_hooks(pack, _unpack)
-            hooks.__enter__()
-            self._hooks = hooks
-            self._refuses = graph.disable_saved_tensors_hooks
-            graph.disable_saved_tensors_hooks = self._step_aside
+            self.failure = self.failure or _refusal()
+            if not self.failure:
+                self._put()
         except Exception as error:  # noqa: BLE001 - told in the record: it was not measured
             self.failure = f"{type(error).__name__}: {error}"
             self._remove()
         self.own_ns += self._now_ns() - begin
+
+    def _put(self) -> None:
+        self._watch.put()
+        # Hooks on all modules run before those of one module, which give gathered parameters back.
+        self._handles.append(register_module_forward_hook(self._gathered))
+        # Below a compiled function dynamo would compile the hook too, and count the user for what breaks in it.
+        dynamo = sys.modules.get("torch._dynamo")
+        pack = self._pack if dynamo is None else dynamo.disable(self._pack)
+        _HOOKS._push_saved_tensors_default_hooks(pack, _unpack)
+        self._hooks = (pack, _unpack)
+        self._stand_in_for(_HOOKS, _DISABLE, self._before_disabling)
+        self._stand_in_for(torch._C, _APPLIES, self._before_applying)
 
     @property
     def is_in_place(self) -> bool:
@@ -83,29 +98,49 @@ class SavedTensors:
     def _remove(self) -> None:
         hooks, self._hooks = self._hooks, None
         if hooks is not None:
-            hooks.__exit__()
-        if self._refuses is not None and graph.disable_saved_tensors_hooks == self._step_aside:
-            graph.disable_saved_tensors_hooks = self._refuses
-        self._refuses = None
+            _pop(hooks)
+        while self._undos:
+            self._undos.pop()()
+        self._watch.remove()
         while self._handles:
             self._handles.pop().remove()
 
-    @contextmanager
-    def _step_aside(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Stands in for ``torch.autograd.graph.disable_saved_tensors_hooks`` while the hooks are in place."""
-        self.failure = "a transform of torch.func ran, which bears no hooks on saved tensors"
-        refuses = self._refuses
-        self._remove()
-        with refuses(*args, **kwargs):
-            yield
+    def _stand_in_for(self, owner: Any, name: str, before: Callable[[], None]) -> None:
+        """Call ``before`` ahead of a function of torch's binding, until these hooks are removed."""
+        original = getattr(owner, name)
 
-    def _entering(self, name: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            self._running.append(name)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            before()
+            return original(*args, **kwargs)
 
-        return enter
+        def undo() -> None:
+            if getattr(owner, name) is stand_in:
+                setattr(owner, name, original)
 
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        setattr(owner, name, stand_in)
+        self._undos.append(undo)
+
+    def _before_disabling(self) -> None:
+        """Step aside: torch's function that disables hooks raises while any are in place."""
+        self._step_aside("hooks on saved tensors were disabled during the step, as transforms of torch.func do")
+
+    def _before_applying(self) -> None:
+        """Step aside for an autograd function of the user's."""
+        caller = sys._getframe(2)
+        if caller.f_code is _APPLY:
+            kind = caller.f_locals.get("cls")
+            if isinstance(kind, type) and kind.__module__.partition(".")[0] != "torch":
+                self._step_aside(f"hooks would replace the tensors that the autograd function {kind.__name__} saves")
+
+    def _step_aside(self, reason: str) -> None:
+        if self._hooks is not None and threading.get_ident() == self._thread:  # the stack of hooks is the thread's own
+            self.failure = reason
+            self._remove()
+
+    def _entering(self, name: str, args: Any, kwargs: Any) -> None:
+        self._running.append(name)
+
+    def _leaving(self, name: str, output: Any) -> None:
         if self._running:
             self._running.pop()
 
@@ -113,7 +148,7 @@ class SavedTensors:
         """Takes out what autograd saved of parameters that were not there when the parameters were counted."""
         begin = self._now_ns()
         try:
-            for parameter in module.parameters(recurse=False):
+            for parameter in module_walk.own_parameters(module):
                 for storage in storages_of(parameter):
                     name, n_bytes = self._kept.pop(storage.key, ("", 0))
                     if n_bytes:
@@ -144,13 +179,34 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _refusal() -> str:
+    """Return why hooks would change what the user's code does; empty where they would not."""
+    if not _HOOKS._saved_tensors_hooks_is_enabled():
+        return "hooks on saved tensors are disabled in this step"
+    if _HOOKS._top_saved_tensors_default_hooks(True) is not None:
+        return "the script's own hooks on saved tensors are in place"
+    return ""
+
+
+def _pop(hooks: tuple[Any, Any]) -> None:
+    """Remove a pair of hooks from the stack; those above it, which the user has not removed yet, stay."""
+    above = []
+    while (top := _HOOKS._top_saved_tensors_default_hooks(True)) is not None:
+        _HOOKS._pop_saved_tensors_default_hooks()
+        if top[0] is hooks[0]:
+            break
+        above.append(top)
+    for each in reversed(above):
+        _HOOKS._push_saved_tensors_default_hooks(*each)
+
+
 def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:
     """The children of a module by name; where all hangs below a single one, that one's children."""
-    prefix, children = "", dict(root.named_children())
+    prefix, children = "", dict(module_walk.named_children(root))
     while len(children) == 1:
         [(name, only)] = children.items()
-        below = dict(only.named_children())
-        if not below or next(only.parameters(recurse=False), None) is not None:
+        below = dict(module_walk.named_children(only))
+        if not below or next(module_walk.own_parameters(only), None) is not None:
             break
         prefix, children = f"{prefix}{name}.", below
     return {f"{prefix}{name}": child for name, child in children.items()}

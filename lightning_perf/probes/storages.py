@@ -39,7 +39,7 @@ class Storage:
 def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
     """Yield the storages behind a tensor: one, or those inside torch's own subclasses such as DTensor.
 
-    Yield none where there are none, and for a tensor subclass of the user's whose storages only its own code could tell.
+    Yield none where there are none, and for a tensor subclass of the user's that has its own dispatch.
     """
     kind = type(tensor)
     if not plain.is_readable_tensor(tensor):

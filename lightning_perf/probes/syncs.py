@@ -205,6 +205,8 @@ def _time_views(tensor: torch.Tensor, rounds: int) -> int:
 class _Nothing(_Mode):  # type: ignore[misc]
     """A mode that only hands on."""
 
+    supports_higher_order_operators = True  # else torch raises in the user's step, at operators such as torch.cond
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
