@@ -18,6 +18,7 @@ from lightning_perf import arguments, seams
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.arithmetic import ArithmeticProbe
 from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.interrupts import raise_if_from_signal
 from lightning_perf.probes.looks import StepLooks
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
@@ -715,6 +716,7 @@ class DoctorHooks:
             self._switch_off(probe, error)
 
     def _switch_off(self, probe: str, error: Exception) -> None:
+        raise_if_from_signal(error)
         if probe in self._probes_off:
             return
         recorder = self._recorder

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import torch
 from torch import nn
 
 from lightning_perf.records import Suspect
 
+from . import plain
+from .module_walk import named_modules
 from .storages import Storage, storages_of, tensors_in
 
 LIMIT_S = 1.0
@@ -134,7 +135,7 @@ class Census:
 
 def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
     try:
-        elements = list(container.values()) if isinstance(container, dict) else list(container)
+        elements = list(container.values()) if plain.is_a(container, dict) else list(container)
     except RuntimeError:  # another thread changes it
         return None
     # The newest, which is where a list grows; for the rest their mean stands.
@@ -142,9 +143,9 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
     storages: dict[Any, Storage] = {}
     n_with_graph, n_holding = 0, 0
     for element in inspected:
-        tensors = [t for t in tensors_in(element, depth=3) if not isinstance(t, nn.Parameter)]
+        tensors = [t for t in tensors_in(element, depth=3) if not plain.is_a(t, nn.Parameter)]
         n_holding += bool(tensors)
-        n_with_graph += any(t.grad_fn is not None for t in tensors)
+        n_with_graph += any(plain.field(t, "grad_fn") is not None for t in tensors)
         for tensor in tensors:
             storages.update((s.key, s) for s in storages_of(tensor))
     if n_holding * 2 < len(inspected):
@@ -174,8 +175,9 @@ class _Names:
         # Looking an object up here costs nothing; asking the collector who refers to it walks over all objects.
         self._direct: dict[int, str] = {}
         for name, owner in _owners(roots):
-            self._known[id(vars(owner))] = self._known_owners[id(owner)] = name
-            for key, value in list(vars(owner).items()):
+            held = plain.attributes(owner)
+            self._known[id(held)] = self._known_owners[id(owner)] = name
+            for key, value in list(held.items()):
                 self._note(f"{name}.{key}", value, _DIRECT_DEPTH)
 
     def _note(self, name: str, value: Any, depth: int) -> None:
@@ -185,9 +187,9 @@ class _Names:
             return
         self._direct[id(value)] = name
         self._containers.append(value)
-        if depth and isinstance(value, dict) and len(value) <= _MAX_INSPECTED:
+        if depth and plain.is_a(value, dict) and len(value) <= _MAX_INSPECTED:
             for key, item in list(value.items()):
-                self._note(f"{name}[{key!r}]", item, depth - 1)
+                self._note(f"{name}[{_text(key)}]", item, depth - 1)
 
     def containers(self) -> list[Any]:
         """Those that attributes of the roots lead to."""
@@ -203,7 +205,7 @@ class _Names:
     def _path(self, value: Any, depth: int, above: frozenset[int]) -> str | None:
         if depth == 0:
             return None
-        referrers = [r for r in gc.get_referrers(value) if id(r) not in above and not isinstance(r, types.FrameType)]
+        referrers = [r for r in gc.get_referrers(value) if id(r) not in above and type(r) is not types.FrameType]
         above = above | {id(value), id(referrers)}
         for referrer in sorted(referrers, key=self._rank):
             name = self._through(referrer, value, depth, above)
@@ -214,19 +216,19 @@ class _Names:
     def _rank(self, referrer: Any) -> int:
         if id(referrer) in self._known or id(referrer) in self._known_owners:
             return 0
-        return 1 if isinstance(referrer, dict) else 2
+        return 1 if type(referrer) is dict else 2
 
     def _through(self, referrer: Any, value: Any, depth: int, above: frozenset[int]) -> str | None:
-        if isinstance(referrer, dict):
+        if type(referrer) in (dict, OrderedDict, defaultdict):
             return self._through_dict(referrer, value, depth, above)
-        if isinstance(referrer, (list, tuple)):
+        if type(referrer) in (list, tuple):
             outer = self._path(referrer, depth - 1, above)
             position = next((i for i, item in enumerate(referrer) if item is value), None)
             return None if outer is None or position is None else f"{outer}[{position}]"
-        if isinstance(referrer, types.CellType):
+        if type(referrer) is types.CellType:
             return self._through_cell(referrer)
-        attributes = getattr(referrer, "__dict__", None)
-        if isinstance(attributes, dict) and not isinstance(referrer, (type, types.ModuleType)):
+        attributes = plain.attributes(referrer)
+        if attributes and not plain.is_a(referrer, (type, types.ModuleType)):
             key = next((k for k, v in attributes.items() if v is value), None)
             if key is not None:
                 return f"{self._known_owners.get(id(referrer)) or type(referrer).__name__}.{key}"
@@ -241,29 +243,34 @@ class _Names:
         if isinstance(holder.get("__name__"), str) and isinstance(key, str) and "__builtins__" in holder:
             return f"{holder['__name__']}.{key}"
         for owner in gc.get_referrers(holder):
-            if getattr(owner, "__dict__", None) is holder and isinstance(key, str):
+            if plain.attributes(owner) is holder and isinstance(key, str):
                 return f"{self._known_owners.get(id(owner)) or type(owner).__name__}.{key}"
         outer = self._path(holder, depth - 1, above)
-        return None if outer is None else f"{outer}[{key!r}]"
+        return None if outer is None else f"{outer}[{_text(key)}]"
 
     @staticmethod
     def _through_cell(cell: types.CellType) -> str | None:
         for closure in gc.get_referrers(cell):
-            for function in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
-                if isinstance(function, types.FunctionType) and function.__closure__ == closure:
+            for function in gc.get_referrers(closure) if type(closure) is tuple else ():
+                if type(function) is types.FunctionType and function.__closure__ == closure:
                     names = zip(function.__code__.co_freevars, closure, strict=False)
                     variable = next((name for name, each in names if each is cell), "?")
                     return f"{variable} (a variable that {function.__qualname__} closes over)"
         return None
 
 
+def _text(key: Any) -> str:
+    """Return a key as the user would write it; ``repr`` of other classes may be code of the user's."""
+    return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"<{type(key).__name__}>"
+
+
 def _owners(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The roots and, of modules, all modules below, with their names."""
     seen: set[int] = set()
     for root_name, root in roots.items():
-        below = root.named_modules() if isinstance(root, nn.Module) else [("", root)]
+        below = named_modules(root) if plain.is_a(root, nn.Module) else [("", root)]
         for name, owner in below:
-            if id(owner) not in seen and hasattr(owner, "__dict__"):
+            if id(owner) not in seen and plain.attributes(owner):
                 seen.add(id(owner))
                 yield (f"{root_name}.{name}" if name else root_name), owner
 
@@ -271,9 +278,10 @@ def _owners(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _graphs(roots: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """Tensors with an autograd graph among the owners' attributes, and how many nodes each graph has."""
     for name, owner in _owners(roots):
-        for key, value in list(vars(owner).items()):
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                yield f"{name}.{key}", _n_nodes(value.grad_fn)
+        for key, value in list(plain.attributes(owner).items()):
+            node = plain.field(value, "grad_fn") if plain.is_readable_tensor(value) else None
+            if node is not None:
+                yield f"{name}.{key}", _n_nodes(node)
 
 
 def _n_nodes(node: Any) -> int:
@@ -296,6 +304,6 @@ def roots_of(pl_module: Any, callbacks: Iterable[Any], others: Iterable[Any]) ->
     """
     roots: dict[str, Any] = {}
     for value in (pl_module, *callbacks, *others):
-        if value is not None and hasattr(value, "__dict__"):
+        if plain.attributes(value):
             roots.setdefault(type(value).__name__, value)
     return roots

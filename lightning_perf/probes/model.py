@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
+
+from . import module_walk, plain
 
 MATMUL_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
@@ -56,12 +59,12 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
         Sizes of the local shards, where parameters are sharded. Uninitialised (lazy) parameters count nowhere;
         while there are any, ``n_trainable`` and ``matmul_parameter_fraction`` are None.
     """
-    parameters = _distinct(pl_module.parameters())
-    is_complete = not any(is_lazy(parameter) for parameter in pl_module.parameters())
+    parameters = _distinct(module_walk.parameters(pl_module))
+    is_complete = not any(is_lazy(parameter) for parameter in module_walk.parameters(pl_module))
     return ModelSettings(
         class_name=type(pl_module).__name__,
         parameters=_group_by_dtype(parameters.values()),
-        buffers=_group_by_dtype(_distinct(pl_module.buffers()).values()),
+        buffers=_group_by_dtype(_distinct(module_walk.buffers(pl_module)).values()),
         n_trainable=sum(p.numel() for p in parameters.values() if p.requires_grad) if is_complete else None,
         layers=_count_layers(pl_module),
         matmul_parameter_fraction=_matmul_parameter_fraction(pl_module, parameters) if is_complete else None,
@@ -91,20 +94,21 @@ def is_compiled(module: nn.Module) -> bool:
     if eval_frame is None:
         return False
     optimized_class = getattr(eval_frame, "OptimizedModule", ())
-    classes = {cls for part in module.modules() for cls in type(part).__mro__}
+    classes = {cls for part in module_walk.modules(module) for cls in type(part).__mro__}
     if any(map(_is_compiled_function, (value for cls in classes for value in vars(cls).values()))):
         return True  # a method that was decorated
-    for part in module.modules():
-        if isinstance(part, optimized_class) or getattr(part, "_compiled_call_impl", None) is not None:
+    for part in module_walk.modules(module):
+        if issubclass(type(part), optimized_class) or plain.stored(part, "_compiled_call_impl") is not None:
             return True
         # Lightning unwraps a compiled LightningModule and leaves the compiled methods on the instance.
-        if any(map(_is_compiled_function, vars(part).values())):
+        if any(map(_is_compiled_function, plain.attributes(part).values())):
             return True
     return False
 
 
 def _is_compiled_function(value: Any) -> bool:
-    return callable(value) and hasattr(value, "_torchdynamo_orig_callable")
+    function = value.__func__ if type(value) in (types.MethodType, staticmethod, classmethod) else value
+    return "_torchdynamo_orig_callable" in plain.attributes(function)
 
 
 class _Watched:
@@ -127,7 +131,7 @@ class _Watched:
 
     def remember(self, optimizer: Any) -> None:
         """Marks the gradients of now as used up; the first parameter that has one stands for all."""
-        self.parameter = next((p for p in _parameters_of(optimizer) if p.grad is not None), None)
+        self.parameter = next((p for p in _parameters_of(optimizer) if plain.gradient_of(p) is not None), None)
         self.seen = _identity(self.parameter)
         self.state = "unknown" if self.parameter is None else "stale"
 
@@ -232,9 +236,8 @@ class ZeroGradWatch:
 
 def _identity(parameter: torch.Tensor | None) -> tuple[int, int] | None:
     """Which gradient a parameter has and how often it was written in place; None without one."""
-    if parameter is None or parameter.grad is None:
-        return None
-    return id(parameter.grad), parameter.grad._version
+    gradient = None if parameter is None else plain.gradient_of(parameter)
+    return None if gradient is None else (id(gradient), plain.field(gradient, "_version"))
 
 
 def _unwrap(optimizer: Any) -> Any:
@@ -248,7 +251,7 @@ def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a distributed tensor; any other tensor itself."""
-    if not hasattr(tensor, "to_local"):
+    if plain.is_plain_tensor(tensor) or not (plain.is_library(type(tensor)) and hasattr(tensor, "to_local")):
         return tensor
     with torch.no_grad():
         shard: torch.Tensor = tensor.to_local()
@@ -270,7 +273,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> dict[tuple[Any, ...], torch.Te
     """Local shards by piece of memory, each once, without uninitialised ones."""
     distinct: dict[tuple[Any, ...], torch.Tensor] = {}
     for tensor in tensors:
-        if not is_lazy(tensor):
+        if plain.is_readable_tensor(tensor) and not is_lazy(tensor):
             distinct.setdefault(_key(tensor), _local(tensor))
     return distinct
 
@@ -294,8 +297,8 @@ def _is_matmul(module: nn.Module) -> bool:
 def _count_layers(root: nn.Module) -> dict[str, int]:
     """Modules that do work themselves: leaves, and matmul layers with parts of their own (attention)."""
     counts: dict[str, int] = {}
-    for module in root.modules():
-        if module is not root and (_is_matmul(module) or next(module.children(), None) is None):
+    for module in module_walk.modules(root):
+        if module is not root and (_is_matmul(module) or next(module_walk.named_children(module), None) is None):
             name = type(module).__name__
             counts[name] = counts.get(name, 0) + 1
     return counts
@@ -305,20 +308,22 @@ def _matmul_parameter_fraction(root: nn.Module, parameters: dict[tuple[Any, ...]
     total = sum(parameter.numel() for parameter in parameters.values())
     if total == 0:
         return None
-    inside = _distinct(p for module in root.modules() if _is_matmul(module) for p in module.parameters())
+    inside = _distinct(
+        p for module in module_walk.modules(root) if _is_matmul(module) for p in module_walk.parameters(module)
+    )
     return sum(parameter.numel() for parameter in inside.values()) / total
 
 
 def _convs_with_bias_before_norm(root: nn.Module) -> Iterator[str]:
     """Convolutions directly followed, within their container, by a batch norm over as many channels."""
-    for prefix, container in root.named_modules():
-        children = list(container.named_children())
+    for prefix, container in module_walk.named_modules(root):
+        children = list(module_walk.named_children(container))
         for (name, conv), (_, norm) in itertools.pairwise(children):
             if (
                 isinstance(conv, CONVOLUTIONS)
-                and conv.bias is not None
+                and plain.item_or_none(plain.attributes(conv).get("_parameters"), "bias") is not None
                 and isinstance(norm, BATCH_NORMS)
-                and norm.num_features == conv.out_channels
+                and plain.stored(norm, "num_features") == plain.stored(conv, "out_channels")
             ):
                 yield f"{prefix}.{name}" if prefix else name
 

@@ -215,7 +215,7 @@ def _locals(frame: FrameType) -> dict[str, Any]:
 def text_of(error: BaseException) -> str:
     """Return an error's message without calling ``__str__`` of a class of the user's."""
     if issubclass(type(error), OSError):
-        name = OSError.filename.__get__(error)  # type: ignore[attr-defined]
+        name = OSError.filename.__get__(error)
         if name is None or type(name) in (str, bytes):
             return OSError.__str__(error)
     args = BaseException.args.__get__(error)  # type: ignore[attr-defined]

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _BASE = torch._C.TensorBase
-_LIBRARIES = ("builtins", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "numpy")
+_LIBRARIES = ("builtins", "pathlib", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "numpy")
 _MISSING = object()
 _MAX_DEPTH = 6
 
@@ -76,7 +77,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
             with without_overrides():
                 return tuple(int(size) for size in value.shape)
         if type(value) is np.ndarray:
-            return value.shape
+            return tuple(value.shape)
     except RuntimeError:  # nested tensors have no shape
         return None
     return None
@@ -86,7 +87,7 @@ def bytes_of(value: Any) -> int | None:
     """Return the bytes of the elements of a plain tensor or numpy array; None for anything else."""
     if type(value) in _PLAIN_TENSORS:
         with without_overrides():
-            return value.element_size() * value.numel()
+            return int(value.element_size() * value.numel())
     return int(value.nbytes) if type(value) is np.ndarray else None
 
 
@@ -133,6 +134,14 @@ def item_of(value: Any, key: Any) -> Any:
     return found
 
 
+def item_or_none(value: Any, key: Any) -> Any:
+    """Return ``item_of``, or None where there is no such item."""
+    try:
+        return item_of(value, key)
+    except LookupError:
+        return None
+
+
 def tensors_in(value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True) -> Iterator[torch.Tensor]:
     """Yield the readable tensors in nested containers.
 
@@ -155,6 +164,26 @@ def tensors_in(value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True) -> 
             inner = list(attributes(value).values())
         for item in inner:
             yield from tensors_in(item, depth - 1, in_objects)
+
+
+def length_of(value: Any) -> int | None:
+    """Return the length of a built-in container, or of a dataset of torch's own over such; None for anything else."""
+    kind = type(value)
+    for base in (list, tuple, dict, str, range):
+        if issubclass(kind, base) and class_attribute(kind, "__len__") is vars(base)["__len__"]:
+            return base.__len__(value)
+    shape = shape_of(value)
+    if shape is not None:
+        return shape[0] if shape else None
+    if class_attribute(kind, "__len__") is vars(TensorDataset)["__len__"]:
+        tensors = stored(value, "tensors")
+        return length_of(tensors[0]) if type(tensors) is tuple and tensors else None
+    if class_attribute(kind, "__len__") is vars(Subset)["__len__"]:
+        return length_of(stored(value, "indices"))
+    if class_attribute(kind, "__len__") is vars(ConcatDataset)["__len__"]:
+        sizes = stored(value, "cumulative_sizes")
+        return sizes[-1] if type(sizes) is list and sizes else None
+    return None
 
 
 def attributes(value: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from lightning_perf import seams
 from lightning_perf.records import LoaderSettings, Settings, TorchSettings, TrainerSettings
 
+from . import plain
 from .model import read_model
 
 T = TypeVar("T")
@@ -49,17 +51,30 @@ def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str
         A field that is None and has no reason was None in the Trainer too.
     """
     missing: dict[str, str] = {}
+    with plain.without_overrides():
+        return _read(trainer, pl_module, missing), missing
+
+
+def _read(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Settings:
     return Settings(
         trainer=_read_trainer(trainer, pl_module, missing),
         loaders=tuple(_read_loaders(trainer, missing)),
         model=_guard(missing, "settings.model", lambda: read_model(pl_module, trainer.optimizers)),
         torch=TorchSettings(**_read_fields(missing, "settings.torch", _TORCH_FIELDS)),
-    ), missing
+    )
 
 
 def read_step_logging(trainer: Any) -> tuple[int | None, bool | None]:
     """``prog_bar_metrics`` and ``sync_dist_on_step``, which are known only after the first steps; None until then."""
     return seams.step_logging(trainer) or (None, None)
+
+
+def _get(thing: Any, name: str) -> Any:
+    """Return an attribute unless code of the user's computes it."""
+    try:
+        return plain.attribute(thing, name)
+    except plain.ComputedError as error:
+        raise _Unknown(str(error)) from None
 
 
 class _Unknown(Exception):
@@ -166,11 +181,13 @@ def _is_ours(callback: Any) -> bool:
 def _refresh_rate_steps(progress_bar: Any) -> int | None:
     if progress_bar is None:
         return None
-    if not hasattr(progress_bar, "refresh_rate"):
+    if plain.is_missing(plain.class_attribute(type(progress_bar), "refresh_rate")) and (
+        "refresh_rate" not in plain.attributes(progress_bar)
+    ):
         raise _Unknown(f"{type(progress_bar).__name__} has no refresh rate")
     if not seams.refreshes_by_step(progress_bar):
         raise _Unknown(f"{type(progress_bar).__name__} refreshes by time, not every so many steps")
-    return int(progress_bar.refresh_rate)
+    return int(_get(progress_bar, "refresh_rate"))
 
 
 def _step_logging(trainer: Any) -> tuple[int, bool]:
@@ -211,11 +228,9 @@ def _flatten(nested: Any) -> Iterator[Any]:
     """The loaders of a collection in the order Lightning numbers them."""
     if nested is None:
         return
-    if isinstance(nested, Mapping):
-        for each in nested.values():
-            yield from _flatten(each)
-    elif isinstance(nested, list | tuple):
-        for each in nested:
+    items = plain.items_of(nested) if not plain.is_a(nested, DataLoader) else None
+    if items is not None:
+        for _, each in items:
             yield from _flatten(each)
     elif type(nested).__name__ == "CombinedLoader":
         yield from _flatten(nested.iterables)
@@ -232,45 +247,46 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
         "class_name": f"{kind.__module__}.{kind.__qualname__}",
         "is_plain": kind is DataLoader,
     }
-    if not isinstance(loader, DataLoader):
+    if not plain.is_a(loader, DataLoader):
         missing[path] = f"{kind.__qualname__} is not a torch DataLoader: its settings are its own"
         return LoaderSettings(**known)
     readers: dict[str, Callable[[], Any]] = {
-        "dataset_class": lambda: type(loader.dataset).__name__,
-        "is_iterable": lambda: isinstance(loader.dataset, IterableDataset),
-        "n_batches": lambda: _n_batches(loader, stage, trainer),
-        "n_samples": lambda: _n_samples(loader.dataset),
+        "dataset_class": lambda: type(_get(loader, "dataset")).__name__,
+        "is_iterable": lambda: plain.is_a(_get(loader, "dataset"), IterableDataset),
+        "n_batches": lambda: _n_batches(loader, stage, index, trainer),
+        "n_samples": lambda: _n_samples(_get(loader, "dataset")),
         "batch_size": lambda: _batch_size(loader),
-        "num_workers": lambda: int(loader.num_workers),
-        "pin_memory": lambda: bool(loader.pin_memory),
-        "persistent_workers": lambda: bool(loader.persistent_workers),
-        "prefetch_factor": lambda: _integer(loader.prefetch_factor),
-        "drop_last": lambda: bool(loader.drop_last),
+        "num_workers": lambda: int(_get(loader, "num_workers")),
+        "pin_memory": lambda: bool(_get(loader, "pin_memory")),
+        "persistent_workers": lambda: bool(_get(loader, "persistent_workers")),
+        "prefetch_factor": lambda: _integer(_get(loader, "prefetch_factor")),
+        "drop_last": lambda: bool(_get(loader, "drop_last")),
         "sampler_class": lambda: _class_name(_deciding_sampler(loader)),
         "is_shuffled": lambda: _is_shuffled(loader),
-        "collate": lambda: _name_of(loader.collate_fn),
+        "collate": lambda: _name_of(_get(loader, "collate_fn")),
         "multiprocessing_context": lambda: _start_method(loader),
-        "is_in_memory_tensors": lambda: isinstance(loader.dataset, TensorDataset),
+        "is_in_memory_tensors": lambda: plain.is_a(_get(loader, "dataset"), TensorDataset),
     }
     return LoaderSettings(**known, **_read_fields(missing, path, readers))
 
 
 def _own_batch_sampler(loader: DataLoader[Any]) -> Any | None:
     """A batch sampler of the user's own, which alone decides; None where batches are grouped in the usual way."""
-    batch_sampler = seams.user_batch_sampler(loader.batch_sampler)  # None where nothing is batched
+    batch_sampler = seams.user_batch_sampler(_get(loader, "batch_sampler"))  # None where nothing is batched
     return None if type(batch_sampler) is BatchSampler else batch_sampler
 
 
 def _batch_size(loader: DataLoader[Any]) -> int | None:
-    if loader.batch_size is None and _own_batch_sampler(loader) is None and loader.batch_sampler is not None:
-        return int(seams.user_batch_sampler(loader.batch_sampler).batch_size)
-    return _integer(loader.batch_size)
+    size, batch_sampler = _get(loader, "batch_size"), _get(loader, "batch_sampler")
+    if size is None and _own_batch_sampler(loader) is None and batch_sampler is not None:
+        return int(_get(seams.user_batch_sampler(batch_sampler), "batch_size"))
+    return _integer(size)
 
 
 def _inner_sampler(loader: DataLoader[Any]) -> Any:
     """The sampler of the batch sampler: where the user passed one, the loader's own is a stand-in."""
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    return loader.sampler if inner is None else inner
+    inner = plain.stored(_get(loader, "batch_sampler"), "sampler")
+    return _get(loader, "sampler") if inner is None else inner
 
 
 def _deciding_sampler(loader: DataLoader[Any]) -> Any:
@@ -280,49 +296,74 @@ def _deciding_sampler(loader: DataLoader[Any]) -> Any:
 
 def _is_shuffled(loader: DataLoader[Any]) -> bool:
     sampler = _inner_sampler(loader)
-    if isinstance(loader.dataset, IterableDataset):
+    if plain.is_a(_get(loader, "dataset"), IterableDataset):
         raise _Unknown("an IterableDataset decides its own order")
-    if isinstance(sampler, DistributedSampler):
-        return bool(sampler.shuffle)
-    if isinstance(sampler, SHUFFLED_SAMPLERS):
+    if plain.is_a(sampler, DistributedSampler):
+        return bool(_get(sampler, "shuffle"))
+    if plain.is_a(sampler, SHUFFLED_SAMPLERS):
         return True
-    if isinstance(sampler, UNSHUFFLED_SAMPLERS):
+    if plain.is_a(sampler, UNSHUFFLED_SAMPLERS):
         return False
     raise _Unknown(f"{type(sampler).__name__} is not one of torch's samplers")
 
 
 def _n_samples(dataset: Any) -> int:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise _Unknown(f"{type(dataset).__name__} is not asked for a length: it makes its samples as it goes")
-    return len(dataset)
+    """The length of a dataset, where no code of the user's counts it: it may be slow, or draw random numbers."""
+    n_samples = plain.length_of(dataset)
+    if n_samples is None:
+        raise _Unknown(f"{type(dataset).__name__} is not asked for a length: only its own code could tell")
+    return n_samples
 
 
-def _n_batches(loader: DataLoader[Any], stage: str, trainer: Any) -> int:
+def _n_batches(loader: DataLoader[Any], stage: str, index: int, trainer: Any) -> int:
     """Batches an epoch, where telling needs only arithmetic, or where Lightning asked already.
 
     Asking a loader over an IterableDataset would change it: torch then warns about batches beyond that length.
     """
-    sampler = _inner_sampler(loader)
-    is_sized = type(sampler) in SIZED_SAMPLERS and type(loader).__len__ is DataLoader.__len__
-    is_sized = is_sized and _own_batch_sampler(loader) is None
-    if is_sized and not isinstance(loader.dataset, IterableDataset):
-        return len(loader)
-    limit = trainer.limit_train_batches
+    if (
+        plain.class_attribute(type(loader), "__len__") is vars(DataLoader)["__len__"]
+        and _own_batch_sampler(loader) is None
+        and not plain.is_a(loader.dataset, IterableDataset)
+    ):
+        n_batches = _counted_batches(loader)
+        if n_batches is not None:
+            return n_batches
+    is_train = stage == "train"
+    limit = getattr(trainer, f"limit_{stage}_batches", None)
     is_unlimited = isinstance(limit, float) and limit == 1.0  # the integer 1 is one batch
-    if stage == "train" and trainer.train_dataloader is loader and is_unlimited:
-        told = trainer.num_training_batches
-        if told and math.isfinite(told):
+    if not is_train or trainer.train_dataloader is loader:
+        told = trainer.num_training_batches if is_train else getattr(trainer, f"num_{stage}_batches")
+        told = told[index] if isinstance(told, list) else told
+        is_whole = is_unlimited or (isinstance(limit, int) and bool(told) and told < limit)
+        if told and is_whole and math.isfinite(told):
             return int(told)
     raise _Unknown("unsized, or only code of the user's could tell")
 
 
+def _counted_batches(loader: DataLoader[Any]) -> int | None:
+    """Batches of a loader that groups what one of torch's samplers draws from a dataset whose length is known."""
+    sampler = _inner_sampler(loader)
+    if type(sampler) not in SIZED_SAMPLERS:
+        return None
+    source = next((plain.stored(sampler, name) for name in ("data_source", "dataset") if plain.stored(sampler, name)
+                   is not None), None)  # fmt: skip
+    if source is not None and plain.length_of(source) is None:
+        return None
+    return len(loader)
+
+
 def _name_of(function: Any) -> str:
     """Qualified name of a function; class name of a callable object."""
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    name = (
+        function.__qualname__ if plain.is_a(function, (types.FunctionType, types.BuiltinFunctionType, type)) else None
+    )
+    if plain.is_a(function, types.MethodType):
+        name = function.__func__.__qualname__
+    return str(name or type(function).__qualname__)
 
 
 def _start_method(loader: DataLoader[Any]) -> str | None:
     """How workers are started, where the user chose; None stands for Python's default."""
-    context = loader.multiprocessing_context
+    context = _get(loader, "multiprocessing_context")
     # allow_none: asking plainly would fix Python's default for good, and a later set_start_method would raise.
     return None if context is None else context.get_start_method(allow_none=True)

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from lightning_perf.records import PHASES
 
+from .interrupts import raise_if_from_signal
+
 N_PHASES = len(PHASES)
 PHASE_INDEX = {name: index for index, name in enumerate(PHASES)}
 
@@ -271,7 +273,8 @@ class Timeline:
         return used
 
     def fail(self, error: Exception) -> None:
-        """Reports the first error."""
+        """Report the first error, unless a signal handler raised it: such an error goes on into the training."""
+        raise_if_from_signal(error)
         if not self.has_failed:
             self.has_failed = True
             self.on_fail(error)

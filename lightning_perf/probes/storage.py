@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from lightning_perf.cgroups import read_text
 from lightning_perf.records import DatasetDisk
+
+from . import plain
 
 NETWORK_FILE_SYSTEMS = {
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.mount-s3",
@@ -27,22 +28,19 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
 
     Reads instance attributes only: no property of the user's is run.
     """
-    try:
-        fields = vars(dataset)
-    except TypeError:
-        return None
+    fields = plain.attributes(dataset)
     for name in _PATH_FIELDS:
         value = fields.get(name)
-        while isinstance(value, (list, tuple)) and value:
+        while type(value) in (list, tuple) and value:
             value = value[0]
-        if isinstance(value, (str, os.PathLike)) and os.fspath(value):
-            path = Path(os.fsdecode(os.fspath(value)))
+        if value and (type(value) is str or (plain.is_a(value, PurePath) and plain.is_library(type(value)))):
+            path = Path(value)
             with contextlib.suppress(OSError, ValueError):  # a text, too long for a path or with a null in it
                 if path.exists():
                     return path
     inner = fields.get("dataset")
     several = fields.get("datasets")
-    if inner is None and isinstance(several, (list, tuple)) and several:
+    if inner is None and type(several) in (list, tuple) and several:
         inner = several[0]
     return None if inner is None or depth == 0 else dataset_path(inner, depth - 1)
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .plain import field, is_readable_tensor
+
 _WRITES_ONLY = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_"})
 """Of these the tensor that is changed is not read."""
 
@@ -71,10 +73,11 @@ def traffic_of(operator: Any) -> Traffic:
 def unique_bytes(tensor: torch.Tensor) -> int:
     """Of a tensor's elements, an expanded one counted once."""
     n = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+    base = torch._C.TensorBase
+    for size, stride in zip(field(tensor, "shape"), base.stride(tensor), strict=True):
         if stride or size == 0:
             n *= size
-    return n * tensor.element_size()
+    return n * base.element_size(tensor)
 
 
 def _picked(place: int, args: Sequence[Any], out: Any) -> int:
@@ -83,12 +86,12 @@ def _picked(place: int, args: Sequence[Any], out: Any) -> int:
 
 
 def _bytes_in(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return unique_bytes(value) if value.layout is torch.strided else 0
+    if is_readable_tensor(value):
+        return unique_bytes(value) if field(value, "layout") is torch.strided else 0
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes_in, _tensors(value)))
     return 0
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    return (value for value in values if isinstance(value, torch.Tensor))
+    return (value for value in values if is_readable_tensor(value))

@@ -45,7 +45,7 @@ def describe_action(trainer: Any, action_name: str) -> Action:
         who, hook = match["who"], match["hook"]
         target = None
         if match["kind"] == "Callback":
-            target = next((c for c in trainer.callbacks if c.state_key == who), None)
+            target = _callback_of(trainer.callbacks, who)
         owner = type(target).__name__ if target is not None else re.split(r"\W", who)[0] or who
         return Action(_KINDS[match["kind"]], owner, hook, target)
     return Action("other", "", action_name)
@@ -56,7 +56,32 @@ def is_overridden(target: Any, hook: str) -> bool:
     if hook in vars(target):
         return True
     base = base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
-    return base is None or getattr(type(target), hook, None) is not getattr(base, hook, None)
+    return base is None or _defined(type(target), hook) is not _defined(base, hook)
+
+
+def _defined(cls: type, name: str) -> Any:
+    """Return what a class or its bases define under a name, without binding it."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+
+
+def _callback_of(callbacks: list[Any], key: str) -> Any | None:
+    """Return the callback of a state key; None where that is not clear.
+
+    A state key that a class of the user's computes is not asked for: Lightning asks itself, at each hook. Where there
+    is one such callback, its key is the one that no other callback has.
+    """
+    unknown = []
+    for callback in callbacks:
+        defined = _defined(type(callback), "state_key")
+        if isinstance(defined, property):
+            getter = defined.fget
+            if not getattr(getter, "__module__", "").startswith((*_LIGHTNING_PACKAGES, "lightning_perf.")):
+                unknown.append(callback)
+                continue
+            defined = defined.__get__(callback)
+        if defined == key:
+            return callback
+    return unknown[0] if len(unknown) == 1 else None
 
 
 def is_progress_bar(callback: Any) -> bool:

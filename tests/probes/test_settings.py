@@ -207,7 +207,7 @@ def test_loaders_are_read_field_by_field_when_they_are_plain(pl: Any, tmp_path: 
     assert (second.n_batches, second.drop_last, second.is_shuffled) == (2, True, False)
     assert (second.prefetch_factor, second.multiprocessing_context) == (None, None)
     assert (third.dataset_class, third.is_iterable) == ("Stream", True)
-    assert (third.n_batches, third.n_samples) == (None, None)
+    assert (third.n_batches, third.n_samples) == (3, None)  # as Lightning counted it
     assert "settings.loaders.val.1.n_batches" in missing
     assert "settings.loaders.val.1.n_samples" in missing
     assert not any(path.startswith("settings.loaders.train") for path in missing)
@@ -330,7 +330,7 @@ def test_loader_loses_one_field_with_its_reason_when_an_object_misbehaves() -> N
 
     found, missing = read_one(DataLoader(Odd(), sampler=[1], batch_size=3))
     assert (found.batch_size, found.n_samples) == (3, None)
-    assert missing[".n_samples"] == "reading it raised OSError: the disk is gone"
+    assert missing[".n_samples"] == "Odd is not asked for a length: only its own code could tell"
     found, missing = read_one(Broken(DATA))
     assert (found.pin_memory, found.num_workers) == (None, 0)
     assert "Silent" in missing[".pin_memory"]

@@ -13,11 +13,10 @@ from multiprocessing import process, resource_tracker
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
-from .child import one_line
+from lightning_perf.probes import plain
 
 
 def refuses_copy(loader: Any) -> str | None:
@@ -26,13 +25,8 @@ def refuses_copy(loader: Any) -> str | None:
         return f"a process cannot be forked safely on {sys.platform}"
     if type(loader) is not DataLoader:
         return f"{type(loader).__qualname__} is not a plain torch DataLoader: it may fetch elsewhere"
-    if not isinstance(loader.dataset, IterableDataset) and hasattr(type(loader.dataset), "__len__"):
-        try:
-            n_samples = len(loader.dataset)  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
-            return f"the dataset has no usable length: {one_line(error)}"
-        if n_samples <= 0:
-            return "the dataset is empty"
+    if plain.length_of(loader.dataset) == 0:  # where only code of the user's could tell, the child asks
+        return "the dataset is empty"
     if _holds_device_tensors(loader.dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
     return None
@@ -51,11 +45,7 @@ def refuses_batches(loader: Any) -> str | None:
         return "the dataset is an IterableDataset: samples cannot be taken by index"
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return "batch_size is None: the user's own (batch) sampler decides what a batch is"
-    try:
-        n_samples = len(dataset)  # type: ignore[arg-type]
-    except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
-        return f"the dataset has no usable length: {one_line(error)}"
-    if n_samples <= 0:
+    if plain.length_of(dataset) == 0:  # as above
         return "the dataset is empty"
     if _holds_device_tensors(dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
@@ -64,11 +54,12 @@ def refuses_batches(loader: Any) -> str | None:
 
 def _holds_device_tensors(dataset: Any, depth: int = 3) -> bool:
     """A shallow look: attributes, the first items of containers, of which it may be one, and wrapped datasets."""
-    attributes = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
-    for value in (*attributes, dataset):
-        if any(isinstance(item, torch.Tensor) and item.device.type != "cpu" for item in _first_items(value)):
+    for value in (*plain.attributes(dataset).values(), dataset):
+        tensors = filter(plain.is_readable_tensor, _first_items(value))
+        if any(plain.field(tensor, "device").type != "cpu" for tensor in tensors):
             return True
-        is_wrapped_dataset = callable(getattr(type(value), "__getitem__", None)) and hasattr(value, "__dict__")
+        can_be_indexed = not plain.is_missing(plain.class_attribute(type(value), "__getitem__"))
+        is_wrapped_dataset = can_be_indexed and bool(plain.attributes(value))
         if depth and value is not dataset and is_wrapped_dataset and _holds_device_tensors(value, depth - 1):
             return True
     return False

@@ -88,8 +88,24 @@ def _result_of(ended: Ended) -> float | str:
 def _measure(loader: DataLoader[Any], say: Say) -> None:
     try:
         say(f"seconds {_median_batch_s(loader)!r}".encode())
+    except _UnusableError as error:
+        say(f"error {error}".encode("utf-8", "replace"))
     except BaseException as error:  # noqa: BLE001 - SystemExit too; it is reported
         say(f"error making a batch raised {one_line(error)}".encode("utf-8", "replace"))
+
+
+class _UnusableError(Exception):
+    """The dataset cannot be measured; the message is the reason."""
+
+
+def _length_of(dataset: Any) -> int:
+    try:
+        n_samples = len(dataset)
+    except Exception as error:
+        raise _UnusableError(f"the dataset has no usable length: {one_line(error)}") from error
+    if n_samples <= 0:
+        raise _UnusableError("the dataset is empty")
+    return n_samples
 
 
 def _median_batch_s(loader: DataLoader[Any]) -> float:
@@ -97,7 +113,7 @@ def _median_batch_s(loader: DataLoader[Any]) -> float:
     if copies_dataset(loader):
         dataset, collate = pickle.loads(pickle.dumps((dataset, collate)))
     fetch_many = getattr(dataset, "__getitems__", None)  # as torch's own fetcher
-    n_samples: int = len(dataset)  # type: ignore[arg-type]
+    n_samples = _length_of(dataset)
     assert loader.batch_size is not None
     batch_size = min(loader.batch_size, n_samples)
     draw = random.Random(0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lightning_perf.probes import plain
 from lightning_perf.probes.machine import local_world_size
 from lightning_perf.records import Fetch, LoaderProbe, Settings
 
@@ -170,6 +171,6 @@ class LoaderWatch:
 
 def _only_loader(loaders: Any) -> Any:
     """The loader itself, where a Trainer was given a collection of one."""
-    while isinstance(loaders, (list, tuple, dict)) and len(loaders) == 1:
-        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+    while (items := plain.items_of(loaders)) is not None and len(items) == 1:
+        loaders = items[0][1]
     return loaders
