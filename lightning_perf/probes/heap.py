@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import plain
 
 _PROBE_BYTES = 2**20
 """Large enough for other threads not to free as much in the microseconds between two readings."""
@@ -53,7 +56,8 @@ def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int
         return int(info.uordblks + info.hblkhd)
 
     before = read()
-    block = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
+    with plain.without_overrides(), _disable_current_modes():
+        block = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device="cpu")
     risen = read() - before
     del block
     if risen < _PROBE_BYTES // 2:

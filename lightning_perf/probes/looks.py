@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils import _python_dispatch
+
 from lightning_perf.records import SyncCalls
 
 from .clock import NEVER, DeviceEvent
@@ -140,6 +142,10 @@ class StepLooks:
         return first_ns is None or self.outside_ns > MAX_SHARE * (self._now_ns() - first_ns)
 
     def _begun(self, kind: str) -> StepLook | ModuleTimes | DeviceWarnings | None:
+        if _python_dispatch._get_current_dispatch_mode() is not None:  # it would see what ours does
+            path = "model_profile.modules" if kind == "modules" else "sync_calls"
+            self.missing[path] = "a dispatch mode of the script is in place"
+            return None
         is_any_compiled = has_compiled() or is_compiled(self._module)
         if kind == "modules":
             if is_any_compiled:
