@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils import _python_dispatch
 
 from . import module_walk
 from .module_hooks import ModuleWatch, can_have_hooks
@@ -185,6 +186,8 @@ def _refusal() -> str:
         return "hooks on saved tensors are disabled in this step"
     if _HOOKS._top_saved_tensors_default_hooks(True) is not None:
         return "the script's own hooks on saved tensors are in place"
+    if _python_dispatch._get_current_dispatch_mode() is not None:  # torch detaches what it hands to hooks
+        return "a dispatch mode of the script is in place"
     return ""
 
 

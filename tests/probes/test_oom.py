@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -90,3 +92,31 @@ def test_largest_tensors_are_named_by_model_states_and_variables() -> None:
     assert found[0].n_bytes == 48_000_000
     for name in ("weight", "gradient of weight", "exp_avg of weight", "exp_avg_sq of weight"):
         assert names[name] == 16_008_000
+
+
+class Held:
+    """Something that the variables of a frame hold, such as a loader's iterator with its workers."""
+
+
+def test_frames_are_freed_without_a_collection_when_their_variables_were_read() -> None:
+    def training() -> weakref.ref[Held]:
+        held = Held()
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            oom.largest_tensors(error, {}, "cpu")
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert training()() is None
+    finally:
+        gc.enable()
+
+
+def test_message_is_read_without_running_code_of_the_errors_class() -> None:
+    class Own(RuntimeError):
+        def __str__(self) -> str:
+            raise AssertionError("code of the error was run")
+
+    assert oom.recognise(Own(CUDA)) == "device"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -214,32 +211,6 @@ def test_modules_have_no_more_hooks_when_a_step_is_sampled(make_trainer: Make) -
             return super().training_step(batch, batch_idx)
 
     same_with_us(make_trainer, Counts)
-
-
-class Killed(Rows):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-def test_no_worker_is_left_when_one_was_killed(make_trainer: Make) -> None:
-    def n_left(*callbacks: Any) -> int:
-        before = set(psutil.Process().children())
-        trainer, model = make_trainer(*callbacks, max_epochs=1), Model()
-        messages = []
-        try:  # not pytest.raises, which keeps the error
-            trainer.fit(model, DataLoader(Killed(), batch_size=2, num_workers=2))
-        except RuntimeError as error:
-            messages.append(str(error))
-        assert "DataLoader worker" in messages[0]
-        return len(set(psutil.Process().children()) - before)
-
-    gc.disable()  # else a collection at any time ends what a reference cycle keeps
-    try:
-        assert n_left(PerfDoctor(reports=(), schedule=None)) == n_left() == 0
-    finally:
-        gc.enable()
 
 
 def test_error_of_a_signal_handler_reaches_the_training_when_a_probe_runs(make_trainer: Make) -> None:
