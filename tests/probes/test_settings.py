@@ -208,7 +208,6 @@ def test_loaders_are_read_field_by_field_when_they_are_plain(pl: Any, tmp_path: 
     assert (second.prefetch_factor, second.multiprocessing_context) == (None, None)
     assert (third.dataset_class, third.is_iterable) == ("Stream", True)
     assert (third.n_batches, third.n_samples) == (3, None)  # as Lightning counted it
-    assert "settings.loaders.val.1.n_batches" in missing
     assert "settings.loaders.val.1.n_samples" in missing
     assert not any(path.startswith("settings.loaders.train") for path in missing)
 
@@ -316,14 +315,10 @@ def test_loader_loses_one_field_with_its_reason_when_an_object_misbehaves() -> N
         def __getitem__(self, index: int) -> int:
             raise AssertionError
 
-    class Silent(Exception):
-        def __str__(self) -> str:
-            raise ValueError
-
     class Broken(DataLoader):
         @property
         def pin_memory(self) -> bool:
-            raise Silent
+            raise AssertionError("code of the loader was run")
 
         @pin_memory.setter
         def pin_memory(self, value: bool) -> None: ...
@@ -333,7 +328,7 @@ def test_loader_loses_one_field_with_its_reason_when_an_object_misbehaves() -> N
     assert missing[".n_samples"] == "Odd is not asked for a length: only its own code could tell"
     found, missing = read_one(Broken(DATA))
     assert (found.pin_memory, found.num_workers) == (None, 0)
-    assert "Silent" in missing[".pin_memory"]
+    assert missing[".pin_memory"] == "Broken.pin_memory is computed by code of the script"
 
 
 def test_settings_are_all_defaults_with_reasons_when_the_trainer_tells_nothing() -> None:
