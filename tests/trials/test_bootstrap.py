@@ -73,17 +73,22 @@ def test_script_runs_as_ever_and_its_stages_are_noted(work: Path, tmp_path: Path
     assert read_events(job.folder) == {"python", "lightning", "trainer", "fit"}
 
 
-def test_process_without_lightning_loads_nothing_more(work: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shadowed", [None, "import sys; sys.is_customized = True", "raise ValueError('broken')"])
+def test_process_loads_nothing_but_the_bootstrap_when_it_never_imports_lightning(
+    work: Path, tmp_path: Path, shadowed: str | None
+) -> None:
     (work / "show.py").write_text("import sys\nprint(sorted(sys.modules))\nprint(sys.path)")
-    _, environment = job_in(tmp_path)
-    plain, ours = (run(work, env, "show.py").stdout.splitlines() for env in (scripts.environment(), environment))
-    more = set(literal_eval(ours[0])) - set(literal_eval(plain[0]))
-    assert more <= {"sitecustomize", "importlib.machinery", "importlib", "importlib._bootstrap", "importlib._abc"} | {
-        "_distutils_hack",
-        "warnings",
-        "importlib._bootstrap_external",
-    }
-    assert ours[1] == plain[1]
+    (work / "own").mkdir()
+    if shadowed is not None:
+        (work / "own" / "sitecustomize.py").write_text(shadowed)
+    without = {**scripts.environment(), "PYTHONPATH": str(work / "own")}
+    job = Job(mode="run", folder=str(tmp_path / "job"), with_doctor=False)
+    plain, ours = (run(work, each, "show.py") for each in (without, environment_for(job, job.write(), without)))
+    assert ("ValueError: broken" in ours.stderr) is ("ValueError: broken" in plain.stderr)
+    plain_modules, plain_path = plain.stdout.splitlines()
+    modules, path = ours.stdout.splitlines()
+    assert set(literal_eval(modules)) - set(literal_eval(plain_modules)) <= {"sitecustomize"}
+    assert path == plain_path
 
 
 def test_own_sitecustomize_is_still_run_and_found(work: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Lets lightning-perf into a Python process it did not write: this folder stands first on PYTHONPATH.
+"""Gets lightning-perf into a Python process that it did not write: this folder comes first on PYTHONPATH.
 
-Every Python that such a process starts runs this file, also those that never train: it imports nothing but what Python
-has loaded by then, not even ``typing``. It hands on to the ``sitecustomize`` that it shadows, takes its folder out of
-``sys.path`` again (the environment keeps it, for child processes), and waits for Lightning's Trainer to be imported.
+Every Python that such a process starts runs this file, also those that never train, so it imports no module that Python
+has not loaded by then, not even ``typing``. It imports the ``sitecustomize`` that it shadows, removes its folder from
+``sys.path`` (the environment keeps it, for child processes), and waits for Lightning's Trainer to be imported.
 Nothing in here may raise.
 """
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
@@ -79,17 +79,19 @@ class _Finder:
         return None
 
 
-def _hand_on():
-    """Runs the ``sitecustomize`` that this one shadows; what it raises is Python's to report, as ever."""
-    from importlib.machinery import PathFinder
+def _import_shadowed():
+    """Import the ``sitecustomize`` that this one shadows, where there is one; Python reports what it raises.
 
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is None or spec.loader is None:
-        return
-    from importlib.util import module_from_spec
-
-    module = sys.modules["sitecustomize"] = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    ``__import__`` loads no module of ``importlib``, and asks the same finders that Python would have asked.
+    """
+    ours = sys.modules.pop(__name__)
+    try:
+        __import__(__name__)  # another one: this folder is no longer on sys.path
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, ours)  # Python expects the module that it is importing there
 
 
 def _end_soon():
@@ -107,4 +109,4 @@ if os.environ.get(_JOB):
         import atexit
 
         atexit.register(_end_soon)  # the first to be registered is the last to run
-_hand_on()
+_import_shadowed()
