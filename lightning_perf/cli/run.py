@@ -30,7 +30,8 @@ def run(
     from lightning_perf.trials.front import run_in_front
     from lightning_perf.trials.job import Job
     from lightning_perf.trials.plan import checked_doses, environment_of
-    from lightning_perf.trials.runner import check_command, where_it_ended
+    from lightning_perf.trials.reach import where_it_ended
+    from lightning_perf.trials.runner import check_command
 
     check_folder(out)
     check_command(command)

@@ -14,7 +14,7 @@ import msgspec
 from lightning_perf.errors import TrialError
 from lightning_perf.records import SESSION_FILE, LoaderProbe, Session
 from lightning_perf.rules.engine import diagnose
-from lightning_perf.trials.job import Job
+from lightning_perf.trials.job import Job, warn
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
 
 STARTUP_ALLOWED_S = 900.0
@@ -74,7 +74,7 @@ def probe_command(
 
 def _probed(command: Sequence[str], folder: Path, limit_s: float) -> Session:
     job = Job(mode="data", folder=str(folder), with_doctor=False, options={"limit_s": limit_s})
-    ended = run_kept(command, job, time_limit_s=limit_s + STARTUP_ALLOWED_S)
+    ended = run_kept(command, job, time_limit_s=limit_s + STARTUP_ALLOWED_S, warn=warn)
     result = ended.result
     if result is None or result.status != "ok":
         raise CommandError(explain(command, ended, "the probe"), ended.log)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_perf.errors import TrialError
-from lightning_perf.trials.job import Job, environment_for, read_events
+from lightning_perf.trials.job import Job, environment_for, read_events, warn
+from lightning_perf.trials.reach import watch_reach
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -21,7 +22,7 @@ def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] |
     """Runs a command with a job.
 
     Ctrl-C reaches the command from the terminal itself; other signals are handed on. Should this process be killed, the
-    command is asked to end.
+    command is asked to end. One line on standard error says so where its training runs without us.
 
     Args:
         command: The user's.
@@ -49,7 +50,8 @@ def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] |
     names = [name for name in ("SIGINT", *_FORWARDED) if hasattr(signal, name)]
     before = {name: signal.signal(getattr(signal, name), forward) for name in names}
     try:
-        code = child.wait()
+        with watch_reach(child.pid, job.folder, lambda notice: warn(notice.text)):
+            code = child.wait()
     finally:
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)

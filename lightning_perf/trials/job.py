@@ -148,12 +148,21 @@ def note(job: Job, event: str) -> None:
 
 
 def read_events(folder: str | Path) -> set[str]:
-    """The stages reached: ``python``, ``lightning``, ``trainer``, ``fit``."""
+    """Return the stages reached: ``python``, ``lightning``, ``trainer``, ``fit``."""
+    return {line[0] for line in _event_lines(folder)}
+
+
+def read_pids(folder: str | Path) -> set[int]:
+    """Return the ids of the processes in which the bootstrap ran."""
+    return {int(line[1]) for line in _event_lines(folder) if len(line) == 2 and line[1].isdigit()}
+
+
+def _event_lines(folder: str | Path) -> list[list[str]]:
     try:
         lines = (Path(folder) / "events").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return set()
-    return {line.split(" ", 1)[0] for line in lines if line}
+        return []
+    return [line.split(" ", 1) for line in lines if line]
 
 
 def environment_for(job: Job, job_file: Path, inherited: dict[str, str] | None = None) -> dict[str, str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +15,7 @@ from lightning_perf.errors import TrialError
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
 from lightning_perf.trials.job import RESULT_FILE, Job, Result, environment_for, read_events, read_result
+from lightning_perf.trials.reach import Notice, ignores_environment, watch_reach, where_it_ended
 
 
 class CommandError(TrialError):
@@ -42,9 +42,6 @@ REMOTE_OFF = {
 
 _OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
 """What the user may have set that does even less."""
-
-_PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
-"""One argument of Python's own: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
 
 LEFT_BEHIND = (RESULT_FILE, "events", "ended.json")
 """What a run says of itself, in its folder."""
@@ -94,8 +91,11 @@ def run_kept(
     time_limit_s: float | None = None,
     memory_limit_bytes: int | None = None,
     environment: dict[str, str] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Ended:
-    """Runs a command with a job; whatever happens, none of its processes is left when this returns.
+    """Run a command with a job; whatever happens, none of its processes is left when this returns.
+
+    A training that lightning-perf cannot reach is ended: it would go on to its own end, and give no figure.
 
     Args:
         command: The user's.
@@ -103,6 +103,7 @@ def run_kept(
         time_limit_s: After which it is killed; None for none.
         memory_limit_bytes: Resident memory of all its processes together above which it is killed; None for none.
         environment: Variables on top of this process's own.
+        warn: Called with one line where no Lightning Trainer was imported after a minute; None to keep quiet.
 
     Raises:
         KeyboardInterrupt: After everything was killed.
@@ -121,10 +122,20 @@ def run_kept(
         "result": str(folder.resolve() / RESULT_FILE),
     }
     write_whole(folder / "spec.json", json.dumps(spec).encode())
+    unreached: list[str] = []
+
+    def notice(seen: Notice) -> None:
+        if seen.is_final:
+            unreached.append(seen.text)
+            _close_pipe(keeper)
+        elif warn is not None:
+            warn(seen.text)
+
     with (folder / "log.txt").open("wb") as log:
         keeper = _start_keeper(folder / "spec.json", variables, log)
         try:
-            keeper.wait()
+            with watch_reach(keeper.pid, folder, notice):
+                keeper.wait()
         finally:
             _end_keeper(keeper)
     try:
@@ -133,6 +144,8 @@ def run_kept(
         raise TrialError(
             f"the process that watches the command ended badly ({error}); see {folder / 'log.txt'}"
         ) from error
+    if unreached:
+        ended["reason"] = f"it was ended after {ended['wall_s']:.0f} s: {unreached[0]}"
     return Ended(
         **ended, result=read_result(folder), events=frozenset(read_events(folder)), log=read_tail(folder / "log.txt")
     )
@@ -153,10 +166,15 @@ def _start_keeper(spec: Path, variables: dict[str, str], log: IO[bytes]) -> subp
     )
 
 
-def _end_keeper(keeper: subprocess.Popen[bytes]) -> None:
-    """Closing the pipe makes it kill what it keeps. It never takes long, so a second Ctrl-C has to wait."""
+def _close_pipe(keeper: subprocess.Popen[bytes]) -> None:
+    """Make the keeper kill what it keeps."""
     assert keeper.stdin is not None
     keeper.stdin.close()
+
+
+def _end_keeper(keeper: subprocess.Popen[bytes]) -> None:
+    """Make it kill what it keeps. It never takes long, so a second Ctrl-C has to wait."""
+    _close_pipe(keeper)
     while True:
         try:
             keeper.wait()
@@ -191,44 +209,6 @@ def describe_code(code: int) -> str:
     if code == -signal.SIGKILL:
         return "it was killed by signal 9, as the kernel does where memory runs out"
     return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
-
-
-def where_it_ended(events: frozenset[str] | set[str]) -> str:
-    """How far the command came, for the end of a sentence."""
-    if "fit" in events:
-        return ": Trainer.fit was called and trained no batch"
-    if "trainer" in events:
-        return ": it built a Trainer, but never called its fit"
-    if "refused" in events:
-        return ": its Python cannot import lightning_perf, which must be installed where the training runs"
-    if "lightning" in events:
-        return ": it imported Lightning, but never built a Trainer"
-    if "python" in events:
-        return ": it started Python, but never imported Lightning's Trainer"
-    return (
-        ": it never started a Python that lightning-perf reached (python -I, -E and -S ignore PYTHONPATH; "
-        "containers and remote launchers do not pass it on)"
-    )
-
-
-def ignores_environment(command: Sequence[str]) -> str | None:
-    """The flag that keeps Python from reading PYTHONPATH, where the command has one."""
-    if not command or not Path(command[0]).name.startswith("python"):
-        return None
-    takes_value = False
-    for argument in command[1:]:
-        if takes_value:
-            takes_value = False
-            continue
-        match = _PYTHON_OPTIONS.fullmatch(argument)
-        if match is None:
-            return None
-        if set(match["flags"]) & set("IES"):
-            return argument
-        if match["takes"] in ("c", "m"):
-            return None
-        takes_value = bool(match["takes"]) and not match["value"]
-    return None
 
 
 def check_command(command: Sequence[str]) -> None:

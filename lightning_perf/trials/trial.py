@@ -17,7 +17,7 @@ from lightning_perf.records import SAFETIES, SESSION_FILE, ArmRun, Session, Tria
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import write_whole
 from lightning_perf.treatments.prescription import prescription
-from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result, warn
 from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import Plan, PlannedRun, best, ladder, next_runs, runs_left
 from lightning_perf.trials.plan import choose, doses_of, environment_of
@@ -154,7 +154,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
     )
     started = time.monotonic()
     limit_s = _PILOT_TIMES * options.time_limit_s if options.time_limit_s is not None else _PILOT_LIMIT_S
-    ended = run_kept(options.command, job, limit_s, memory)
+    ended = run_kept(options.command, job, limit_s, memory, warn=warn)
     result = _usable(options, ended)
     session = _session(pilot, ended, options)
     _discard_outputs(job)

@@ -10,7 +10,8 @@ import pytest
 
 from lightning_perf.errors import TrialError
 from lightning_perf.trials.job import Job
-from lightning_perf.trials.runner import check_command, describe_code, ignores_environment, last_line, run_kept
+from lightning_perf.trials.reach import ignores_environment
+from lightning_perf.trials.runner import check_command, describe_code, last_line, run_kept
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,211 @@
+"""Tells whether lightning-perf gets into a command's training: from its words, while it runs, and after it ended.
+
+Each Python process that runs the bootstrap adds its process id to the job's ``events``. A process that has loaded torch
+and is not among them trains without lightning-perf, and no longer can be reached. Where no such process is seen, the
+training may not have begun: a script may prepare data for minutes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from lightning_perf.trials.job import BOOTSTRAP, JOB_VARIABLE, read_events, read_pids
+
+AFTER_S = 60.0
+"""How long a command may run before its processes are looked at, and a process before it counts as unreached."""
+
+EVERY_S = 5.0
+
+_PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
+"""One argument of Python's own: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
+
+_FORKED_WITHOUT_EXEC = 0x40
+"""``PF_FORKNOEXEC`` of linux/sched.h, among the flags in /proc/PID/stat."""
+
+
+class Notice(NamedTuple):
+    """What is known of a command in which no Lightning Trainer was imported.
+
+    Attributes:
+        text: One line: what was seen, why, what to do.
+        is_final: Whether a training runs that lightning-perf can no longer reach.
+    """
+
+    text: str
+    is_final: bool
+
+
+@contextlib.contextmanager
+def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) -> Iterator[None]:
+    """Watch a command from a thread until Lightning's Trainer is imported in one of its processes.
+
+    Args:
+        pid: Of the command, or of the process that starts it.
+        folder: The job's.
+        notify: Called from the thread, at most once with a notice that is not final and once with one that is.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        pause_s = AFTER_S
+        has_notified = False
+        while not is_over.wait(pause_s):
+            pause_s = EVERY_S
+            if read_events(folder) & {"lightning", "refused"}:
+                return
+            try:
+                notice = look(pid, folder)
+                if notice.is_final or not has_notified:
+                    notify(notice)
+            except Exception:  # noqa: BLE001 - the command goes on unwatched; at its end it is explained anyway
+                return
+            has_notified = True
+            if notice.is_final:
+                return
+
+    thread = threading.Thread(target=watch, name="lightning-perf-reach", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(timeout=EVERY_S)
+
+
+def look(pid: int, folder: str | Path) -> Notice:
+    """Return what the processes of a command show, one minute or more after its start."""
+    reached = read_pids(folder)
+    is_reached_alive = False
+    trains = waits = ""
+    for process in _family(pid):
+        with contextlib.suppress(psutil.Error, OSError):
+            if _pids_inside(process.pid) & reached:
+                is_reached_alive = True
+            elif _is_unreached(process.pid):
+                if _has_torch(process.pid):
+                    trains = trains or f"{_shown(process)} has loaded torch without lightning-perf: {_why(process)}"
+                elif process.name().startswith("python") and process.pid != pid:
+                    waits = waits or f"{_shown(process)} runs without lightning-perf: {_why(process)}"
+    if trains:
+        return Notice(trains, is_final=not is_reached_alive)
+    after = f"after {AFTER_S:.0f} s the command"
+    if reached:
+        return Notice(
+            f"{after} has started Python, but not imported Lightning's Trainer; still waiting for it: without a "
+            "Trainer there is nothing to diagnose",
+            is_final=False,
+        )
+    return Notice(
+        waits or f"{after} has not started a Python that lightning-perf reaches; still waiting for one ({_UNREACHED})",
+        is_final=False,
+    )
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _pids_inside(pid: int) -> set[int]:
+    """Return a process's id, and those that it has in PID namespaces (a container's)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                return {pid, *map(int, line.split()[1:])}
+    return {pid}
+
+
+def _is_unreached(pid: int) -> bool:
+    """Return whether a process without a mark of the bootstrap has run its own program for long enough.
+
+    A copy of its parent, as a loader worker is, does not count: its parent does.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:  # it has ended, or the system has no /proc
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return age_s >= AFTER_S and not int(fields[6]) & _FORKED_WITHOUT_EXEC
+
+
+def _has_torch(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+        return any(b"/libtorch" in line for line in file)
+    return False
+
+
+def _shown(process: psutil.Process) -> str:
+    words = shlex.join(process.cmdline()).replace("\n", " ")
+    return f"process {process.pid} ({words if len(words) <= 80 else words[:79] + '…'})"
+
+
+def _why(process: psutil.Process) -> str:
+    """Return why a process was not reached, and what to do."""
+    flag = ignores_environment(process.cmdline())
+    if flag is not None:
+        return f"{flag} makes Python ignore PYTHONPATH or site, which is how lightning-perf gets in; leave the flag out"
+    environment = process.environ()
+    if JOB_VARIABLE not in environment:
+        return (
+            "its environment is not the one that lightning-perf gave (env -i, sudo, a launcher?); pass on PYTHONPATH "
+            f"and {JOB_VARIABLE}"
+        )
+    if str(BOOTSTRAP) not in environment.get("PYTHONPATH", "").split(os.pathsep):
+        return (
+            "the command replaces PYTHONPATH, which is how lightning-perf gets in; extend it: PYTHONPATH=…:$PYTHONPATH"
+        )
+    if not process.name().startswith("python"):
+        return "it is not a Python interpreter that reads PYTHONPATH (a frozen program?); train with python"
+    return f"its Python did not run {BOOTSTRAP / 'sitecustomize.py'}; make sure that it can be read there"
+
+
+_UNREACHED = "python -I, -E and -S ignore PYTHONPATH; env -i, containers and remote launchers do not pass it on"
+
+
+def where_it_ended(events: frozenset[str] | set[str]) -> str:
+    """Return how far the command came, for the end of a sentence."""
+    if "fit" in events:
+        return ": Trainer.fit was called and trained no batch"
+    if "trainer" in events:
+        return ": it built a Trainer, but never called its fit"
+    if "refused" in events:
+        return ": its Python cannot import lightning_perf, which must be installed where the training runs"
+    if "lightning" in events:
+        return ": it imported Lightning, but never built a Trainer"
+    if "python" in events:
+        return ": it started Python, but never imported Lightning's Trainer"
+    return f": it never started a Python that lightning-perf reached ({_UNREACHED})"
+
+
+def ignores_environment(command: Sequence[str]) -> str | None:
+    """Return the flag that keeps Python from reading PYTHONPATH, where the command has one."""
+    if not command or not Path(command[0]).name.startswith("python"):
+        return None
+    takes_value = False
+    for argument in command[1:]:
+        if takes_value:
+            takes_value = False
+            continue
+        match = _PYTHON_OPTIONS.fullmatch(argument)
+        if match is None:
+            return None
+        if set(match["flags"]) & set("IES"):
+            return argument
+        if match["takes"] in ("c", "m"):
+            return None
+        takes_value = bool(match["takes"]) and not match["value"]
+    return None

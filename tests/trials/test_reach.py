@@ -1,0 +1,179 @@
+"""Commands that train without lightning-perf are noticed while they run; those that may yet come to it go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_perf.errors import TrialError
+from lightning_perf.trials import data, reach
+from lightning_perf.trials.front import run_in_front
+from lightning_perf.trials.job import Job, environment_for, note, warn
+from lightning_perf.trials.reach import Notice, look, watch_reach
+from lightning_perf.trials.runner import explain, run_kept
+from lightning_perf.trials.trial import Options, run_trial
+
+from .test_keeper import is_alive, wait_for
+from .test_trial import Silent
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what another process has loaded")
+
+# Maps a file as the import of torch does, then trains for as long as a test lets it.
+TRAINS = """
+import mmap, os, sys, time
+open("libtorch_cpu.so", "wb").write(bytes(4096))
+loaded = mmap.mmap(os.open("libtorch_cpu.so", os.O_RDONLY), 0, prot=mmap.PROT_READ)
+if "--fork" in sys.argv:
+    os.fork()
+open("pid", "a").write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+PREPARES = "import time; open('pid', 'w').write('0'); time.sleep(600)"
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINS)
+    (tmp_path / "prepare.py").write_text(PREPARES)
+    monkeypatch.setattr(reach, "AFTER_S", 0.2)
+    monkeypatch.setattr(reach, "EVERY_S", 0.2)
+    return tmp_path
+
+
+@pytest.fixture
+def looked(work: Path) -> Iterator[Callable[..., Notice]]:
+    """Starts a command with a job, and looks at it once it runs."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def look_at(*command: str) -> Notice:
+        job = Job(mode="trial", folder=str(work / "job"))
+        environment = environment_for(job, job.write())
+        started.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        assert wait_for(lambda: (work / "pid").exists() and (work / "pid").read_text())
+        time.sleep(reach.AFTER_S)
+        return look(started[-1].pid, job.folder)
+
+    yield look_at
+    for one in started:
+        os.killpg(one.pid, signal.SIGKILL)
+        one.wait()
+
+
+@pytest.mark.parametrize(
+    ("shell", "why"),
+    [
+        (f"{PYTHON} -E train.py; true", "-E makes Python ignore PYTHONPATH or site"),
+        (f"{PYTHON} -u -I train.py; true", "-I makes Python ignore PYTHONPATH or site"),
+        (f"env -i {PYTHON} train.py; true", "pass on PYTHONPATH and LIGHTNING_PERF_JOB"),
+        (f"PYTHONPATH=src {PYTHON} train.py; true", "the command replaces PYTHONPATH"),
+        (f"exec env -u PYTHONPATH {PYTHON} train.py", "the command replaces PYTHONPATH"),
+    ],
+)
+def test_notice_is_final_and_says_why_when_a_training_runs_without_lightning_perf(
+    looked: Callable[..., Notice], shell: str, why: str
+) -> None:
+    notice = looked("sh", "-c", shell)
+    assert notice.is_final
+    assert "has loaded torch without lightning-perf" in notice.text
+    assert why in notice.text
+    assert "train.py" in notice.text
+
+
+def test_notice_is_final_when_the_program_is_frozen(looked: Callable[..., Notice], work: Path) -> None:
+    frozen = work / "train-frozen"
+    frozen.symlink_to(PYTHON)
+    notice = looked(str(frozen), "-E", "train.py")  # a frozen program reads no PYTHONPATH either
+    assert notice.is_final
+    assert "it is not a Python interpreter that reads PYTHONPATH" in notice.text
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ((PYTHON, "prepare.py"), "not imported Lightning's Trainer"),
+        ((PYTHON, "train.py"), "not imported Lightning's Trainer"),  # it may import Lightning later than torch
+        ((PYTHON, "train.py", "--fork"), "not imported Lightning's Trainer"),
+        (("sh", "-c", "echo 0 > pid; sleep 600"), "has not started a Python that lightning-perf reaches"),
+        (("sh", "-c", f"{PYTHON} -I prepare.py; true"), "-I makes Python ignore"),  # the next command may train
+    ],
+)
+def test_notice_is_not_final_when_the_training_may_yet_begin(
+    looked: Callable[..., Notice], command: tuple[str, ...], told: str
+) -> None:
+    notice = looked(*command)
+    assert not notice.is_final
+    assert told in notice.text
+
+
+def test_notice_is_not_final_when_a_python_that_was_reached_is_alive_too(looked: Callable[..., Notice]) -> None:
+    tokenizes = f"import subprocess; subprocess.run([{PYTHON!r}, '-I', 'train.py'])"
+    notice = looked(PYTHON, "-c", tokenizes)
+    assert not notice.is_final
+    assert "-I makes Python ignore" in notice.text
+
+
+def test_command_is_ended_with_the_reason_when_its_training_cannot_be_reached(work: Path) -> None:
+    command = ["sh", "-c", f"{PYTHON} -E train.py; true"]
+    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
+    assert "it was ended after" in ended.failure
+    assert "leave the flag out" in explain(command, ended)
+    assert wait_for(lambda: not is_alive(int((work / "pid").read_text())))
+
+
+def test_trial_and_data_are_one_error_when_the_training_cannot_be_reached(work: Path) -> None:
+    command = ("sh", "-c", f"{PYTHON} -E train.py; true")
+    with pytest.raises(TrialError, match=r"gave nothing to measure .* leave the flag out"):
+        run_trial(Options(command=command), work / "out", Silent())
+    with pytest.raises(TrialError, match=r"gave nothing to measure .* leave the flag out"):
+        data.probe_command(command, work / "data", 5.0)
+
+
+def test_command_that_prepares_data_is_told_of_once_and_goes_on(work: Path) -> None:
+    told: list[str] = []
+    code = "import time\nwhile not __import__('os').path.exists('told'): time.sleep(0.01)\ntime.sleep(1)"
+    job = Job(mode="trial", folder="job")
+
+    def tell(text: str) -> None:
+        told.append(text)
+        Path("told").touch()
+
+    ended = run_kept([PYTHON, "-c", code], job, time_limit_s=60, warn=tell)
+    assert ended.code == 0
+    assert len(told) == 1
+    assert "still waiting" in told[0]
+
+
+def test_nothing_is_told_when_lightning_was_imported(work: Path) -> None:
+    told: list[Notice] = []
+    job = Job(mode="trial", folder=str(work / "job"))
+    job.write()
+    note(job, "lightning")
+    with watch_reach(os.getpid(), job.folder, told.append):
+        assert wait_for(lambda: all(thread.name != "lightning-perf-reach" for thread in threading.enumerate()))
+    assert told == []
+
+
+def test_real_run_goes_on_and_says_why_when_its_training_cannot_be_reached(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(text: str) -> None:
+        warn(text)
+        process = re.match(r"process (\d+) .* has loaded torch", text)
+        if process is not None:  # otherwise it is still starting, and the line says that
+            os.kill(int(process[1]), signal.SIGTERM)  # only now: the command went on until here
+
+    monkeypatch.setattr("lightning_perf.trials.front.warn", told)
+    code, events = run_in_front(["env", "-i", PYTHON, "train.py"], Job(mode="run", folder="job"))
+    assert (code, events) == (128 + 15, set())
+    assert "has loaded torch without lightning-perf" in capsys.readouterr().err.splitlines()[-1]
