@@ -77,6 +77,7 @@ def diagnosed(make: Make, model: Net, **arguments: Any) -> tuple[Net, Session]:
 
 
 ONCE = 2 * BATCH * (8 * 16 + 4 * 8 * (16 + 8))
+FIRST_STATE = 2 * 8 * 4 * 8  # gradient of the LSTM's first state: computed by oneDNN's fused layer only, where it runs
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,8 @@ def test_step_is_counted_and_the_training_is_the_same_bit_for_bit(
     assert profile is not None
     assert session.probes_off == ()
     assert profile.forward_flops == ONCE
-    assert profile.backward_flops == 2 * ONCE - 2 * BATCH * 8 * 16
+    fused = 2 * ONCE - 2 * BATCH * 8 * 16
+    assert profile.backward_flops in (fused, fused - FIRST_STATE)
     assert profile.step == arithmetic.FIRST_STEP
     assert profile.n_samples == BATCH
     assert profile.precision == ("bf16" if "bf16" in arguments.get("precision", "") else "fp32")
