@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_perf.rules.compute.pd304_python_bound_step import MAX_MEAN_WITH_STACKS_S
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -72,7 +74,8 @@ def test_loader_is_faster_with_the_arguments_prescribed():
 
     assert "PD101" in codes(before)
     assert before.loader_args()["num_workers"] >= 1
-    assert batch_s(after) < batch_s(before)
+    # The wait is planted; what else a batch takes is the machine's.
+    assert after.steady.phases["data_wait"].p50_s < before.steady.phases["data_wait"].p50_s
 
 
 def test_lower_precision_is_advised_when_it_was_measured_faster(capsys):
@@ -103,7 +106,8 @@ def test_compiling_is_timed_apart_from_the_steps():
     assert before.compiler is None
     if shutil.which("g++") or shutil.which("clang++"):
         assert after.compiler.n_compiles >= 1
-        assert batch_s(after) < 2 * batch_s(before)
+        slowest_s = max(bucket.max_step_s for bucket in after.steady.timeline)
+        assert slowest_s < after.compiler.compile_s  # no step that compiles is among them
 
 
 @pytest.mark.alone
@@ -161,7 +165,8 @@ def test_trace_is_read_without_lightning():
     trace = run_main("11_trace_from_anywhere")
 
     assert len(trace.steps) == 4
-    assert trace.verdict.code == "PD304"
+    # On a machine that holds each operator up for longer, the loop is not what costs.
+    assert trace.verdict.code == "PD304" or trace.operator_mean_s > MAX_MEAN_WITH_STACKS_S
 
 
 EVERY = sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")])
