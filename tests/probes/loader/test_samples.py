@@ -114,3 +114,12 @@ def test_samples_of_a_stream_cannot_be_asked_again(clock: Clock) -> None:
         samples.make_batch(pipeline, unit, late_s=float("inf"))
     assert max(samples.sample_s) == pytest.approx(SLOW_S)
     assert samples.slow_again(pipeline, limit_s=10.0) is None
+
+
+def test_time_is_the_processors_at_least_when_more_queueing_is_counted_than_time_passed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples_module, "queued_s", lambda: 2 * clock.now_s)
+    _, samples = pass_over(Timed(clock, "computes"))
+    assert samples.wall_s == pytest.approx(samples.cpu_s)
+    assert samples.cpu_s > 0
