@@ -1,25 +1,133 @@
-"""What a seam gives back: the function that undoes it."""
+"""Undo functions, and the rule by which everything that is patched is restored.
+
+An exception can come at any line: Python runs signal handlers between any two instructions of the main thread. So
+
+- an undo is noted *before* the change it undoes is made (``Undos.note``), and does nothing where that was not made;
+- an undo can be called again: ``Undos.close`` drops it only after it returned;
+- what restores a run is called again where an interrupt ended it early (``run_to_the_end``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
+from weakref import WeakSet
 
 Undo = Callable[[], None]
-"""Puts back what a seam replaced; calling it twice does no harm."""
+"""Restores what a seam replaced; calling it twice does no harm."""
+
+_ATTEMPTS = 3
 
 
-def change_attribute(owner: Any, name: str, value: Any) -> Undo:
-    """Sets an instance's attribute until it is undone; something set since then is left alone."""
-    had_own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
+class Undos:
+    """The undo functions of one owner."""
 
-    def undo() -> None:
-        if name in vars(owner) and vars(owner)[name] is value:
-            if had_own:
-                setattr(owner, name, before)
+    def __init__(self) -> None:
+        self._undos: list[Undo] = []
+
+    def note(self, undo: Undo) -> Undo:
+        """Note an undo before its change is made; return it."""
+        self._undos.append(undo)
+        return undo
+
+    def close(self) -> None:
+        """Undo everything, last first, whatever single ones raise; calling it twice does no harm.
+
+        Raises:
+            Exception: The first error of an undo, once the others have run.
+            BaseException: An interrupt (``SystemExit``, ``KeyboardInterrupt``), at once: call it again for the rest.
+        """
+        error: Exception | None = None
+        while self._undos:
+            undo = self._undos[-1]
+            try:
+                undo()
+            except Exception as raised:  # noqa: BLE001 - raised again after the others
+                error = error or raised
+            with contextlib.suppress(ValueError):  # two threads may close it
+                self._undos.remove(undo)
+        if error is not None:
+            raise error
+
+
+def run_to_the_end(function: Callable[..., None], *args: Any) -> None:
+    """Call a function that can be called twice; call it again where an interrupt ended it early.
+
+    Raises:
+        BaseException: What the function raised; an interrupt after the call that returned.
+    """
+    interrupt: BaseException | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            function(*args)
+        except Exception:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - raised again below
+            interrupt = raised
+        else:
+            break
+    if interrupt is not None:
+        raise interrupt
+
+
+_changes: WeakSet[_Change] = WeakSet()
+
+
+class _Change:
+    """An attribute of an owner, set to a value of ours until it is undone."""
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self.owner, self.name, self.value = owner, name, value
+        self.had_own = name in vars(owner)
+        self.before = vars(owner).get(name)
+
+    def make(self) -> None:
+        _changes.add(self)
+        setattr(self.owner, self.name, self.value)
+
+    def undo(self) -> None:
+        if vars(self.owner).get(self.name, self) is self.value:
+            if self.had_own:
+                setattr(self.owner, self.name, self.before)
             else:
-                delattr(owner, name)
+                delattr(self.owner, self.name)
+            return
+        for later in list(_changes):  # a change of ours made after this one: it restores what was before this one
+            if later.owner is self.owner and later.name == self.name and later.before is self.value:
+                later.had_own, later.before = self.had_own, self.before
 
-    return undo
+
+def change_attribute(owner: Any, name: str, value: Any, undos: Undos | None = None) -> Undo:
+    """Set an attribute until it is undone; leave alone what somebody else set since then.
+
+    Args:
+        owner: An instance, class or module.
+        name: The attribute.
+        value: Its value.
+        undos: Where the undo is noted, before the attribute is set.
+
+    Returns:
+        The undo.
+    """
+    change = _Change(owner, name, value)
+    if undos is not None:
+        undos.note(change.undo)
+    change.make()
+    return change.undo
+
+
+def remove_hook(registries: Iterable[MutableMapping[int, Any]], hook: Any) -> None:
+    """Remove a hook from torch's registries of hooks by what it is, not by its handle.
+
+    An interrupt can come after torch registered a hook and before the handle is kept.
+
+    Args:
+        registries: Hooks by id, and what torch notes of them by the same id.
+        hook: The very object that was registered.
+    """
+    places = list(registries)
+    ids = [key for registry in places for key, value in list(registry.items()) if value is hook]
+    for registry in places:
+        for key in ids:
+            registry.pop(key, None)

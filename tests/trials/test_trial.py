@@ -41,6 +41,7 @@ class Machine:
         time_limit_s: float | None = None,
         memory_limit_bytes: int | None = None,
         environment: dict[str, str] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> Ended:
         if self.stops_at is not None and len(self.made) >= self.stops_at:
             raise KeyboardInterrupt
