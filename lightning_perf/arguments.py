@@ -90,7 +90,8 @@ def checked_path(value: Any) -> Path | None:
     if not isinstance(value, (str, Path)) or not str(value):
         raise ConfigError(f"out_dir={value!r}: expected a folder's path or None")
     path = Path(os.path.expanduser(value))
-    if path.exists() and not path.is_dir():
+    # A path that cannot be looked at costs the files, not the run.
+    if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is made where it is missing")
     return path
 

@@ -89,7 +89,7 @@ def main() -> None:
     """The entry point; exits with 2 and one line on standard error where the input is to blame."""
     try:
         app()
-    except (PerfDoctorError, PermissionError) as error:  # a folder that may not be looked into raises from anywhere
+    except (PerfDoctorError, OSError) as error:  # a forbidden folder or a full disk raises from anywhere
         print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -71,7 +72,7 @@ def _gate(comparison: Comparison, percent: float) -> None:
 
 def _sessions(path: Path) -> list[Source]:
     """The sessions of one side."""
-    if not path.is_dir() or (path / SESSION_FILE).exists():
+    if not os.path.isdir(path) or os.path.exists(path / SESSION_FILE):
         return [(str(path), load_run(path))]
     runs = sorted(file.parent for file in path.glob(f"*/{SESSION_FILE}"))
     if not runs:

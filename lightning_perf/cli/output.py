@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def check_folder(out: Path | None) -> None:
     Raises:
         ConfigError: A file stands there.
     """
-    if out is not None and out.exists() and not out.is_dir():
+    if out is not None and os.path.exists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
 
 
@@ -40,9 +41,9 @@ def check_file(target: Path | None, is_forced: bool) -> None:
     """
     if target is None:
         return
-    if target.is_dir():
+    if os.path.isdir(target):
         raise ConfigError(f"--out {target} is a folder; give the name of a file in it")
-    if target.exists() and not is_forced:
+    if os.path.exists(target) and not is_forced:
         raise ConfigError(f"--out {target} exists already; add --force to replace it, or choose another file")
 
 
@@ -61,5 +62,6 @@ def write_file(target: Path, text: str, is_forced: bool) -> None:
     try:
         whole = text if text.endswith("\n") else text + "\n"
         write_whole(target, whole.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write --out {target}: {error.strerror or error}; choose another file") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot write --out {target}: {reason}; choose another file") from error

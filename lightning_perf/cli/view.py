@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def view(
 ) -> None:
     """Opens a trace in an offline Perfetto, until Ctrl-C. Needs the extra ``trace``."""
     viewer = _viewer()
-    if not trace.is_file():
+    if not os.path.isfile(trace):
         raise TraceError(f"{trace} is no file. Expected one profiler trace as JSON or gzip.")
     with tempfile.TemporaryDirectory(prefix="lightning-perf-view-") as folder:
         # The viewer tells the format by the name; traces are often named otherwise.

@@ -1,30 +1,65 @@
-"""Files written whole, so that a crash leaves what stood there before, and their names as text."""
+"""Files beside a training: written whole and with room left on the disk, read only where reading cannot block."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
+import stat
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+RESERVE_BYTES = 128 * 2**20
+"""Free space on a disk that files written beside a training never use: it is left to the training's own files."""
+
+_CHECK_EVERY_BYTES = 4 * 2**20
+"""A large file checks the free space each time it has grown by this much: a network disk takes its time to answer."""
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder", errno.EISDIR),
+    (stat.S_ISFIFO, "a named pipe", errno.EINVAL),
+    (stat.S_ISSOCK, "a socket", errno.EINVAL),
+    (stat.S_ISCHR, "a device", errno.EINVAL),
+    (stat.S_ISBLK, "a device", errno.EINVAL),
+)
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Writes beside the target and renames, so that a reader finds the old content or the new, never a part.
+    """Write a file beside the target and rename it, so that a reader finds the old content or the new, never a part.
 
     Args:
         target: The file; parents are made, an existing file is replaced.
         content: What to write.
 
     Raises:
-        OSError: It cannot be written; nothing is left behind.
+        OSError: It cannot be written, or the target is no regular file; nothing is left behind.
+    """
+    with whole_file(target) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that replaces the target once the block ends without an error.
+
+    Args:
+        target: The file; parents are made, an existing file is replaced.
+
+    Raises:
+        OSError: It cannot be written, or the target is no regular file; nothing is left behind.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular(os.stat(target), target)  # renaming would replace a pipe, or /dev/null
+    temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
     # Not mkstemp: its file is for the owner alone, and the umask cannot be read without changing it for all threads.
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -34,6 +69,107 @@ def write_whole(target: Path, content: bytes) -> None:
         raise
 
 
+def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
+    """Raise unless ``RESERVE_BYTES`` stay free on a folder's disk once this much more is written.
+
+    Whatever is written while a training runs asks this first: a full disk ends the training that writes to it.
+
+    Args:
+        folder: The folder; it need not exist yet. One whose disk does not report its free space has room.
+        n_bytes: Size of what is to be written, at most.
+
+    Raises:
+        OSError: There is not enough room (``ENOSPC``).
+    """
+    is_remote = "://" in os.fspath(folder)  # e.g. s3://; a Path of it is a local folder
+    free_bytes = None if is_remote else _free_bytes(Path(folder))
+    if free_bytes is not None and free_bytes - n_bytes < RESERVE_BYTES:
+        reserve = f"{RESERVE_BYTES // 2**20} MiB"
+        raise OSError(errno.ENOSPC, f"less than {reserve} would stay free on the disk; free some space", str(folder))
+
+
+class RoomKeeper:
+    """File whose ``write`` leaves ``RESERVE_BYTES`` free on its disk, for content whose size is not known before.
+
+    Args:
+        file: The file to write to.
+        folder: Its folder.
+
+    Raises:
+        OSError: There is not enough room, now or in a later call of ``write``.
+    """
+
+    def __init__(self, file: BinaryIO, folder: Path) -> None:
+        require_room(folder, _CHECK_EVERY_BYTES)
+        self._file = file
+        self._folder = folder
+        self._n_bytes = 0
+
+    def write(self, content: bytes | bytearray | memoryview) -> int:
+        """Write as the file does."""
+        size = memoryview(content).nbytes
+        self._n_bytes += size
+        if self._n_bytes >= _CHECK_EVERY_BYTES:
+            require_room(self._folder, size + _CHECK_EVERY_BYTES)
+            self._n_bytes = 0
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        """Flush as the file does."""
+        self._file.flush()
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading.
+
+    A named pipe blocks whoever opens or reads it, and a device may never end: in a folder of the user's, either would
+    hang the training.
+
+    Args:
+        path: The file; a link to a regular file is one.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    _require_regular(os.stat(path), path)
+    file = open(path, "rb", opener=_open_without_blocking)  # noqa: SIM115 - the caller closes it
+    try:
+        _require_regular(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file; raises as ``open_regular`` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def as_text(name: str) -> str:
-    """A file's name as text that can be sent: bytes that are no UTF-8 become question marks."""
+    """Return a file's name as text that can be sent: bytes that are no UTF-8 become question marks."""
     return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _open_without_blocking(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _require_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    for is_kind, kind, code in _KINDS:
+        if is_kind(status.st_mode):
+            raise OSError(code, f"is {kind}, not a regular file", str(path))
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Return the free space on the disk of a folder, or of its nearest parent that exists; None where unknown."""
+    for place in (folder, *folder.parents):
+        try:
+            usage = shutil.disk_usage(place)
+            return usage.free if usage.total else None  # some network disks report zeros
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return None
+    return None

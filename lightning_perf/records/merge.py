@@ -36,10 +36,11 @@ def load_run(path: str | os.PathLike[str]) -> Session:
         SessionError: As for ``load``.
     """
     source = Path(path)
-    file = source / SESSION_FILE if source.is_dir() else source
+    file = source / SESSION_FILE if os.path.isdir(source) else source
     # Those of an earlier run that was set aside have that run's name behind the rank.
     folder, is_ranks = file.parent / RANKS_FOLDER, re.compile(re.escape(file.stem) + r"\.rank[0-9]+\.json")
-    others = sorted(one for one in folder.glob(f"{glob.escape(file.stem)}.rank*.json") if is_ranks.fullmatch(one.name))
+    files = folder.glob(f"{glob.escape(file.stem)}.rank*.json") if os.path.isdir(folder) else ()
+    others = sorted(one for one in files if is_ranks.fullmatch(one.name))
     readable: list[Session] = []
     problems: list[MissingRank] = []
     for other in others:
@@ -47,7 +48,7 @@ def load_run(path: str | os.PathLike[str]) -> Session:
             readable.append(load(other))
         except SessionError as error:
             problems.append(MissingRank(rank=int(other.stem.rpartition("rank")[2]), reason=str(error)))
-    has_stand_in = not file.exists() and readable
+    has_stand_in = not os.path.exists(file) and readable
     session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(source)
     if not others or session.run.world_size < 2:
         return session

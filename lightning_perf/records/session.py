@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from lightning_perf.errors import SessionError
 
 from .base import Record
-from .files import write_whole
+from .files import read_regular, write_whole
 from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
 from .loader_probe import LoaderProbe
@@ -210,17 +211,20 @@ class Session(Record, frozen=True, kw_only=True):
         content = self.to_json()
         _from_document(msgspec.json.decode(content), "this session")  # NaN becomes null: better no file than a bad one
         target = Path(path)
-        if target.is_dir() or target.suffix != ".json":
+        if os.path.isdir(target) or target.suffix != ".json":
             target = target / SESSION_FILE
         try:
             self._set_aside(target)
             write_whole(target, content)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
             raise SessionError(f"cannot write the session to {target}: {error}; choose another out_dir") from error
+        # Where two runs share a folder, the other one may have set an earlier session of this run aside.
+        with contextlib.suppress(OSError, ValueError):
+            target.with_name(f"{target.stem}.{self.run.id}.json").unlink()
         return target
 
     def _set_aside(self, target: Path) -> None:
-        if not target.exists():
+        if not os.path.exists(target):
             return
         try:
             other = load(target).run.id
@@ -230,7 +234,8 @@ class Session(Record, frozen=True, kw_only=True):
                 "move it away or choose another out_dir"
             ) from error
         if other != self.run.id:
-            os.replace(target, target.with_name(f"{target.stem}.{other}.json"))
+            with contextlib.suppress(FileNotFoundError):  # that run, still going, was faster
+                os.replace(target, target.with_name(f"{target.stem}.{other}.json"))
 
     def _merged(self, field: str, safety: Safety) -> dict[str, Any]:
         if safety not in SAFETIES:
@@ -260,13 +265,13 @@ def load(path: str | os.PathLike[str]) -> Session:
         SessionError: No such file, not a session, cut short, or written by a newer version.
     """
     source = Path(path)
-    if source.is_dir():
+    if os.path.isdir(source):
         source = source / SESSION_FILE
     try:
-        content = source.read_bytes()
-    except OSError as error:
+        content = read_regular(source)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise SessionError(
-            f"cannot read a session from {source}: {error.strerror or error}; "
+            f"cannot read a session from {source}: {getattr(error, 'strerror', None) or error}; "
             f"expected a {SESSION_FILE} written by PerfDoctor{_nearby(Path(path))}"
         ) from error
     return from_json(content, str(source))
@@ -274,6 +279,8 @@ def load(path: str | os.PathLike[str]) -> Session:
 
 def _nearby(folder: Path) -> str:
     """Sessions of a folder that has none under the usual name: of other stages, or of runs in folders of their own."""
+    if not os.path.isdir(folder):
+        return ""
     found = sorted((*folder.glob("perf_session*.json"), *folder.glob(f"*/{SESSION_FILE}")))
     more = f" and {len(found) - _MOST_NEARBY} more" if len(found) > _MOST_NEARBY else ""
     return f"; there is {', '.join(map(str, found[:_MOST_NEARBY]))}{more}" if found else ""

@@ -20,6 +20,7 @@ from werkzeug.wsgi import wrap_file
 
 from lightning_perf.errors import PerfDoctorError, SessionError
 from lightning_perf.records import Session, from_json
+from lightning_perf.records.files import open_regular
 from lightning_perf.reports import wording
 
 from . import perfetto
@@ -208,7 +209,7 @@ class App:
         if file is None:
             raise Refused(404, "the trace is not on this machine")
         try:
-            content = open(file, "rb")  # noqa: SIM115 - closed by the server once it is sent
+            content = open_regular(file)  # closed by the server once it is sent
         except OSError as error:
             raise Refused(404, f"the trace cannot be read: {error.strerror}") from error
         # As it is, packed or not: Perfetto unpacks by itself.

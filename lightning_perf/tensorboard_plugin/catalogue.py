@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE
-from lightning_perf.records.files import as_text
+from lightning_perf.records.files import as_text, read_regular
 
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 """What ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor write."""
@@ -170,7 +170,7 @@ class Catalogue:
         key = (path, stamp)
         if key not in self._heads:
             try:
-                self._heads[key] = (msgspec.json.decode(Path(path).read_bytes(), type=Head), "")
+                self._heads[key] = (msgspec.json.decode(read_regular(path), type=Head), "")
             except FileNotFoundError:
                 return None, ""
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, Union
 import msgspec
 
 from lightning_perf.errors import TraceError
+from lightning_perf.records.files import open_regular
 
 CHUNK_BYTES = 512 << 10
 """How much text is decoded at a time. Its events as objects take a few times that; larger pieces leave the processor's
@@ -111,7 +112,7 @@ def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
         TraceError: The file cannot be opened, is no whole gzip file, or unfolds to more than is allowed.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             magic = file.read(4)
             file.seek(0)
             for start, what in _NOT_A_TRACE.items():
@@ -122,8 +123,9 @@ def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
             else:
                 while chunk := file.read(CHUNK_BYTES):
                     yield chunk
-    except OSError as error:
-        raise TraceError(f"Cannot read {path}: {error.strerror or error}. Expected a profiler trace file.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"Cannot read {path}: {reason}. Expected a profiler trace file.") from error
 
 
 def _unfolded(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[bytes]:

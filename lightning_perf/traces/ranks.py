@@ -33,13 +33,13 @@ def trace_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     found: dict[Path, None] = {}
     for each in paths:
         path = Path(each)
-        if path.is_dir():
+        if os.path.isdir(path):
             inside = sorted(file for file in path.rglob("*") if file.name.endswith(_ENDINGS) and file.is_file())
             traces = [file for file in inside if ".pt.trace.json" in file.name] or inside
             if not traces:
                 raise TraceError(f"{path} holds no trace: expected files ending in .json or .json.gz.")
             found.update(dict.fromkeys(traces))
-        elif path.exists():
+        elif os.path.exists(path):
             found[path] = None
         else:
             raise TraceError(f"{path} does not exist. Expected a trace file, or a folder of traces.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import tempfile
@@ -51,7 +52,7 @@ def probe_command(
         TrialError: There is no command, it never came to a training loader, or the folder holds a session already.
     """
     check_command(command)
-    if (folder / SESSION_FILE).exists():
+    if os.path.exists(folder / SESSION_FILE):
         raise TrialError(f"{folder} holds a session already, which would be overwritten; choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)

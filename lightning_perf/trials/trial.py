@@ -15,7 +15,7 @@ import psutil
 from lightning_perf.errors import SessionError, TrialError
 from lightning_perf.records import SAFETIES, SESSION_FILE, ArmRun, Session, Trial, load
 from lightning_perf.records.base import Record
-from lightning_perf.records.files import write_whole
+from lightning_perf.records.files import read_regular, write_whole
 from lightning_perf.treatments.prescription import prescription
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result, warn
 from lightning_perf.trials.judge import judge
@@ -324,7 +324,7 @@ def _write(state: State, folder: Path) -> None:
 def _found(folder: Path, options: Options) -> State | None:
     """The interrupted trial that stands in a folder; None where there is none."""
     try:
-        content = (folder / STATE_FILE).read_bytes()
+        content = read_regular(folder / STATE_FILE)
     except FileNotFoundError:
         others = sorted({path.name for path in folder.iterdir()} - {PILOT_FOLDER}) if folder.is_dir() else []
         if others:  # a trial removes what its runs write
