@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from lightning_perf.records import Ceilings
-from lightning_perf.records.files import write_whole
+from lightning_perf.records.files import read_regular, require_room, write_whole
 
 from .machine import device_name, read_device, read_machine
 
@@ -50,7 +50,7 @@ def cached(device: torch.device, folder: Path | None = None) -> Ceilings | None:
         folder: Of the cache; None for the user's own.
     """
     try:
-        found = msgspec.json.decode(_file(device, folder).read_bytes(), type=Ceilings)
+        found = msgspec.json.decode(read_regular(_file(device, folder)), type=Ceilings)
     except (OSError, msgspec.MsgspecError):
         return None
     return found if _identity(device) == (found.device, found.name, found.torch, found.n_threads) else None
@@ -286,8 +286,9 @@ def _file(device: torch.device, folder: Path | None) -> Path:
 
 
 def _keep(found: Ceilings, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, msgspec.json.format(msgspec.json.encode(found), indent=1))
+    content = msgspec.json.format(msgspec.json.encode(found), indent=1)
+    require_room(file.parent, len(content))
+    write_whole(file, content)
 
 
 def _main(arguments: list[str]) -> None:

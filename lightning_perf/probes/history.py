@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf.records import AllocationSite
+from lightning_perf.records.files import RoomKeeper, require_room, whole_file
 
 from .code_lines import USER, owner_of
 
@@ -36,13 +37,16 @@ class AllocationHistory:
         self._snapshot = snapshot
         start(MAX_ENTRIES)
 
-    def dump(self, file: Path) -> dict[str, Any]:
-        """Writes the snapshot for torch's own viewer, and returns it."""
-        snapshot = self._snapshot()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as opened:
-            pickle.dump(snapshot, opened)
-        return snapshot
+    def read(self) -> dict[str, Any]:
+        """Return the snapshot as torch gives it."""
+        return self._snapshot()
+
+    @staticmethod
+    def write(snapshot: Mapping[str, Any], file: Path) -> None:
+        """Write a snapshot for torch's own viewer; raises ``OSError`` where the disk has no room for it."""
+        require_room(file.parent, 0)
+        with whole_file(file) as opened:
+            pickle.dump(snapshot, RoomKeeper(opened, file.parent))
 
     def close(self) -> None:
         """Stops recording."""

@@ -277,10 +277,12 @@ class MemoryProbe:
         )
         self._oom = record
         if self._history is not None and folder is not None:
-            name = _snapshot_name(self._trainer)
-            snapshot = self._history.dump(folder / name)
+            snapshot = self._history.read()
             history, sites = read_history(snapshot)
-            self._oom = msgspec.structs.replace(record, history=history, history_sites=sites, snapshot_file=name)
+            self._oom = record = msgspec.structs.replace(record, history=history, history_sites=sites)
+            name = _snapshot_name(self._trainer)
+            self._history.write(snapshot, folder / name)
+            self._oom = msgspec.structs.replace(record, snapshot_file=name)
         return self._oom
 
     def _main_place(self, where: str) -> str:
@@ -297,7 +299,7 @@ class MemoryProbe:
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and folder is not None:
-            self._history.dump(folder / _snapshot_name(self._trainer))
+            self._history.write(self._history.read(), folder / _snapshot_name(self._trainer))
 
     def close(self) -> None:
         """Puts everything back; calling it twice does no harm."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import os
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +16,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from lightning_perf.records import TraceRecord
+from lightning_perf.records.files import RoomKeeper, require_room, whole_file
 
 _AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
+
+_TEXT_BYTES_PER_EVENT = 512  # of a trace before it is packed; with shapes about 350
+_END_BYTES = 16
+_COPY_BYTES = 2**20
 
 
 class WindowOptions(NamedTuple):
@@ -139,15 +148,50 @@ class Recording:
         return self.n_done == self._n_steps - 1
 
     def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
-        """Writes the trace under the name that TensorBoard's profiler tabs look for; its name."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write the trace under the name that TensorBoard's profiler tabs look for.
+
+        Returns:
+            The name.
+
+        Raises:
+            OSError: The folder's disk, or that of temporary files, has no room for it; nothing is left behind.
+        """
         stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
         name = f"{stem}.pt.trace.json.gz"
-        with _QuietKineto():
-            self._profile.export_chrome_trace(str(folder / name))
-        if with_stacks:
-            self._profile.export_stacks(str(folder / f"{stem}.stacks.txt"))
+        require_room(folder, 0)
+        # Kineto reports no failed write: it gets a file of its own, which is checked and then packed.
+        with tempfile.TemporaryDirectory(prefix="lightning-perf-") as scratch, _QuietKineto():
+            require_room(scratch, len(self._events) * _TEXT_BYTES_PER_EVENT)
+            plain = Path(scratch) / "trace.json"
+            self._profile.export_chrome_trace(str(plain))
+            _require_end(plain)
+            _pack(plain, folder / name)
+            if with_stacks:
+                stacks = Path(scratch) / "stacks.txt"
+                self._profile.export_stacks(str(stacks))
+                _copy(stacks, folder / f"{stem}.stacks.txt")
         return name
+
+
+def _require_end(plain: Path) -> None:
+    with plain.open("rb") as file:
+        file.seek(max(0, plain.stat().st_size - _END_BYTES))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OSError(errno.EIO, "the profiler wrote only a part of the trace", str(plain))
+
+
+def _pack(source: Path, target: Path) -> None:
+    with (
+        source.open("rb") as plain,
+        whole_file(target) as file,
+        gzip.GzipFile(fileobj=RoomKeeper(file, target.parent), mode="wb", filename="") as packed,
+    ):
+        shutil.copyfileobj(plain, packed, _COPY_BYTES)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as plain, whole_file(target) as file:
+        shutil.copyfileobj(plain, RoomKeeper(file, target.parent), _COPY_BYTES)
 
 
 def _kineto_profile(options: WindowOptions, device: Any) -> Any:

@@ -49,6 +49,7 @@ class WindowProbe:
         rank: This process's.
         folder: Where traces go.
         is_worth_keeping: Asked of what a window that opened by itself says: is the trace file worth its space?
+        on_no_files: Called with the error after which no more trace files are written; windows are still read.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class WindowProbe:
         rank: int,
         folder: Path,
         is_worth_keeping: Callable[[TraceRecord], bool],
+        on_no_files: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self.options = options
         self.windows: list[Window] = []
@@ -67,6 +69,7 @@ class WindowProbe:
         self._rank = rank
         self._folder = folder
         self._is_worth_keeping = is_worth_keeping
+        self._on_no_files = on_no_files
         self._recording: Recording | None = None
         self._is_requested = False
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
@@ -76,6 +79,7 @@ class WindowProbe:
         self._checked_s = -math.inf
         self._has_changed = False  # whether the median step stood elsewhere at the last look
         self._is_closed = False
+        self._no_files: str | None = None  # why trace files are written no more
         self._n_scheduled = 0
         self._is_scheduled = False  # whether the window under way is one of the schedule
         self._was_asked_for = False  # whether the window under way is one that the user asked for
@@ -314,22 +318,33 @@ class WindowProbe:
                 status, reason = "failed", f"{reason}; {n_events} events are more than max_events allows"
             else:
                 if self.options.with_stack:  # events read without a file carry no stacks
-                    file = recording.export(self._folder, self._rank, self.options.export_stacks)
-                    trace = recording.trace_of_file(self._folder / file)
-                else:
-                    trace = recording.trace_record()
+                    file = self._export(recording)
+                trace = recording.trace_of_file(self._folder / file) if file else recording.trace_record()
                 if self._device.type != "cpu" and trace.n_kernels == 0:
                     status, reason = "empty", f"{reason}; no device work was seen"
                 is_kept = not self.options.is_auto or self._is_worth_keeping(trace)
                 if is_kept and file is None:
-                    file = recording.export(self._folder, self._rank, self.options.export_stacks)
+                    file = self._export(recording)
                 elif not is_kept and file is not None:
                     recording.remove(self._folder / file)
                     file = None
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
             status, reason = "failed", f"{reason}; {type(error).__name__}: {error}"
+        if self._no_files is not None and status != "failed":
+            reason = f"{reason}; {self._no_files}"
         cost_s = recording.cost_s + time.perf_counter() - started
         return _window(recording.first_step, n_active, status, reason, cost_s, file, trace)
+
+    def _export(self, recording: Recording) -> str | None:
+        """Write the trace file and return its name; None if it, or one before it, cannot be written."""
+        if self._no_files is not None:
+            return None
+        try:
+            return recording.export(self._folder, self._rank, self.options.export_stacks)
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+            self._no_files = f"no trace file was written: {error}"
+            self._on_no_files(error)
+            return None
 
 
 def _window(

@@ -13,7 +13,7 @@ from typing import IO
 
 from lightning_perf.errors import TrialError
 from lightning_perf.records.base import Record
-from lightning_perf.records.files import write_whole
+from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.trials.job import RESULT_FILE, Job, Result, environment_for, read_events, read_result
 from lightning_perf.trials.reach import Notice, ignores_environment, watch_reach, where_it_ended
 
@@ -107,8 +107,13 @@ def run_kept(
 
     Raises:
         KeyboardInterrupt: After everything was killed.
+        TrialError: The disk of the job's folder is nearly full.
     """
     folder = Path(job.folder)
+    try:
+        require_room(folder, 0)  # other trainings may write to this disk
+    except OSError as error:
+        raise TrialError(f"cannot run the command: {error}") from error
     for name in LEFT_BEHIND:  # of a run before in the same folder: it would be taken for this one's
         (folder / name).unlink(missing_ok=True)
     job_file = job.write()
