@@ -7,6 +7,7 @@ reports take part in it: that order is what this file is about, so it is longer 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 
 from lightning_perf import arguments, seams
 from lightning_perf.live import LiveTreatments
+from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.arithmetic import ArithmeticProbe
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.interrupts import raise_if_from_signal
@@ -27,10 +29,9 @@ from lightning_perf.probes.recorder import Recorder, Status
 from lightning_perf.probes.window import WindowProbe
 from lightning_perf.progress import BarFigures
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Session, TraceRecord, Window
-from lightning_perf.records.files import write_whole
+from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import post_mortem
-from lightning_perf.reports import tensorboard as tensorboard_report
 from lightning_perf.rules.engine import check_codes, diagnose, preflight
 
 _log = logging.getLogger("lightning_perf")
@@ -60,7 +61,8 @@ class DoctorHooks:
         every_n_epochs: Diagnose at the end of every so many epochs, and less often where epochs are so short that
             reporting would take more than 2 % of the run; the end of a run is always diagnosed.
         reports: Which of ``"console"``, ``"tensorboard"``, ``"json"`` and ``"html"`` (at the end of a run, one file to
-            be mailed: ``perf_report.html``). ``"tensorboard"`` also gives plain figures to every other logger.
+            be mailed: ``perf_report.html``). ``"tensorboard"`` also logs plain figures to Lightning's loggers for W&B,
+            MLflow, Comet and Neptune; any other logger is left alone.
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
             there is no logger.
         arithmetic: Whether to count the operations and the memory traffic of one training step (exactly as it would
@@ -171,15 +173,14 @@ class DoctorHooks:
         self._reported: Session | None = None
         self._folder: Path | None = None
         self._probes_off: dict[str, ProbeFailure] = {}
-        self._pending_metrics: dict[int, dict[str, float]] = {}
-        self._summaries: dict[int, tensorboard_report.SessionWriter] = {}
+        self._causes_told: set[str] = set()  # of failures: each is worth one warning
+        self._logger_reports = LoggerReports()
         self._reporting_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
         names = ("_recorder", "_loop", "_windows", "_memory", "_looks", "_arithmetic", "_live", "_ranks")
         live: dict[str, Any] = dict.fromkeys(names)
-        live["_pending_metrics"] = {}
         silenced = {hook for what, hooks in _SILENCED.items() if what in self._undos for hook in hooks}
         kept = {name: value for name, value in self.__dict__.items() if value is not None or name not in silenced}
         return {**kept, **live, "_undos": {}}
@@ -223,7 +224,7 @@ class DoctorHooks:
                 rates=self.rates,
             )
             self._loop = self._recorder.loop
-            self._recorder.start(self._metrics_for)
+            self._recorder.start()
             self._memory = self._recorder.memory if self._recorder.stage == "fit" else None
             self._looks = self._recorder.looks
             self._arithmetic = self._recorder.arithmetic
@@ -491,8 +492,7 @@ class DoctorHooks:
             self._guard("loader", recorder.epoch_ended, True)
             self._guard("steps", recorder.loop.main.reporting, False)
             if self._memory is not None:
-                self._guard("memory", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
-            self._guard("tensorboard", self._flush_metrics, trainer)
+                self._guard("memory snapshot", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
             if recorder.arithmetic is not None and not trainer.fast_dev_run:
                 self._guard("arithmetic", recorder.arithmetic.run_ends)
         self._share(is_last=True)
@@ -531,8 +531,8 @@ class DoctorHooks:
         reports = self._active_reports(trainer)
         if "console" in reports:
             self._print(trainer, lambda: console_report.epoch_report(session, trainer.current_epoch, self._reported))
-        if "tensorboard" in reports:
-            self._guard("tensorboard", self._log_figures, trainer, session)
+        if "tensorboard" in self.reports and not trainer.fast_dev_run:
+            self._guard("loggers", self._logger_reports.write, trainer, session, self._guard)
         if "json" in reports:
             self._guard("json", self._save, session)
         self._reported = session
@@ -592,22 +592,30 @@ class DoctorHooks:
             self._guard("ranks", self._ranks.end_alone, self._loop, found)
         self._end(error)
         self._guard("report", self._report_run, trainer, status, error)
-        self._guard("post-mortem", self._post_mortem, trainer)
+        self._guard("post-mortem on screen", self._print_post_mortem, trainer)
         self._recorder = self._loop = self._windows = self._memory = None
         self._looks = self._arithmetic = None
 
-    def _post_mortem(self, trainer: Any) -> None:
-        """Tells what is known where memory ran out, last of all: on screen, and in a file on the rank that it hit."""
+    def _print_post_mortem(self, trainer: Any) -> None:
+        """Print what is known where memory ran out, last of all."""
         session = self.session
-        if session is None or session.memory.oom is None:
-            return
-        report = post_mortem.post_mortem(session)
-        if "console" in self.reports:
-            self._print(trainer, lambda: report)
-        name = session.memory.oom.post_mortem_file
-        if name is not None and self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / name).write_text(console_report.to_text(report, width=100), encoding="utf-8")
+        if session is not None and session.memory.oom is not None and "console" in self.reports:
+            self._print(trainer, lambda: post_mortem.post_mortem(session))
+
+    def _with_post_mortem(self, session: Session) -> Session:
+        """Write the file on the rank whose memory ran out; return the session, which names no file if that fails."""
+        oom = session.memory.oom
+        if oom is None or oom.post_mortem_file is None:
+            return session
+        self._guard("post-mortem", self._write_post_mortem, session, oom.post_mortem_file)
+        if "post-mortem" not in self._probes_off:
+            return session
+        memory = msgspec.structs.replace(session.memory, oom=msgspec.structs.replace(oom, post_mortem_file=None))
+        return self._diagnose(msgspec.structs.replace(session, memory=memory))
+
+    def _write_post_mortem(self, session: Session, name: str) -> None:
+        text = console_report.to_text(post_mortem.post_mortem(session), width=100)
+        self._write(name, text.encode())
 
     def _end(self, error: BaseException | None = None) -> None:
         """Takes out what was put in place."""
@@ -624,7 +632,7 @@ class DoctorHooks:
             self._guard("teardown", self._recorder.stop, error)
 
     def _report_run(self, trainer: Any, status: Status, error: BaseException | None) -> None:
-        session = self._diagnosed(status, error)
+        session = self._with_post_mortem(self._diagnosed(status, error))
         reports = self._active_reports(trainer)
         if not trainer.is_global_zero:
             if "json" in reports:
@@ -650,10 +658,18 @@ class DoctorHooks:
     def _write_page(self, session: Session) -> None:
         from lightning_perf.reports.html import to_page  # plotly, which no run needs that does not ask for a page
 
-        target = self._session_path(session)
-        write_whole(target.with_name(f"{target.stem.replace('session', 'report')}.html"), to_page(session).encode())
+        name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
+        self._write(name, to_page(session).encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file into the run's folder; raises ``OSError`` where that would fill the disk."""
+        assert self._folder is not None
+        require_room(self._folder, len(content))
+        write_whole(self._folder / name, content)
 
     def _save(self, session: Session) -> None:
+        assert self._folder is not None
+        require_room(self._folder, 0)  # a session is small beside the reserve
         session.save(self._session_path(session))
 
     def _active_reports(self, trainer: Any) -> tuple[str, ...]:
@@ -675,35 +691,6 @@ class DoctorHooks:
             return self._folder / name
         return self._folder / RANKS_FOLDER / f"{Path(name).stem}.rank{session.run.rank}.json"
 
-    # -- loggers ------------------------------------------------------------
-
-    def _log_figures(self, trainer: Any, session: Session) -> None:
-        figures = tensorboard_report.scalars(session)
-        step = seams.logged_step(trainer)
-        for logger in trainer.loggers:
-            writer = _tensorboard_writer(logger)
-            if writer is not None:
-                tensorboard_report.write_scalars(writer, session, step)
-                tensorboard_report.write_text(writer, session, step)
-                self._summaries.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)
-            else:
-                self._pending_metrics[id(logger)] = figures
-
-    def _metrics_for(self, logger: Any) -> dict[str, float]:
-        """Figures to log along with what Lightning logs now; each set once."""
-        if not self._pending_metrics:
-            return {}
-        return self._pending_metrics.pop(id(logger), {})
-
-    def _flush_metrics(self, trainer: Any) -> None:
-        """Logs what no later call of Lightning's took along."""
-        step = max(0, seams.logged_step(trainer) - 1)
-        for logger in trainer.loggers:
-            figures = self._pending_metrics.pop(id(logger), None)
-            if figures:
-                logger.log_metrics(metrics=figures, step=step)
-                logger.save()
-
     # -- when something of ours breaks ------------------------------------------------------------
 
     def _guard(self, probe: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -722,7 +709,9 @@ class DoctorHooks:
         recorder = self._recorder
         step = recorder.loop.main.n_steps if recorder is not None else 0
         failure = ProbeFailure(probe=probe, error=f"{type(error).__name__}: {error}", step=step)
-        is_news = failure.error not in {known.error for known in self._probes_off.values()}
+        cause = _cause_of(error)
+        is_news = cause not in self._causes_told
+        self._causes_told.add(cause)
         self._probes_off[probe] = failure
         _log.log(
             logging.WARNING if is_news else logging.DEBUG,
@@ -748,9 +737,8 @@ class DoctorHooks:
             self._guard("teardown", recorder.give_up)
 
 
-def _tensorboard_writer(logger: Any) -> Any:
-    """The SummaryWriter of a logger that has one; None for others."""
-    if "tensorboard" not in type(logger).__name__.lower():
-        return None
-    experiment = getattr(logger, "experiment", None)
-    return experiment if hasattr(experiment, "add_text") and hasattr(experiment, "add_scalar") else None
+def _cause_of(error: Exception) -> str:
+    """Return what made something fail: the same for every file that the same folder or disk refuses."""
+    cause = error.__cause__ or error
+    number = cause.errno if isinstance(cause, OSError) else None
+    return os.strerror(number) if number is not None else f"{type(cause).__name__}: {cause}"

@@ -130,18 +130,14 @@ class LoopProbe:
 
     # -- in and out ------------------------------------------------------------
 
-    def install(self, more_metrics: Callable[[Any], dict[str, float]]) -> None:
-        """Puts everything in place.
-
-        Args:
-            more_metrics: Asked for figures to add whenever Lightning logs to a logger.
-        """
+    def install(self) -> None:
+        """Put all spans and hooks in place."""
         self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
         if self._undo_profiler is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = self._span("logging", "metrics", "loop", "")
         self._keep(
-            seams.tap_logging(self.trainer, collecting, self._logger_span, more_metrics, self.timeline.fail),
+            seams.tap_logging(self.trainer, collecting, self._logger_span, self.timeline.fail),
             "steady.phases.logging",
             "this Lightning has no logger connector",
         )

@@ -160,13 +160,9 @@ class Recorder:
 
     # -- the run's events ---------------------------------------------------------------------------------------------
 
-    def start(self, more_metrics: Callable[[Any], dict[str, float]]) -> None:
-        """Hangs the probes in.
-
-        Args:
-            more_metrics: Asked for figures to add whenever Lightning logs to a logger.
-        """
-        self.loop.install(more_metrics)
+    def start(self) -> None:
+        """Install the probes."""
+        self.loop.install()
         if self._wants_memory:
             self._start_memory()
         self.pauses.start()
@@ -239,7 +235,8 @@ class Recorder:
         rank = self.trainer.global_rank
         if self.stage in options.stages and (options.ranks == "all" or rank in options.ranks):
             device = self.trainer.strategy.root_device
-            self.windows = WindowProbe(options, self.loop, device, rank, folder, is_worth_keeping)
+            no_files = partial(self._on_fail, "traces")
+            self.windows = WindowProbe(options, self.loop, device, rank, folder, is_worth_keeping, no_files)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Puts everything back; calling it twice does no harm.

@@ -20,6 +20,7 @@ from .changes import (
     write_checkpoints_beside,
 )
 from .loaders import exchange_train_loaders, tap_train_loaders, tap_train_loaders_ready
+from .loggers import log_own_row, takes_any_figure, tensorboard_writer
 from .profiler import tap_profiler
 from .scratch import lead_loggers_away, redirected_logger, stop_fit, wrap_checkpoint_io
 from .settings import (
@@ -61,6 +62,7 @@ __all__ = [
     "is_progress_bar",
     "lead_loggers_away",
     "live_console",
+    "log_own_row",
     "logged_step",
     "namespace",
     "redirected_logger",
@@ -68,6 +70,7 @@ __all__ = [
     "silence_hooks",
     "step_logging",
     "stop_fit",
+    "takes_any_figure",
     "tap_backward",
     "tap_logging",
     "tap_optimizers",
@@ -78,6 +81,7 @@ __all__ = [
     "tap_train_loaders",
     "tap_train_loaders_ready",
     "tap_validation",
+    "tensorboard_writer",
     "user_batch_sampler",
     "user_profiler",
     "wrap_checkpoint_io",

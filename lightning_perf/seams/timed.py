@@ -66,25 +66,6 @@ class _TimedFromFirst(_Timed):
         return super().__call__(*args, **kwargs)
 
 
-class _TimedLogMetrics(_Timed):
-    """``logger.log_metrics`` inside a span, with the doctor's own figures added once when there are new ones."""
-
-    def __init__(
-        self, owner: Any, name: str, span: AbstractContextManager[None], more_metrics: Callable[[Any], dict[str, float]]
-    ) -> None:
-        super().__init__(owner, name, span)
-        self._more_metrics = more_metrics
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        more = self._more_metrics(self._owner) if self.is_measuring() else None
-        if more:
-            if "metrics" in kwargs:
-                kwargs["metrics"] = {**more, **kwargs["metrics"]}
-            elif args and isinstance(args[0], dict):
-                args = ({**more, **args[0]}, *args[1:])
-        return super().__call__(*args, **kwargs)
-
-
 class _MoreBarMetrics(_Timed):
     """``progress_bar.get_metrics`` with the doctor's own figures behind the bar's."""
 
@@ -119,7 +100,6 @@ def tap_logging(
     trainer: Any,
     collecting: AbstractContextManager[None],
     logger_span: Callable[[str, str], AbstractContextManager[None]],
-    more_metrics: Callable[[Any], dict[str, float]],
     on_fail: Callable[[Exception], None],
 ) -> Undo | None:
     """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
@@ -131,7 +111,6 @@ def tap_logging(
         trainer: The Trainer.
         collecting: The span of Lightning's logger connector.
         logger_span: (logger's class name, method) → its span.
-        more_metrics: Asked before each ``logger.log_metrics`` for figures to log along with it; an empty dict for none.
         on_fail: Called with an error once the run is under way; what is logged is logged all the same.
 
     Returns:
@@ -140,7 +119,7 @@ def tap_logging(
     connector = getattr(trainer, "_logger_connector", None)
     if not hasattr(connector, "__dict__"):
         return None
-    methods = (
+    collecting_methods = (
         "on_batch_end",
         "update_train_step_metrics",
         "update_train_epoch_metrics",
@@ -155,7 +134,7 @@ def tap_logging(
     put = ExitStack()
 
     def collect() -> None:
-        for method in methods:
+        for method in collecting_methods:
             if callable(getattr(connector, method, None)):
                 put.callback(_put(_Timed(connector, method, collecting)))
 
@@ -168,9 +147,8 @@ def tap_logging(
                 put.callback(_put(_TimedFromFirst(one, "log", collecting, first)))
         for logger in loggers:
             kind = type(logger).__name__
-            span = logger_span(kind, "log_metrics")
-            put.callback(_put(_TimedLogMetrics(logger, "log_metrics", span, more_metrics)))
-            put.callback(_put(_Timed(logger, "save", logger_span(kind, "save"))))
+            for method in ("log_metrics", "save"):
+                put.callback(_put(_Timed(logger, method, logger_span(kind, method))))
     except BaseException:
         put.close()  # those before the one that failed are put back
         raise

@@ -85,7 +85,7 @@ class Bench:
         )
         self.loop = LoopProbe(self.trainer, Module(), self.owner, stage, self.clock, unexpected)
         self.profiler = self.trainer.profiler
-        self.loop.install(lambda logger: {})
+        self.loop.install()
 
     def act(self, action: str, seconds: float) -> None:
         with self.trainer.profiler.profile(action):

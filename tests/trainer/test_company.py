@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from lightning_perf import PerfDoctor, hooks
@@ -96,30 +96,123 @@ def test_users_action_is_not_taken_for_a_fetch_when_it_ends_in_next(make_trainer
 # -- loggers ------------------------------------------------------------
 
 
-class Likes(Logger):
-    """Takes figures like one of the hosted loggers: no folder, any keys."""
+class Rows(Logger):
+    """A user's logger that keeps what it gets; ``allowed`` are its columns, None for any."""
+
+    allowed: set[str] | None = None
 
     def __init__(self) -> None:
-        super().__init__()
+        Logger.__init__(self)
         self.rows: list[tuple[int | None, dict[str, float]]] = []
 
     @property
     def name(self) -> str:
-        return "hosted"
+        return "rows"
 
     @property
     def version(self) -> str:
         return "run"
 
     @property
+    def save_dir(self) -> str | None:
+        return None
+
+    @property
     def experiment(self) -> Any:
         return self
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Logs nothing."""
+        """Log nothing."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.allowed is not None and set(metrics) - self.allowed:
+            raise KeyError(f"no such columns: {set(metrics) - self.allowed}")
         self.rows.append((step, dict(metrics)))
+
+    def after_save_checkpoint(self, *_: Any) -> None:
+        """Keep nothing."""
+
+    def finalize(self, status: str) -> None:
+        """Nothing is open."""
+
+
+class Hosted(Rows, MLFlowLogger):
+    """Lightning's logger of a hosted service, as a user derives from it."""
+
+
+class FixedColumns(Rows):
+    """A logger that refuses unknown metrics."""
+
+    allowed = {"loss", "val_loss", "epoch"}
+
+
+class HostedFixedColumns(FixedColumns, MLFlowLogger):
+    """A user's logger of a hosted service that refuses unknown metrics."""
+
+
+class FakeWandbRun:
+    """A W&B run: ``log`` numbers rows, and drops what comes with a lower number than the open row's."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.dropped: list[dict[str, float]] = []
+        self._step = 0
+
+    def log(self, data: dict[str, float], step: int | None = None, commit: bool | None = None) -> None:
+        if step is not None and step < self._step:
+            self.dropped.append(data)
+            return
+        self._step = self._step if step is None else step
+        self.rows.setdefault(self._step, {}).update(data)
+        if commit or (commit is None and step is None):
+            self._step += 1
+
+
+class Wandb(WandbLogger):
+    """Lightning's logger of W&B without its service."""
+
+    def __init__(self) -> None:
+        Logger.__init__(self)
+        self._experiment = FakeWandbRun()
+        self._prefix = "mine"
+        self._wandb_init: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return "wandb"
+
+    @property
+    def version(self) -> str:
+        return "run"
+
+    @property
+    def save_dir(self) -> str | None:
+        return None
+
+    @property
+    def experiment(self) -> Any:
+        return self._experiment
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Log nothing."""
+
+    def after_save_checkpoint(self, *_: Any) -> None:
+        """Keep nothing."""
+
+    def finalize(self, status: str) -> None:
+        """Nothing is open."""
+
+
+class LogsToWandb(Callback):
+    """Logs a row of the user's own after each step, with the number that W&B has come to."""
+
+    def __init__(self, run: FakeWandbRun) -> None:
+        self.run = run
+        self.n_rows = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.n_rows += 1
+        self.run.log({"mine": 1.0}, step=self.n_rows)
 
 
 @pytest.fixture
@@ -128,40 +221,89 @@ def all_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "_REPORTING_ALLOWED_S", float("inf"))
 
 
-@pytest.mark.usefixtures("all_reports")
-def test_figures_ride_on_rows_that_are_logged_anyway_when_the_logger_is_hosted(make_trainer: Make) -> None:
-    def rows(*callbacks: Any) -> list[tuple[int | None, dict[str, float]]]:
-        logger = Likes()
-        trainer = make_trainer(*callbacks, logger=logger, log_every_n_steps=2, max_epochs=3)
-        trainer.fit(Tiny(), loader(), loader(2))
-        return logger.rows
+def keys_by_row(rows: list[tuple[int | None, dict[str, float]]]) -> list[tuple[int | None, list[str]]]:
+    return [(step, sorted(row)) for step, row in rows]
 
-    with_doctor, without = rows(PerfDoctor()), rows()
-    carried = [sorted(k for k in row if k.startswith("perf/")) for _, row in with_doctor]
-    assert sum(bool(keys) for keys in carried) == 3
-    assert all("perf/step_ms/p50" in keys for keys in carried if keys)
-    assert all(isinstance(v, float) for _, row in with_doctor for k, v in row.items() if k.startswith("perf/"))
-    plain = [(step, sorted(k for k in row if not k.startswith("perf/"))) for step, row in with_doctor]
-    steps_and_keys = [(step, sorted(row)) for step, row in without]
-    # After the last epoch nothing more is logged, unless by Lightning: one row of ours may follow.
-    assert plain[: len(steps_and_keys)] == steps_and_keys
-    assert len(plain) <= len(steps_and_keys) + 1
+
+def rows_of(make_trainer: Make, logger: Any, *callbacks: Any) -> list[tuple[int | None, dict[str, float]]]:
+    trainer = make_trainer(*callbacks, logger=logger, log_every_n_steps=2, max_epochs=3)
+    trainer.fit(Tiny(), loader(), loader(2))
+    assert trainer.global_step == 24
+    return logger.rows
+
+
+def is_ours(row: tuple[int | None, dict[str, float]]) -> bool:
+    return any(key.startswith("perf/") for key in row[1])
 
 
 @pytest.mark.usefixtures("all_reports")
-def test_csv_logger_gets_the_figures(make_trainer: Make, tmp_path: Path) -> None:
-    doctor = PerfDoctor()
-    trainer = make_trainer(doctor, logger=CSVLogger(tmp_path), log_every_n_steps=2, max_epochs=2)
-    profiler = trainer.profiler
-    trainer.fit(Tiny(), loader())
-    assert_nothing_left(trainer, profiler)
-    folder = Path(trainer.logger.log_dir)
-    assert (folder / "perf_session.json").exists()
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
-    filled = [row for row in rows if row["perf/step_ms/p50"]]
-    assert len(filled) == 2
-    assert all(float(row["perf/step_ms/p50"]) > 0 for row in filled)
-    assert [row for row in rows if row["loss"]] != []
+def test_figures_are_rows_of_their_own_when_the_logger_is_hosted(make_trainer: Make) -> None:
+    doctor = PerfDoctor(schedule=None)
+    rows, without = rows_of(make_trainer, Hosted(), doctor), rows_of(make_trainer, Hosted())
+    ours = [row for row in rows if is_ours(row)]
+    assert [step for step, _ in ours] == [7, 15, 23]
+    assert all(key.startswith("perf/") and type(value) is float for _, row in ours for key, value in row.items())
+    assert all("perf/step_ms/p50" in row for _, row in ours)
+    assert keys_by_row([row for row in rows if not is_ours(row)]) == keys_by_row(without)
+    assert [step for step, _ in rows] == sorted(step for step, _ in rows)
+    assert doctor.session.probes_off == ()
+
+
+@pytest.mark.usefixtures("all_reports")
+@pytest.mark.parametrize("kind", [Rows, FixedColumns])
+def test_rows_are_the_same_as_without_doctor_when_the_logger_is_the_users(make_trainer: Make, kind: Any) -> None:
+    doctor = PerfDoctor(schedule=None)
+    rows, without = rows_of(make_trainer, kind(), doctor), rows_of(make_trainer, kind())
+    assert keys_by_row(rows) == keys_by_row(without)
+    assert doctor.session.probes_off == ()
+
+
+@pytest.mark.usefixtures("all_reports")
+def test_figures_stop_with_one_warning_when_a_hosted_logger_refuses_them(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    doctor = PerfDoctor(schedule=None)
+    with caplog.at_level("WARNING"):
+        rows = rows_of(make_trainer, HostedFixedColumns(), doctor)
+    assert keys_by_row(rows) == keys_by_row(rows_of(make_trainer, FixedColumns()))
+    assert [failure.probe for failure in doctor.session.probes_off] == ["HostedFixedColumns"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("lightning_perf")]
+    assert "no such columns" in warning
+
+
+@pytest.mark.usefixtures("all_reports")
+def test_wandb_drops_no_row_of_the_users_when_figures_are_logged(make_trainer: Make) -> None:
+    def run_of(*callbacks: Any) -> FakeWandbRun:
+        logger = Wandb()
+        run: FakeWandbRun = logger.experiment
+        # Lightning's row and the user's of each step share a number.
+        trainer = make_trainer(LogsToWandb(run), *callbacks, logger=logger, log_every_n_steps=1, max_epochs=3)
+        trainer.fit(Tiny(), loader())
+        assert run.dropped == []
+        return run
+
+    rows, without = run_of(PerfDoctor(schedule=None)).rows, run_of().rows
+    ours = [number for number, row in rows.items() if "mine-perf/step_ms/p50" in row]
+    assert len(ours) == 3
+    plain = {number: {key for key in row if "perf/" not in key} for number, row in rows.items()}
+    # A report after the last row is in a row that W&B completes when the run ends.
+    assert {n: keys for n, keys in plain.items() if keys != {"trainer/global_step"}} == {
+        number: set(row) for number, row in without.items()
+    }
+
+
+@pytest.mark.usefixtures("all_reports")
+def test_csv_file_has_the_same_columns_as_without_doctor(make_trainer: Make, tmp_path: Path) -> None:
+    columns = []
+    for i, callbacks in enumerate(([], [PerfDoctor()])):
+        trainer = make_trainer(*callbacks, logger=CSVLogger(tmp_path / str(i)), log_every_n_steps=2, max_epochs=2)
+        profiler = trainer.profiler
+        trainer.fit(Tiny(), loader())
+        assert_nothing_left(trainer, profiler)
+        rows = list(csv.DictReader((Path(trainer.logger.log_dir) / "metrics.csv").open()))
+        columns.append([sorted(key for key, value in row.items() if value) for row in rows])
+    assert columns[0] == columns[1]
+    assert (Path(trainer.logger.log_dir) / "perf_session.json").exists()
 
 
 @pytest.mark.usefixtures("all_reports")
