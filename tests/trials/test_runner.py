@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,3 +69,10 @@ def test_code_says_what_ended_a_command() -> None:
     assert describe_code(3) == "it exited with 3"
     assert describe_code(-15) == "it was killed by signal 15"
     assert "memory runs out" in describe_code(-9)
+
+
+def test_command_is_not_run_when_the_disk_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=2**40, used=2**40, free=0))
+    with pytest.raises(TrialError, match=r"cannot run the command: .*would stay free on the disk"):
+        run_kept([sys.executable, "-c", "pass"], Job(mode="trial", folder=str(tmp_path / "job")))
+    assert list(tmp_path.iterdir()) == []
