@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,8 @@ _log = logging.getLogger("lightning_perf")
 _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
 
-_IDLE_HOOKS, _BATCH_ENDS = "idle hooks", "batch ends"
-_SILENCED = {
-    _IDLE_HOOKS: ("on_before_backward", "on_after_backward", "on_before_zero_grad", "on_before_optimizer_step"),
-    _BATCH_ENDS: ("on_train_batch_end",),
-}
-"""Hooks that Lightning need not call any more, or for a while."""
+
+_GRADIENT_HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad")
 
 
 class DoctorHooks:
@@ -167,7 +164,8 @@ class DoctorHooks:
         self._looks: StepLooks | None = None
         self._arithmetic: ArithmeticProbe | None = None
         self._live: LiveTreatments | None = None
-        self._undos: dict[str, seams.Undo] = {}
+        self._undos = seams.Undos()
+        self._watches_gradients = True
         self._is_silent = False
         self._ranks: RankProbe | None = None
         self._reported: Session | None = None
@@ -181,9 +179,7 @@ class DoctorHooks:
         """Arguments and findings travel to other processes; what hangs on a Trainer does not."""
         names = ("_recorder", "_loop", "_windows", "_memory", "_looks", "_arithmetic", "_live", "_ranks")
         live: dict[str, Any] = dict.fromkeys(names)
-        silenced = {hook for what, hooks in _SILENCED.items() if what in self._undos for hook in hooks}
-        kept = {name: value for name, value in self.__dict__.items() if value is not None or name not in silenced}
-        return {**kept, **live, "_undos": {}}
+        return {**self.__dict__, **live, "_undos": seams.Undos()}
 
     # -- the run ------------------------------------------------------------
 
@@ -224,6 +220,8 @@ class DoctorHooks:
                 rates=self.rates,
             )
             self._loop = self._recorder.loop
+            self._loop.on_lost = partial(self._last_hook_raised, trainer)
+            seams.tap_end_of_run(self._run_is_lost, self._undos)
             self._recorder.start()
             self._memory = self._recorder.memory if self._recorder.stage == "fit" else None
             self._looks = self._recorder.looks
@@ -296,9 +294,8 @@ class DoctorHooks:
     def _close_step_begins(self, loop: LoopProbe, batch: Any, batch_idx: int) -> None:
         """A step that more than the clock attends to."""
         loop.is_close_step = True
-        self._undo(_BATCH_ENDS)
-        if loop.main.is_in_batch:
-            self._guard("steps", loop.misses_batch_end)
+        if loop.main.is_in_batch:  # nobody called the hook at the end of the last step
+            self._guard("steps", loop.main.batch_ends)
         self._guard("steps", loop.batch_begins, batch)
         if self._memory is not None:
             self._guard("memory", self._memory.batch_begins, batch)
@@ -307,7 +304,7 @@ class DoctorHooks:
         if self._arithmetic is not None:
             self._guard("arithmetic", self._arithmetic.batch_begins, batch)
         if self._ranks is not None:
-            self._guard("ranks", self._watch_backward, self._ranks)
+            self._guard("ranks", self._ranks.batch_begins)
         if self._looks is not None:
             self._looks.batch_begins()
         if batch_idx == 0 and self._recorder is not None and self._recorder.telemetry is not None:
@@ -325,11 +322,6 @@ class DoctorHooks:
         loop.next_close_step = min((probe.next_step for probe in attentive if probe is not None), default=NEVER)
         if self._windows is not None and self._windows.next_step <= loop.main.n_steps:
             self._attend_to_next_step()  # asked for by another thread between these lines
-        if loop.main.n_steps == 1:  # whether the module's hook tells of ends is known after the first one
-            self._attend_to_next_step()
-        if loop.next_close_step > loop.main.n_steps and loop.sees_batch_ends:
-            # Until then the loop sees itself that a batch ends: what Lightning's call would cost is saved.
-            self._guard("steps", self._silence, _BATCH_ENDS, loop.trainer)
 
     def _attend_to_next_step(self) -> None:
         if self._loop is not None:
@@ -342,6 +334,8 @@ class DoctorHooks:
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Watches the first steps' gradients: are they cleared?"""
+        if not self._watches_gradients:
+            return
         if self._ranks is not None:
             self._guard("ranks", self._ranks.before_backward)
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
@@ -350,50 +344,26 @@ class DoctorHooks:
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Likewise, and what this rank waited for others."""
+        if not self._watches_gradients:
+            return
         if self._ranks is not None:
             self._guard("ranks", self._ranks.after_backward)
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.after_backward)
-        elif self._ranks is not None and self._ranks.is_watching:
-            return  # the step may hold more backwards
-        elif watch is not None and _IDLE_HOOKS not in self._undos and watch.n_optimizers >= len(trainer.optimizers):
-            self._silence_idle_hooks()
+        elif watch is None or watch.n_optimizers < len(trainer.optimizers):
+            return  # another optimizer may come
+        elif self._ranks is None and self._loop is not None:
+            self._watches_gradients = False
+            self._guard("steps", self._loop.leave_own_hooks_untimed, _GRADIENT_HOOKS)
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Likewise."""
+        if not self._watches_gradients:
+            return
         watch = self._recorder.zero_grad_watch if self._recorder is not None else None
         if watch is not None and not watch.is_done:
             self._guard("gradients", watch.before_zero_grad, optimizer)
-
-    def _watch_backward(self, ranks: RankProbe) -> None:
-        """In the few steps whose backward is looked at, its hook must be heard again."""
-        if ranks.batch_begins():
-            self._undo(_IDLE_HOOKS)
-
-    def _silence_idle_hooks(self) -> None:
-        """Gradients were watched for long enough: hooks with nothing left to do would still cost their dispatch."""
-        if self._loop is not None:
-            self._silence(_IDLE_HOOKS, self._loop.trainer)
-
-    def _silence(self, what: str, trainer: Any) -> None:
-        """Lets Lightning pass over these hooks, but for those that a subclass has made its own.
-
-        A callback of the user's that holds this one and hands its hooks on would find nothing to call.
-        """
-        if not any(callback is self for callback in trainer.callbacks):
-            return
-        ours = [hook for hook in _SILENCED[what] if not self._is_users(hook)]
-        self._undos[what] = seams.silence_hooks(self, ours)
-
-    def _is_users(self, hook: str) -> bool:
-        own = getattr(DoctorHooks, hook, None)
-        return seams.is_overridden(self, hook) if own is None else getattr(type(self), hook) is not own
-
-    def _undo(self, what: str) -> None:
-        undo = self._undos.pop(what, None)
-        if undo is not None:
-            undo()
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -474,9 +444,7 @@ class DoctorHooks:
                 self._switch_off("progress", error)
                 return {}
 
-        undo = seams.tap_progress_bar(trainer, shown)
-        if undo is not None:
-            self._undos["progress"] = undo
+        seams.tap_progress_bar(trainer, shown, self._undos)
 
     def _can_afford_report(self) -> bool:
         """Whether reporting keeps to its share of the run, as it does not at the end of very short epochs."""
@@ -579,6 +547,30 @@ class DoctorHooks:
                 self._switch_off("ranks", error)
 
     def _finish(self, trainer: Any, status: Status, error: BaseException | None = None) -> None:
+        try:
+            self._conclude(trainer, status, error)
+        except BaseException:  # an interrupt: Lightning may call no other hook of ours
+            self._end(error)
+            raise
+
+    def _last_hook_raised(self, trainer: Any, error: BaseException, is_own: bool) -> None:
+        """End the run: a callback's ``on_exception`` raised, and Lightning calls no further hook."""
+        try:
+            self._finish(trainer, "failed", error)
+        finally:
+            if is_own and not isinstance(error, Exception):  # an interrupt within our work
+                seams.tear_down(trainer)
+
+    def _run_is_lost(self) -> None:
+        """The run is over, and none of the hooks that end it was called."""
+        try:
+            self._end()
+        except BaseException:  # noqa: BLE001 - called by the interpreter, which has nobody to hand it to
+            _log.debug("restoring what was patched failed", exc_info=True)
+        self._recorder = self._loop = self._windows = self._memory = None
+        self._looks = self._arithmetic = None
+
+    def _conclude(self, trainer: Any, status: Status, error: BaseException | None) -> None:
         if self._recorder is None:
             self._end(error)
             return
@@ -618,18 +610,17 @@ class DoctorHooks:
         self._write(name, text.encode())
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Takes out what was put in place."""
+        """Restore everything that was patched, also where an interrupt comes meanwhile."""
+        seams.run_to_the_end(self._restore, error)
+
+    def _restore(self, error: BaseException | None) -> None:
         if self._live is not None:
             self._guard("undo", self._live.undo)
-        for what in tuple(self._undos):
-            self._undo(what)
-        for hook in (hook for hooks in _SILENCED.values() for hook in hooks):
-            if vars(self).get(hook, self) is None:  # an interrupt came before its undo was noted
-                delattr(self, hook)
         if self._ranks is not None:
             self._guard("ranks teardown", self._ranks.close)
         if self._recorder is not None:
             self._guard("teardown", self._recorder.stop, error)
+        self._guard("restoring", self._undos.close)  # last: until then the end of the run is watched for
 
     def _report_run(self, trainer: Any, status: Status, error: BaseException | None) -> None:
         session = self._with_post_mortem(self._diagnosed(status, error))

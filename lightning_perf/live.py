@@ -65,7 +65,8 @@ class LiveTreatments:
     def undo(self) -> None:
         """Puts everything back, last first."""
         while self._appliers:
-            self._appliers.pop().undo()
+            self._appliers[-1].undo()
+            self._appliers.pop()
 
     def _note(self, record: AppliedTreatment, reason: str, is_to_log: bool) -> None:
         self.applied = (*self.applied, msgspec.structs.replace(record, reason=reason))

@@ -34,6 +34,7 @@ WARMUP_STEPS = 45 * STEPS_A_TURN
 def _module(n_turns: int) -> Any:
     import torch
     from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch.profilers import PassThroughProfiler
 
     class Empty(Callback):
         """Has every hook, does nothing in any."""
@@ -67,7 +68,11 @@ def _module(n_turns: int) -> Any:
         def _switch(self, turn: int) -> None:
             trainer = self.trainer
             if turn == 0:
-                self._kept = {"callbacks": list(trainer.callbacks), "profiler": trainer.profiler}
+                self._kept = {
+                    "callbacks": list(trainer.callbacks),
+                    "profiler": trainer.profiler,
+                    "plain": PassThroughProfiler(),
+                }
                 self._first_clocks = (time.process_time_ns(), time.thread_time_ns())
             self._arm = (*ARMS, *reversed(ARMS))[turn % (2 * len(ARMS))]
             if turn == n_turns:
@@ -77,10 +82,8 @@ def _module(n_turns: int) -> Any:
                 trainer.should_stop, self._arm = True, ARMS[0]
             # The doctor is taken out in the middle of a step, of whose end nobody will tell it.
             self._kept["callbacks"][0]._loop.main.batch_ends()
-            if trainer.callbacks == self._kept["callbacks"]:  # a profiler window may have tapped it anew
-                self._kept["profiler"] = trainer.profiler
             is_doctors = self._arm == ARMS[0]
-            trainer.profiler = self._kept["profiler"] if is_doctors else self._kept["profiler"]._inner
+            trainer.profiler = self._kept["profiler" if is_doctors else "plain"]
             trainer.callbacks[:] = (
                 self._kept["callbacks"] if is_doctors else [Empty()] if self._arm == "empty callback" else []
             )

@@ -176,9 +176,10 @@ class ArithmeticProbe:
 
     def close(self) -> None:
         """Puts everything back; calling it twice does no harm."""
-        counter, self._counter = self._counter, None
+        counter = self._counter
         if counter is not None:
             counter.__exit__()
+            self._counter = None
             if self._loop.timeline.edges is self:
                 self._loop.watch_edges(None)
 

@@ -106,12 +106,13 @@ class CompilerProbe:
 
     def close(self) -> None:
         """Asks no more; twice does no harm."""
-        handler, self._handler = self._handler, None
+        handler = self._handler
         if handler is None:
             return
         for callbacks, own in ((handler.start_callbacks, self._starts), (handler.end_callbacks, self._ends)):
             if own in callbacks:
                 callbacks.remove(own)
+        self._handler = None
 
     # Dynamo lets what its callbacks raise reach the user: these do not. Older versions give them nothing.
 

@@ -6,6 +6,7 @@ where the call is made, so that the line is on the stack. Nothing is synchronise
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -66,7 +67,7 @@ class DeviceWarnings:
         if self._before:
             self.reason = f"torch.cuda.set_sync_debug_mode is {self._before} already: it is left as it is"
             return False
-        self._catch = warnings.catch_warnings()
+        self._catch = warnings.catch_warnings()  # first: an interrupt may come right after entering
         self._catch.__enter__()
         warnings.filterwarnings("always", message=f".*{_MESSAGE}.*")
         warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}.*")
@@ -81,13 +82,15 @@ class DeviceWarnings:
 
     def close(self) -> None:
         """The step is over: puts back mode and filters; twice does no harm."""
-        catch, self._catch = self._catch, None
+        catch = self._catch
         if catch is None:
             return
         try:
             self._debug.set(self._before)
         finally:
-            catch.__exit__(None, None, None)
+            with contextlib.suppress(RuntimeError):  # an interrupt came before it was entered
+                catch.__exit__(None, None, None)
+            self._catch = None
 
     def _shower(self, shows: Callable[..., Any]) -> Callable[..., None]:
         def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
+from .dispatch_modes import leave_mode
 from .module_hooks import ModuleWatch, can_have_hooks
 from .module_tree import bare_profile, listed_modules
 from .module_walk import named_parameters, parameters
@@ -98,24 +99,22 @@ class ArithmeticCounter:
             if self.failure:
                 return self
             self._watch.put()
+            self._is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
             self.failure = f"{type(error).__name__}: {error}"
-            self._watch.remove()
-        else:
-            self._is_entered = True
+            self.__exit__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._watch.remove()
         if not self._is_entered:
             return
-        if _python_dispatch._get_current_dispatch_mode() is not self._mode:
+        if not leave_mode(self._mode):
             # Somebody entered a mode meanwhile and is to leave it first: until then this one only hands on.
             self.failure = self.failure or "another dispatch mode was entered within the step, and not left again"
             return
         self._is_entered = False
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @property
     def is_entered(self) -> bool:

@@ -25,7 +25,7 @@ class AllocationHistory:
     """Records allocations and frees of a device.
 
     Args:
-        start: Begins recording at most so many events.
+        start: Begins recording at most so many events; called by ``start``.
         stop: Ends it.
         snapshot: The state and history as torch gives them: ``{"segments": …, "device_traces": …}``.
     """
@@ -33,9 +33,12 @@ class AllocationHistory:
     def __init__(
         self, start: Callable[[int], None], stop: Callable[[], None], snapshot: Callable[[], dict[str, Any]]
     ) -> None:
-        self._stop = stop
+        self._start, self._stop = start, stop
         self._snapshot = snapshot
-        start(MAX_ENTRIES)
+
+    def start(self) -> None:
+        """Start recording."""
+        self._start(MAX_ENTRIES)
 
     def read(self) -> dict[str, Any]:
         """Return the snapshot as torch gives it."""
@@ -54,7 +57,7 @@ class AllocationHistory:
 
 
 def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
-    """Begins the history of a device.
+    """Return the history of a device, not started yet.
 
     Args:
         device: The ``torch.device`` trained on.

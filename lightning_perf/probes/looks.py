@@ -164,20 +164,23 @@ class StepLooks:
         return StepLook(self._device, self._entry_ns, self._loop.timeline.phase, self._now_ns)
 
     def _close(self) -> None:
-        look, self._open = self._open, None
+        look = self._open
         self._loop.on_row_end = None
         if isinstance(look, DeviceWarnings):
             look.close()
+            self._open = None
             self._warned = look.n_by_place
             return
         self._loop.watch_edges(None)
         if isinstance(look, ModuleTimes):
             look.close()
+            self._open = None
             self.outside_ns += look.spent_ns
             self._unresolved.append(look)
         elif isinstance(look, StepLook):
             if not look.close():
                 self._unclosed.append(look)
+            self._open = None
             self.outside_ns += look.all_spent_ns()
             if look.failure:
                 self.missing["sync_calls"] = f"looking at a step's operators failed: {look.failure}"
@@ -188,9 +191,9 @@ class StepLooks:
         """Puts everything back; calling it twice does no harm."""
         self.is_off = True
         if self._open is not None:  # the run ended within a step: that step is not whole
-            look, self._open = self._open, None
             self._loop.watch_edges(None)
-            look.close()
+            self._open.close()
+            self._open = None
         for look in self._unclosed:
             look.close()
         if self._loop.on_row_end == self.row_ends:

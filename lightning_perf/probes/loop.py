@@ -7,8 +7,7 @@ stay together, which makes this file longer than others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ from .spans import (
     PHASE_INDEX,
     Edges,
     EdgeSpan,
-    EventSpan,
     FetchSpan,
     MarkedSpan,
     NoSpan,
@@ -103,7 +101,6 @@ class LoopProbe:
         """Steps done before the next one that more than the clock attends to; an epoch's first is one too."""
         self.is_close_step = False
         """Whether the step under way is such a one."""
-        self._hears_module_of_ends = False
         self.startup_ns: dict[str, int] = {}
         self.sanity_ns = 0
         self.first_step_end_ns: int | None = None
@@ -125,31 +122,34 @@ class LoopProbe:
         self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
         self._is_between = True  # between epochs, or before the first
         self._is_validation_between = True
-        self._undos: list[seams.Undo] = []
-        self._undo_profiler: seams.Undo | None = None
+        self.on_lost: Callable[[BaseException, bool], None] | None = None
+        """Called with what a callback's ``on_exception`` raised, and whether it was the owner's: Lightning then calls
+        no further hook."""
+        self._undos = seams.Undos()
+        self._forget_spans: Callable[[], None] | None = None  # None where there is no profiler to tap
 
     # -- in and out ------------------------------------------------------------
 
     def install(self) -> None:
         """Put all spans and hooks in place."""
-        self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
-        if self._undo_profiler is None:
+        self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos)
+        if self._forget_spans is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = self._span("logging", "metrics", "loop", "")
         self._keep(
-            seams.tap_logging(self.trainer, collecting, self._logger_span, self.timeline.fail),
+            seams.tap_logging(self.trainer, collecting, self._logger_span, self.timeline.fail, self._undos),
             "steady.phases.logging",
             "this Lightning has no logger connector",
         )
         if self.trainer.world_size > 1:
             reducing = self._span("logging", REDUCING, "loop", "reduce")
-            self._keep(seams.tap_reduce(self.trainer, reducing), "steady.named.sync_dist", "no strategy.reduce found")
+            undo = seams.tap_reduce(self.trainer, reducing, self._undos)
+            self._keep(undo, "steady.named.sync_dist", "no strategy.reduce found")
             broadcasting = self._span("other", BROADCASTING, "loop", "advance")
-            if (undo := seams.tap_sigterm_broadcast(self.trainer, broadcasting)) is not None:
-                self._undos.append(undo)
+            seams.tap_sigterm_broadcast(self.trainer, broadcasting, self._undos)
         if self.stage == "fit":
             self._keep(
-                seams.tap_validation(self.trainer, _Validation(self)),
+                seams.tap_validation(self.trainer, _Validation(self), self._undos),
                 "validation",
                 "the validation loop of this Lightning was not found",
             )
@@ -163,9 +163,10 @@ class LoopProbe:
         if self.pl_module.automatic_optimization:
             return
         backward = self._span("backward", "backward", "loop", "")
-        self._keep(seams.tap_backward(self.trainer, backward), "steady.phases.backward", "no strategy.backward found")
+        undo = seams.tap_backward(self.trainer, backward, self._undos)
+        self._keep(undo, "steady.phases.backward", "no strategy.backward found")
         step = self._span("optimizer", "optimizer_step", "loop", "")
-        self._undos.append(seams.tap_optimizers(self.trainer.optimizers, step, after_step))
+        seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
 
     def back_off(self) -> None:
         """Stops timing other callbacks' and the module's hooks that take next to no time themselves."""
@@ -173,6 +174,12 @@ class LoopProbe:
         cheap = [span for span in hooks if span.ns < _CHEAP_HOOK_NS * span.n]
         self._cheap_hooks |= {(span.name, span.hook) for span in cheap}
         self.backed_off.append(f"hooks of callbacks that take less than {_CHEAP_HOOK_NS // 1000} us")
+        self._by_action.clear()
+        self._tap_again()
+
+    def leave_own_hooks_untimed(self, hooks: Iterable[str]) -> None:
+        """Stop timing hooks of the owner that have nothing left to do: the span would cost more than the hook."""
+        self._cheap_hooks |= {(type(self.owner).__name__, hook) for hook in hooks}
         self._by_action.clear()
         self._tap_again()
 
@@ -207,18 +214,12 @@ class LoopProbe:
             span.__class__ = Span if edges is None else EdgeSpan
 
     def _tap_again(self) -> None:
-        if self._undo_profiler is not None:
-            self._undo_profiler()
-            self._undo_profiler = seams.tap_profiler(self.trainer, self.span_for)
+        if self._forget_spans is not None:
+            self._forget_spans()
 
     def uninstall(self) -> None:
-        """Puts back whatever was replaced."""
-        with ExitStack() as undo:  # each of them, whatever the others raise
-            while self._undos:
-                undo.callback(self._undos.pop(0))
-            if self._undo_profiler is not None:
-                undo.callback(self._undo_profiler)
-                self._undo_profiler = None
+        """Restore whatever was replaced; calling it twice does no harm."""
+        self._undos.close()
 
     def freeze(self) -> None:
         """Measuring has failed: what was measured stays, nothing is added any more."""
@@ -228,22 +229,23 @@ class LoopProbe:
     def _keep(self, undo: seams.Undo | None, path: str, reason: str) -> None:
         if undo is None:
             self.missing[path] = reason
-        else:
-            self._undos.append(undo)
 
     # -- which span an action gets ------------------------------------------------------------
 
     def span_for(self, action_name: str) -> Any:
-        """The span of an action that Lightning announces; one that does nothing where the time belongs elsewhere."""
+        """Return the span of an action that Lightning announces; one that does nothing where its time is another's."""
         try:
             span = self._by_action.get(action_name)
             if span is None or (self._mark is not None and span.kind != "self"):
                 span = self._span_for(action_name)
+                if isinstance(span, NoSpan):
+                    return NoSpan(action_name)
+                span.action = action_name
                 if self._mark is None and isinstance(span, Span):
                     self._by_action[action_name] = span
         except Exception as error:  # noqa: BLE001 - reported; the action itself must be carried out
             self.timeline.fail(error)
-            return NO_SPAN
+            return NoSpan(action_name)
         if self._mark is None or not isinstance(span, Span) or span.kind == "self":
             return span
         return MarkedSpan(span, partial(self._mark, phase_of(span)))
@@ -259,13 +261,14 @@ class LoopProbe:
         if action.kind in ("module", "datamodule") and action.hook in _BATCH_HOOKS:
             return self._batch_hook_span(action)
         if action.kind == "module":
-            span = self._module_span(action)
-            if action.hook != "on_train_batch_end" or self.stage != "fit":
-                return span
-            self._hears_module_of_ends = span is NO_SPAN
-            return EventSpan(self.timeline, self.main.batch_ends) if self._hears_module_of_ends else span
+            return self._module_span(action)
         if action.kind == "callback":
-            return self._callback_span(action)
+            span = self._callback_span(action)
+            return (
+                _LastHookSpan(self, span, action.target is self.owner)
+                if action.hook == "on_exception" and span is not NO_SPAN
+                else span
+            )
         if action_name == "run_training_epoch" and self.stage == "fit":
             return _EpochSpan(self)
         if action_name == "save_checkpoint":
@@ -387,23 +390,11 @@ class LoopProbe:
             self.first_step_end_ns = self.timeline.charge()
             self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
 
-    @property
-    def sees_batch_ends(self) -> bool:
-        """Whether ``main.batch_ends`` is called for a step whose ``on_train_batch_end`` nobody tells of: the module's
-        hook of that name, which Lightning announces for each step, follows right after it. (Told twice, a step ends
-        once.)"""
-        return self._hears_module_of_ends and not self.main.is_fetched_within
-
     def ends_within_hooks(self) -> None:
         """An exception ends the epoch: where it came from a callback's hook at a step's end, the step is made."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if self.main.is_in_batch and progress.processed > progress.completed:
             self.main.batch_ends()
-
-    def misses_batch_end(self) -> None:
-        """A step begins, and nobody told of the last one's end: from now on its own hook has to."""
-        self._hears_module_of_ends = False
-        self.main.batch_ends()
 
     def epoch_ends(self) -> None:
         """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""
@@ -523,15 +514,33 @@ class LoopProbe:
         return self.timeline.charge() - self.timeline.start_ns
 
 
+class _LastHookSpan:
+    """A callback's ``on_exception``: where it raises, Lightning calls no hook any more, ours neither."""
+
+    def __init__(self, loop: LoopProbe, span: Span, is_own: bool) -> None:
+        self._loop, self._span, self._is_own = loop, span, is_own
+        self.action: str | None = None
+
+    def __enter__(self) -> str | None:
+        self._span.__enter__()
+        return self.action
+
+    def __exit__(self, *exception: Any) -> None:
+        self._span.__exit__(*exception)
+        if exception and exception[1] is not None and self._loop.on_lost is not None:
+            self._loop.on_lost(exception[1], self._is_own)
+
+
 class _EpochSpan:
     """The action that is the batches of one epoch: when it ends, time belongs to the epoch's boundary, whose turn it is
     among the callbacks not regarded."""
 
     def __init__(self, loop: LoopProbe) -> None:
         self._loop = loop
+        self.action: str | None = None
 
-    def __enter__(self) -> None:
-        return None
+    def __enter__(self) -> str | None:
+        return self.action
 
     def __exit__(self, *exception: Any) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_perf.records import LossScaler
+from lightning_perf.seams import remove_hook
 
 WARMUP_STEPS = 50
 """Optimizer steps in which a scaler halves its first scale until gradients are finite: up to some dozen skips."""
@@ -28,11 +29,16 @@ class ScalerProbe:
         self._warmup: tuple[int, int] | None = None  # asked and skipped in it
         self._first_scale: float | None = None
         self._scale: float | None = None
-        self._handles: list[Any] = []
+        self._hooked: list[Any] = []  # the optimizers with a hook of ours
+        self._hook = self._made  # one object, by which it is found again
+
+    def start(self) -> None:
+        """Count steps from here on."""
         if not self.is_there:
             return
-        for optimizer in trainer.optimizers:
-            self._handles.append(optimizer.register_step_post_hook(self._made))
+        self._hooked = list(self._trainer.optimizers)
+        for optimizer in self._hooked:
+            optimizer.register_step_post_hook(self._hook)
         self.read_scale()
 
     def _made(self, *args: Any, **kwargs: Any) -> None:
@@ -50,9 +56,10 @@ class ScalerProbe:
             self._first_scale = self._scale
 
     def close(self) -> None:
-        """Takes the hooks out; twice does no harm."""
-        while self._handles:
-            self._handles.pop().remove()
+        """Remove the hooks; calling it twice does no harm."""
+        for optimizer in self._hooked:
+            remove_hook([optimizer._optimizer_step_post_hooks], self._hook)
+        self._hooked = []
 
     def record(self) -> LossScaler | None:
         """What is known now; None without a scaler."""

@@ -100,6 +100,8 @@ class MemoryProbe:
             self._history, reason = history_of(self._device)
             if self._history is None:
                 self.missing["memory.oom.history"] = reason
+            else:
+                self._history.start()
         self._own = ResidentMemory(os.getpid())
         self._workers = WorkerMemory()
         readers: dict[str, Callable[[], int | None]] = {"host": self._own.read, WORKERS: self._workers.read}

@@ -173,7 +173,7 @@ class ZeroGradWatch:
 
     @property
     def n_optimizers(self) -> int:
-        """How many optimizers were seen so far."""
+        """The number of optimizers seen so far."""
         return len(self._optimizers)
 
     def after_step(self, optimizer: Any) -> None:

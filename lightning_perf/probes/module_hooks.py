@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from lightning_perf.seams import remove_hook
 
 
 class ModuleWatch:
@@ -32,17 +35,18 @@ class ModuleWatch:
     ) -> None:
         self._paths = {id(module): path for path, module in modules.items()}
         self._enters, self._leaves = enters, leaves
-        self._handles: list[Any] = []
+        self._hooks = (self._entering, self._leaving)  # kept, for they are found again by what they are
 
     def put(self) -> None:
         """Watch from now on."""
-        self._handles.append(register_module_forward_pre_hook(self._entering))
-        self._handles.append(register_module_forward_hook(self._leaving, always_call=True))
+        entering, leaving = self._hooks
+        register_module_forward_pre_hook(entering)
+        register_module_forward_hook(leaving, always_call=True)
 
     def remove(self) -> None:
         """Stop watching; calling it twice does no harm."""
-        while self._handles:
-            self._handles.pop().remove()
+        for hook in self._hooks:
+            remove_global_hook(hook)
 
     def _entering(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))
@@ -54,6 +58,17 @@ class ModuleWatch:
         path = self._paths.get(id(module))
         if path is not None:
             self._leaves(path, output)
+
+
+def remove_global_hook(hook: Any) -> None:
+    """Remove a hook on the forward passes of all modules; does nothing where it is not registered.
+
+    Args:
+        hook: The very object that was registered. Its handle is not needed, which an interrupt right after registering
+            would lose.
+    """
+    registries = (value for name, value in vars(torch_module).items() if name.startswith("_global_forward_"))
+    remove_hook([one for one in registries if isinstance(one, dict)], hook)
 
 
 def can_have_hooks(module: nn.Module) -> bool:

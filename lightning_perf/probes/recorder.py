@@ -239,7 +239,7 @@ class Recorder:
             self.windows = WindowProbe(options, self.loop, device, rank, folder, is_worth_keeping, no_files)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Puts everything back; calling it twice does no harm.
+        """Restore everything; calling it twice does no harm, and completes it where an interrupt came meanwhile.
 
         Args:
             error: What ended the run; None if it ended well.
@@ -276,6 +276,7 @@ class Recorder:
             self.zero_grad_watch = ZeroGradWatch()
             self.loop.optimizers_ready(self._optimizer_stepped)
             self.scaler = ScalerProbe(self.trainer)
+            self.scaler.start()
             if self.compiler is not None:
                 self.compiler.begin()
             dataset = plain.stored(self.trainer.train_dataloader, "dataset")

@@ -17,6 +17,7 @@ import msgspec
 
 from lightning_perf.records import TraceRecord
 from lightning_perf.records.files import RoomKeeper, require_room, whole_file
+from lightning_perf.seams import Undos
 
 _AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
 
@@ -79,21 +80,33 @@ class Recording:
         self._n_steps = options.warmup + options.active
         self._events: Any = None
         self._profile: Any = None
+        self._device = device
+        self._undos = Undos()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Start it; ``abandon`` stops it, also after an interrupt within this."""
         started = time.perf_counter()
+        options = self._options
         if options.emit == "kineto":
-            self._profile = _kineto_profile(options, device)
-            with _QuietKineto():
+            self._profile = _kineto_profile(options, self._device)
+            with self._quietly():
                 self._profile.start()
         elif options.warmup == 0:
             _cuda_capture(True)
         self.cost_s += time.perf_counter() - started
+
+    def _quietly(self) -> _QuietKineto:
+        quiet = _QuietKineto()
+        self._undos.note(quiet.undo)  # for an interrupt at its edges
+        return quiet
 
     def step(self) -> bool:
         """A step is over; whether the window is complete."""
         started = time.perf_counter()
         self.n_done += 1
         if self._profile is not None:
-            with _QuietKineto():
+            with self._quietly():
                 self._profile.step()
         elif self.n_done == self._options.warmup:
             _cuda_capture(True)
@@ -104,18 +117,22 @@ class Recording:
         return is_complete
 
     def abandon(self) -> None:
-        """Stops without reading anything: events must not be read before a window is complete."""
+        """Stop without reading anything: events must not be read before a window is complete."""
+        self._undos.close()
         try:
             self._stop()
         except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
             self.reason = f"{self.reason}; stopping: {error}"
 
     def _stop(self) -> None:
-        if self._profile is None:
-            _cuda_capture(False)
+        if self._is_stopped:
             return
-        with _QuietKineto():
-            self._profile.stop()
+        if self._options.emit != "kineto":
+            _cuda_capture(False)
+        elif self._profile is not None:
+            with self._quietly():
+                self._profile.stop()
+        self._is_stopped = True
 
     def n_events(self) -> int:
         """How many events were recorded."""
@@ -160,7 +177,7 @@ class Recording:
         name = f"{stem}.pt.trace.json.gz"
         require_room(folder, 0)
         # Kineto reports no failed write: it gets a file of its own, which is checked and then packed.
-        with tempfile.TemporaryDirectory(prefix="lightning-perf-") as scratch, _QuietKineto():
+        with tempfile.TemporaryDirectory(prefix="lightning-perf-") as scratch, self._quietly():
             require_room(scratch, len(self._events) * _TEXT_BYTES_PER_EVENT)
             plain = Path(scratch) / "trace.json"
             self._profile.export_chrome_trace(str(plain))
@@ -215,12 +232,18 @@ def _kineto_profile(options: WindowOptions, device: Any) -> Any:
 class _QuietKineto:
     """Keeps Kineto from printing to the terminal, unless the user has set how much it should say."""
 
-    def __enter__(self) -> None:
+    def __init__(self) -> None:
         self._is_mine = "KINETO_LOG_LEVEL" not in os.environ
+
+    def __enter__(self) -> None:
         if self._is_mine:
             os.environ["KINETO_LOG_LEVEL"] = "6"
 
     def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Restore the environment; calling it twice does no harm."""
         if self._is_mine:
             os.environ.pop("KINETO_LOG_LEVEL", None)
 

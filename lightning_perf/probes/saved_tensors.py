@@ -12,8 +12,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _python_dispatch
 
+from lightning_perf.seams import Undos, change_attribute
+
 from . import module_walk
-from .module_hooks import ModuleWatch, can_have_hooks
+from .module_hooks import ModuleWatch, can_have_hooks, remove_global_hook
 from .storages import Key, StorageCount, storages_of
 
 _HOOKS: Any = torch._C._autograd
@@ -58,10 +60,10 @@ class SavedTensors:
         self._now_ns = now_ns
         self._running: list[str] = []
         self._kept: dict[Key, tuple[str, int]] = {}
-        self._handles: list[Any] = []
         self._hooks: tuple[Any, Any] | None = None
         self._thread = threading.get_ident()
-        self._undos: list[Callable[[], None]] = []
+        self._gathered_hook = self._gathered  # one object, by which it is found again
+        self._undos = Undos()
 
     def __enter__(self) -> None:
         begin = self._now_ns()
@@ -77,12 +79,12 @@ class SavedTensors:
     def _put(self) -> None:
         self._watch.put()
         # Hooks on all modules run before those of one module, which give gathered parameters back.
-        self._handles.append(register_module_forward_hook(self._gathered))
+        register_module_forward_hook(self._gathered_hook)
         # Below a compiled function dynamo would compile the hook too, and count the user for what breaks in it.
         dynamo = sys.modules.get("torch._dynamo")
         pack = self._pack if dynamo is None else dynamo.disable(self._pack)
+        self._hooks = (pack, _unpack)  # first: an interrupt may come right after they are in place
         _HOOKS._push_saved_tensors_default_hooks(pack, _unpack)
-        self._hooks = (pack, _unpack)
         self._stand_in_for(_HOOKS, _DISABLE, self._before_disabling)
         self._stand_in_for(torch._C, _APPLIES, self._before_applying)
 
@@ -97,14 +99,12 @@ class SavedTensors:
         self.own_ns += self._now_ns() - begin
 
     def _remove(self) -> None:
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            _pop(hooks)
-        while self._undos:
-            self._undos.pop()()
+        if self._hooks is not None:
+            _pop(self._hooks)
+            self._hooks = None
+        self._undos.close()
         self._watch.remove()
-        while self._handles:
-            self._handles.pop().remove()
+        remove_global_hook(self._gathered_hook)
 
     def _stand_in_for(self, owner: Any, name: str, before: Callable[[], None]) -> None:
         """Call ``before`` ahead of a function of torch's binding, until these hooks are removed."""
@@ -114,12 +114,7 @@ class SavedTensors:
             before()
             return original(*args, **kwargs)
 
-        def undo() -> None:
-            if getattr(owner, name) is stand_in:
-                setattr(owner, name, original)
-
-        setattr(owner, name, stand_in)
-        self._undos.append(undo)
+        change_attribute(owner, name, stand_in, self._undos)
 
     def _before_disabling(self) -> None:
         """Step aside: torch's function that disables hooks raises while any are in place."""
@@ -194,13 +189,15 @@ def _refusal() -> str:
 def _pop(hooks: tuple[Any, Any]) -> None:
     """Remove a pair of hooks from the stack; those above it, which the user has not removed yet, stay."""
     above = []
-    while (top := _HOOKS._top_saved_tensors_default_hooks(True)) is not None:
-        _HOOKS._pop_saved_tensors_default_hooks()
-        if top[0] is hooks[0]:
-            break
-        above.append(top)
-    for each in reversed(above):
-        _HOOKS._push_saved_tensors_default_hooks(*each)
+    try:
+        while (top := _HOOKS._top_saved_tensors_default_hooks(True)) is not None:
+            _HOOKS._pop_saved_tensors_default_hooks()
+            if top[0] is hooks[0]:
+                break
+            above.append(top)
+    finally:  # also where an interrupt came
+        for each in reversed(above):
+            _HOOKS._push_saved_tensors_default_hooks(*each)
 
 
 def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:

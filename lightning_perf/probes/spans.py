@@ -30,12 +30,22 @@ class Span:
         phase: Index of the phase that its time is counted in.
         ns: Nanoseconds spent in it so far, without the spans entered from it.
         n: How often it was entered.
+        action: What entering it yields: the name of Lightning's action, as a profiler does.
     """
 
-    __slots__ = ("hook", "kind", "n", "name", "ns", "phase", "timeline")
+    __slots__ = ("action", "hook", "kind", "n", "name", "ns", "phase", "timeline")
 
-    def __init__(self, timeline: Timeline, phase: str, name: str = "", kind: str = "loop", hook: str = "") -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        phase: str,
+        name: str = "",
+        kind: str = "loop",
+        hook: str = "",
+        action: str | None = None,
+    ) -> None:
         self.timeline = timeline
+        self.action = action
         self.phase = OWN if kind == "self" else PHASE_INDEX[phase]
         self.name = name
         self.kind = kind
@@ -43,7 +53,7 @@ class Span:
         self.ns = 0
         self.n = 0
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> str | None:
         timeline = self.timeline
         try:
             now = timeline.now_ns()
@@ -57,6 +67,7 @@ class Span:
             self.n += 1
         except Exception as error:  # noqa: BLE001 - reported; a broken clock must not break the training
             timeline.fail(error)
+        return self.action
 
     def __exit__(self, *exception: object) -> None:
         timeline = self.timeline
@@ -91,13 +102,14 @@ class EdgeSpan(Span):
 
     __slots__ = ()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> str | None:
         Span.__enter__(self)
         if self.timeline.edges is not None:
             try:
                 self.timeline.edges.enters(self.name)
             except Exception as error:  # noqa: BLE001 - reported
                 self.timeline.fail(error)
+        return self.action
 
     def __exit__(self, *exception: object) -> None:
         if self.timeline.edges is not None:
@@ -115,22 +127,25 @@ class FetchSpan(Span):
         timeline: What charges the time.
         before: Called as it begins; whether ``after`` is to be called too.
         after: Called as it ends.
+        action: What entering it yields.
     """
 
     __slots__ = ("after", "before", "wants_end")
 
-    def __init__(self, timeline: Timeline, before: Callable[[], bool], after: Callable[[], None]) -> None:
-        super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next")
+    def __init__(
+        self, timeline: Timeline, before: Callable[[], bool], after: Callable[[], None], action: str | None = None
+    ) -> None:
+        super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next", action)
         self.before = before
         self.after = after
         self.wants_end = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> str | None:
         try:
             self.wants_end = self.before()
         except Exception as error:  # noqa: BLE001 - reported
             self.timeline.fail(error)
-        Span.__enter__(self)
+        return Span.__enter__(self)
 
     def __exit__(self, *exception: object) -> None:
         Span.__exit__(self)
@@ -141,40 +156,17 @@ class FetchSpan(Span):
                 self.timeline.fail(error)
 
 
-class NoSpan:
-    """A context manager that does nothing, for the parts of the loop that need no span of their own.
+class NoSpan(str):
+    """The name of an action that needs no span of its own, as a context manager that yields it and does nothing.
 
-    A step enters a dozen of them. A function written in C that takes whatever it is given, and whose answer is false,
-    costs half of what Python functions with nothing in them do.
+    A step enters a dozen of them. Functions written in C cost half of what Python functions with nothing in them do:
+    one that returns the string, and one that takes whatever it is given and returns what is false.
     """
 
     __slots__ = ()
 
-    __enter__ = staticmethod("".format)
+    __enter__ = str.__str__
     __exit__ = staticmethod("".format)
-
-
-class EventSpan:
-    """A context manager that tells somebody that it is entered, and does nothing else.
-
-    Args:
-        timeline: Is told of an error.
-        event: Called as it is entered.
-    """
-
-    __slots__ = ("event", "timeline")
-
-    def __init__(self, timeline: Timeline, event: Callable[[], None]) -> None:
-        self.timeline = timeline
-        self.event = event
-
-    def __enter__(self) -> None:
-        try:
-            self.event()
-        except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
-            self.timeline.fail(error)
-
-    __exit__ = NoSpan.__exit__
 
 
 class MarkedSpan:
@@ -192,7 +184,7 @@ class MarkedSpan:
         self.mark = mark
         self.open: list[Any] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> str | None:
         self.span.__enter__()
         try:
             context = self.mark()
@@ -200,6 +192,7 @@ class MarkedSpan:
             self.open.append(context)
         except Exception as error:  # noqa: BLE001 - reported; marking must not break the training
             self.span.timeline.fail(error)
+        return self.span.action
 
     def __exit__(self, *exception: object) -> None:
         try:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .clock import now_ns as host_now_ns
 from .code_lines import CodeLines, Moment, Place, Sight, Visits
+from .dispatch_modes import leave_mode
 from .stand_ins import StandIns
 from .waits import is_optimizers, waiting_word
 from .written_attention import AttentionTrail
@@ -89,16 +89,15 @@ class StepLook(_Mode):  # type: ignore[misc]
         self._begin_ns = self._now_ns()
 
     def close(self) -> bool:
-        """The step is over; False where a mode of the user's still stands above, and it must be tried again."""
+        """End the step; return False where a mode of the user's is above, and it must be tried again."""
         if not self._is_open:
             return True
         if not self._end_ns:
             self._end_ns = self._now_ns()
         self.lines.end()
         self._stand_ins.take_away()
-        if _python_dispatch._get_current_dispatch_mode() is not self:
+        if not leave_mode(self):
             return False
-        self.__exit__(None, None, None)
         self._is_open = False
         return True
 
@@ -190,8 +189,12 @@ def entry_cost_ns(rounds: int = 40) -> float:
     plain, watched = [], []
     for _ in range(3):
         plain.append(_time_views(tensor, rounds))
-        with _Nothing():
-            watched.append(_time_views(tensor, rounds))
+        mode = _Nothing()
+        try:
+            with mode:
+                watched.append(_time_views(tensor, rounds))
+        finally:
+            leave_mode(mode)  # where an interrupt came while it was entered
     return max(0.0, (min(watched) - min(plain)) / rounds)
 
 

@@ -6,6 +6,7 @@ not survive a fork, and no lock of it is taken by anything that a worker runs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -100,9 +101,11 @@ class TelemetryProbe:
     def stop(self) -> None:
         """Ends it, with a last sample; calling it twice does no harm."""
         self._stopping.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(_JOIN_S)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            with contextlib.suppress(RuntimeError):  # an interrupt came before it was started
+                thread.join(_JOIN_S)
+            self._thread = None
             if thread.is_alive():
                 # Inside a call of a driver that does not return. It ends by itself when that does, or with the process.
                 self.missing["telemetry"] = f"the driver did not answer for {_JOIN_S:g} s; sampling was abandoned"

@@ -165,8 +165,8 @@ class WindowProbe:
 
     def _give_up(self, recording: Recording, status: Literal["failed", "incomplete"], cause: str) -> None:
         """Nothing of it is read."""
-        self._recording = None
         recording.abandon()
+        self._recording = None
         reason = f"{recording.reason}; {cause}"
         n_active = max(0, recording.n_done - self.options.warmup)
         self.windows.append(_window(recording.first_step, n_active, status, reason, recording.cost_s))
@@ -185,7 +185,11 @@ class WindowProbe:
         self._loop.enter_window(annotation_for(self.options.emit))
         try:
             self._recording = Recording(self.options, self._device, self._step, reason)
+            self._recording.start()
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
+            if self._recording is not None:
+                self._recording.abandon()
+                self._recording = None
             self._leave()
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
             self._look_at = self._planned_at = NEVER

@@ -19,6 +19,7 @@ from .changes import (
     compile_module,
     write_checkpoints_beside,
 )
+from .endings import tap_end_of_run, tear_down
 from .loaders import exchange_train_loaders, tap_train_loaders, tap_train_loaders_ready
 from .loggers import log_own_row, takes_any_figure, tensorboard_writer
 from .profiler import tap_profiler
@@ -34,7 +35,6 @@ from .settings import (
     user_profiler,
 )
 from .timed import (
-    silence_hooks,
     tap_backward,
     tap_logging,
     tap_optimizers,
@@ -43,11 +43,12 @@ from .timed import (
     tap_sigterm_broadcast,
     tap_validation,
 )
-from .undo import Undo, change_attribute
+from .undo import Undo, Undos, change_attribute, remove_hook, run_to_the_end
 
 __all__ = [
     "Action",
     "Undo",
+    "Undos",
     "change_attribute",
     "change_ddp_arguments",
     "change_refresh_rate",
@@ -67,11 +68,13 @@ __all__ = [
     "namespace",
     "redirected_logger",
     "refreshes_by_step",
-    "silence_hooks",
+    "remove_hook",
+    "run_to_the_end",
     "step_logging",
     "stop_fit",
     "takes_any_figure",
     "tap_backward",
+    "tap_end_of_run",
     "tap_logging",
     "tap_optimizers",
     "tap_profiler",
@@ -81,6 +84,7 @@ __all__ = [
     "tap_train_loaders",
     "tap_train_loaders_ready",
     "tap_validation",
+    "tear_down",
     "tensorboard_writer",
     "user_batch_sampler",
     "user_profiler",

@@ -2,165 +2,161 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import partial
 from typing import Any
 
 from .actions import base_class
-from .undo import Undo
+from .undo import Undos, change_attribute
 
-SpanFor = Callable[[str], AbstractContextManager[None]]
-"""The span for an action that Lightning's loops announce to the profiler."""
+SpanFor = Callable[[str], AbstractContextManager[Any]]
+"""The span for an action that Lightning's loops announce to the profiler. Entering it yields the action's name."""
 
 
-def tap_profiler(trainer: Any, span_for: SpanFor) -> Undo | None:
-    """Puts a delegating profiler in front of the user's, so that each action enters the span that belongs to it.
+def tap_profiler(trainer: Any, span_for: SpanFor, undos: Undos) -> Callable[[], None] | None:
+    """Replace ``profile``, ``start`` and ``stop`` of the Trainer's profiler, so that each action enters its span.
 
-    Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``. Where the user has no profiler, the tap
-    answers with the span itself instead of the generator that Lightning's pass-through profiler makes each time:
-    measuring costs less than what it replaces. A user's own profiler sees all it saw before.
+    The profiler stays the user's own object. Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``.
+    Lightning's pass-through profiler, which is there where the user has none, is not called: a span costs less than
+    the generator it makes each time. Any other profiler is called as before.
 
     Args:
         trainer: The Trainer.
         span_for: Called once for each action's name.
+        undos: Where undo functions are noted.
 
     Returns:
-        The undo; None when this Trainer has no profiler that can be tapped.
+        A function that makes ``span_for`` be asked again for every action; None when this Trainer has no profiler that
+        can be tapped.
     """
-    inner = getattr(trainer, "profiler", None)
-    base = base_class(type(inner), ("Profiler",))
-    if inner is None or base is None:
+    profiler = getattr(trainer, "profiler", None)
+    if base_class(type(profiler), ("Profiler",)) is None or not hasattr(profiler, "__dict__"):
         return None
-    tap = _tap_class(base)(inner, span_for)
-    trainer.profiler = tap
-
-    def undo() -> None:
-        tap.release()
-        if trainer.profiler is tap:
-            trainer.profiler = inner
-
-    return undo
+    spans = _Spans(profiler, span_for)
+    replaced = {"profile": spans.__getitem__, "start": spans.start, "stop": spans.stop}
+    undos.note(spans.release)
+    for name, method in replaced.items():
+        change_attribute(profiler, name, _Replaced(profiler, name, method), undos)
+    return spans.clear
 
 
-@cache
-def _tap_class(base: type) -> Any:
-    """The delegating profiler, derived from the ``Profiler`` of whichever namespace the Trainer is from."""
+class _Replaced(partial):  # type: ignore[type-arg]
+    """A replaced method of a profiler; a copy or pickle of the profiler has its own instead.
 
-    class ProfilerTap(base):  # type: ignore[misc]
-        """Stands in for ``trainer.profiler``; whatever is not measured here is asked of the inner profiler."""
+    A ``partial`` because it is called in C: this is called for every action.
+    """
 
-        def __init__(self, inner: Any, span_for: SpanFor) -> None:
-            # Not super().__init__(): all state is the inner profiler's.
-            spans = _Spans(inner, span_for)
-            own: dict[str, Any] = {"_inner": inner, "_spans": spans, "profile": spans.__getitem__}
-            if spans.is_inner_silent:  # without the way over ``self``, at each step
-                own |= {"start": spans.start, "stop": spans.stop}
-            self.__dict__.update(own)
+    def __new__(cls, profiler: Any, name: str, method: Callable[[str], Any]) -> _Replaced:
+        """Make one that calls ``method``."""
+        made = super().__new__(cls, method)
+        made.__dict__.update(profiler=profiler, name=name)
+        return made
 
-        def start(self, action_name: str) -> None:
-            self._inner.start(action_name)
-            self._spans.start(action_name)
-
-        def stop(self, action_name: str) -> None:
-            self._spans.stop(action_name)
-            self._inner.stop(action_name)
-
-        def release(self) -> None:
-            """From now on only the inner profiler is asked, should anyone have kept this one."""
-            inner = self._inner
-            self.__dict__.update(profile=inner.profile, start=inner.start, stop=inner.stop)
-
-        def setup(self, *args: Any, **kwargs: Any) -> None:
-            self._inner.setup(*args, **kwargs)
-
-        def teardown(self, *args: Any, **kwargs: Any) -> None:
-            self._inner.teardown(*args, **kwargs)
-
-        def describe(self) -> None:
-            self._inner.describe()
-
-        def summary(self) -> str:
-            return str(self._inner.summary())
-
-        def __getattr__(self, name: str) -> Any:
-            inner = self.__dict__.get("_inner")
-            if inner is None:  # while a copy is being made
-                raise AttributeError(name)
-            return getattr(inner, name)
-
-        def __reduce__(self) -> Any:
-            """Copies and pickles as the user's profiler: loaders that spawn workers may take the Trainer along."""
-            return _as_is, (self.__dict__["_inner"],)
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            setattr(self._inner, name, value)
-
-        def __del__(self) -> None:
-            """The inner profiler's own ``__del__`` tears it down when its time has come."""
-
-    return ProfilerTap
+    def __reduce__(self) -> Any:
+        """Copy as the profiler's own method."""
+        return _own_method, (self.__dict__["profiler"], self.__dict__["name"])
 
 
-def _as_is(inner: Any) -> Any:
-    return inner
+def _own_method(profiler: Any, name: str) -> Any:
+    return getattr(type(profiler), name).__get__(profiler)
 
 
 class _Spans(dict[str, "AbstractContextManager[Any]"]):
     """Action name → what to enter for it. Looking up is all that ``profile`` does after the first time."""
 
-    def __init__(self, inner: Any, span_for: SpanFor) -> None:
+    def __init__(self, profiler: Any, span_for: SpanFor) -> None:
         super().__init__()
-        self.inner = inner
-        self.is_inner_silent = type(inner).__name__ == "PassThroughProfiler"
-        self.own = _Own(span_for)
+        self.span_for = span_for
+        self.profile = profiler.profile
+        self.is_silent = type(profiler).__name__ == "PassThroughProfiler"
+        self.is_entering = False
+        """Whether the profiler's own ``profile`` runs now, which calls its ``start`` and ``stop``."""
+        self.own_start, self.own_stop = profiler.start, profiler.stop
+        self.own: dict[str, AbstractContextManager[Any]] = {}
         """The span alone, for actions that are started and stopped by hand."""
+        self.is_released = False
 
-    def start(self, action_name: str) -> None:
+    def start(self, action_name: str) -> Any:
         """An action that is started by hand begins."""
-        self.own[action_name].__enter__()
+        if self.is_silent and not self.is_released:
+            self.own_span(action_name).__enter__()
+            return None
+        result = self.own_start(action_name)
+        if not (self.is_entering or self.is_released):
+            self.own_span(action_name).__enter__()
+        return result
 
-    def stop(self, action_name: str) -> None:
+    def stop(self, action_name: str) -> Any:
         """It is over."""
-        self.own[action_name].__exit__(None, None, None)
+        if not (self.is_entering or self.is_released):
+            self.own_span(action_name).__exit__(None, None, None)
+            if self.is_silent:
+                return None
+        return self.own_stop(action_name)
+
+    def own_span(self, action_name: str) -> AbstractContextManager[Any]:
+        """The span of an action."""
+        span = self.own.get(action_name)
+        if span is None:
+            span = self.own[action_name] = self.span_for(action_name)
+        return span
+
+    def clear(self) -> None:
+        """Forget all spans: ``span_for`` is asked again."""
+        super().clear()
+        self.own.clear()
+
+    def release(self) -> None:
+        """From now on only the profiler itself is called, should anyone have kept a replaced method."""
+        self.is_released = True
+        self.clear()
 
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
-        span = self.own[action_name]
-        context = span if self.is_inner_silent else _SpanAndProfile(span, self.inner, action_name)
+        if self.is_released:
+            return self.profile(action_name)  # type: ignore[no-any-return]
+        span = self.own_span(action_name)
+        context = span if self.is_silent else _ProfileAndSpan(self, span, action_name)
         self[action_name] = context
         return context
 
 
-class _Own(dict[str, "AbstractContextManager[None]"]):
-    """Action name → its span."""
-
-    def __init__(self, span_for: SpanFor) -> None:
-        super().__init__()
-        self._span_for = span_for
-
-    def __missing__(self, action_name: str) -> AbstractContextManager[None]:
-        span = self[action_name] = self._span_for(action_name)
-        return span
-
-
-class _SpanAndProfile:
+class _ProfileAndSpan:
     """Enters the user's profiler, then the span; reused for every call, since it keeps its open contexts on a stack."""
 
-    __slots__ = ("action_name", "inner", "open", "outer")
+    __slots__ = ("action_name", "open", "span", "spans")
 
-    def __init__(self, span: AbstractContextManager[None], inner: Any, action_name: str) -> None:
-        self.outer = span
-        self.inner = inner
+    def __init__(self, spans: _Spans, span: AbstractContextManager[Any], action_name: str) -> None:
+        self.spans = spans
+        self.span = span
         self.action_name = action_name
         self.open: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> Any:
-        context = self.inner.profile(self.action_name)
-        entered = context.__enter__()
+        spans = self.spans
+        context = spans.profile(self.action_name)
         self.open.append(context)
-        self.outer.__enter__()
+        was_entering, spans.is_entering = spans.is_entering, True
+        try:
+            entered = context.__enter__()
+        except BaseException:
+            self.open.pop()
+            raise
+        finally:
+            spans.is_entering = was_entering
+        try:
+            self.span.__enter__()
+        except BaseException:  # an interrupt: no ``with`` will exit this
+            self.open.pop().__exit__(*sys.exc_info())
+            raise
         return entered
 
     def __exit__(self, *exception: Any) -> Any:
-        self.outer.__exit__(*exception)
-        return self.open.pop().__exit__(*exception)
+        spans = self.spans
+        self.span.__exit__(*exception)
+        was_entering, spans.is_entering = spans.is_entering, True
+        try:
+            return self.open.pop().__exit__(*exception)
+        finally:
+            spans.is_entering = was_entering

@@ -13,10 +13,8 @@ def logged_step(trainer: Any) -> int:
 
 
 def user_profiler(trainer: Any) -> Any | None:
-    """The profiler that the user gave, also while ours stands in front; None when there is none."""
+    """Return the profiler that the user gave; None when there is none."""
     profiler = getattr(trainer, "profiler", None)
-    if type(profiler).__name__ == "ProfilerTap":
-        profiler = vars(profiler)["_inner"]
     return None if type(profiler).__name__ == "PassThroughProfiler" else profiler
 
 

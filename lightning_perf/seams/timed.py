@@ -1,13 +1,13 @@
-"""Methods that no action announces, each enclosed in a span on its instance; and hooks that are passed over."""
+"""Methods that no action announces, each enclosed in a span on its instance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
 
-from .undo import Undo
+from .undo import Undo, Undos, change_attribute, remove_hook
 
 _EVALUATIONS = ("validate", "test")
 
@@ -15,12 +15,12 @@ _EVALUATIONS = ("validate", "test")
 class _Timed:
     """A method inside a span. Copies and pickles as the plain method, so that its owner stays picklable."""
 
-    def __init__(self, owner: Any, name: str, span: AbstractContextManager[None]) -> None:
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any]) -> None:
         self._owner, self._name, self._thread = owner, name, get_ident()
         self.__wrapped__ = getattr(owner, name)
         self.__name__ = name
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
-        self.span: AbstractContextManager[None] | None = span
+        self.span: AbstractContextManager[Any] | None = span
 
     def is_measuring(self) -> bool:
         """Whether this call is the loop's: time is kept for one thread, loggers may be called from others."""
@@ -56,7 +56,7 @@ class _Once:
 class _TimedFromFirst(_Timed):
     """A method inside a span, whose first call has something else done before."""
 
-    def __init__(self, owner: Any, name: str, span: AbstractContextManager[None], first: _Once) -> None:
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any], first: _Once) -> None:
         super().__init__(owner, name, span)
         self._first = first
 
@@ -80,27 +80,26 @@ class _MoreBarMetrics(_Timed):
         return {**metrics, **{name: text for name, text in self._more().items() if name not in metrics}}
 
 
-def _put(timed: _Timed) -> Undo:
-    owner, name = timed._owner, timed._name
-    had_own = name in vars(owner)
-    setattr(owner, name, timed)
+def _put(timed: _Timed, undos: Undos | None = None) -> Undo:
+    """Put a timed method on its instance; the undo, noted before, also makes it inert where somebody kept it."""
 
-    def undo() -> None:
-        timed.span = None  # inert, should someone have wrapped it again
-        if vars(owner).get(name) is timed:
-            if had_own:
-                setattr(owner, name, timed.__wrapped__)
-            else:
-                delattr(owner, name)
+    def stop_timing() -> None:
+        timed.span = None
 
-    return undo
+    put = Undos()
+    put.note(stop_timing)
+    if undos is not None:
+        undos.note(put.close)
+    change_attribute(timed._owner, timed._name, timed, put)
+    return put.close
 
 
 def tap_logging(
     trainer: Any,
-    collecting: AbstractContextManager[None],
-    logger_span: Callable[[str, str], AbstractContextManager[None]],
+    collecting: AbstractContextManager[Any],
+    logger_span: Callable[[str, str], AbstractContextManager[Any]],
     on_fail: Callable[[Exception], None],
+    undos: Undos,
 ) -> Undo | None:
     """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
 
@@ -112,6 +111,7 @@ def tap_logging(
         collecting: The span of Lightning's logger connector.
         logger_span: (logger's class name, method) → its span.
         on_fail: Called with an error once the run is under way; what is logged is logged all the same.
+        undos: Where undo functions are noted.
 
     Returns:
         The undo; None when this version has no logger connector that takes attributes.
@@ -131,27 +131,24 @@ def tap_logging(
     # with slots only, none of it can be replaced
     loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
     results = list(_result_collections(trainer))
-    put = ExitStack()
+    put = Undos()
+    undos.note(put.close)
 
     def collect() -> None:
         for method in collecting_methods:
             if callable(getattr(connector, method, None)):
-                put.callback(_put(_Timed(connector, method, collecting)))
+                _put(_Timed(connector, method, collecting), put)
 
-    try:
-        if not results:
-            collect()
-        else:
-            first = _Once(collect, on_fail)
-            for one in results:
-                put.callback(_put(_TimedFromFirst(one, "log", collecting, first)))
-        for logger in loggers:
-            kind = type(logger).__name__
-            for method in ("log_metrics", "save"):
-                put.callback(_put(_Timed(logger, method, logger_span(kind, method))))
-    except BaseException:
-        put.close()  # those before the one that failed are put back
-        raise
+    if not results:
+        collect()
+    else:
+        first = _Once(collect, on_fail)
+        for one in results:
+            _put(_TimedFromFirst(one, "log", collecting, first), put)
+    for logger in loggers:
+        kind = type(logger).__name__
+        for method in ("log_metrics", "save"):
+            _put(_Timed(logger, method, logger_span(kind, method)), put)
     return put.close
 
 
@@ -169,7 +166,7 @@ def _result_collections(trainer: Any) -> Iterator[Any]:
             yield results
 
 
-def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]]) -> Undo | None:
+def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]], undos: Undos | None = None) -> Undo | None:
     """Lets the progress bar show some figures more, whenever it collects its own.
 
     Args:
@@ -182,43 +179,43 @@ def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]]) -> Undo |
     bar = getattr(trainer, "progress_bar_callback", None)
     if not callable(getattr(bar, "get_metrics", None)) or not hasattr(bar, "__dict__"):
         return None
-    return _put(_MoreBarMetrics(bar, more))
+    return _put(_MoreBarMetrics(bar, more), undos)
 
 
-def tap_validation(trainer: Any, around: AbstractContextManager[None]) -> Undo | None:
+def tap_validation(trainer: Any, around: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
     """Encloses every run of the validation loop inside fit, the sanity check's too; None when it is not to be found."""
     loop = getattr(getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None), "val_loop", None)
     if loop is None or not callable(getattr(loop, "run", None)):
         return None
-    return _put(_Timed(loop, "run", around))
+    return _put(_Timed(loop, "run", around), undos)
 
 
-def tap_backward(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
     """Encloses ``strategy.backward``, which manual optimization calls without announcing an action."""
     strategy = getattr(trainer, "strategy", None)
     if strategy is None or not callable(getattr(strategy, "backward", None)):
         return None
-    return _put(_Timed(strategy, "backward", span))
+    return _put(_Timed(strategy, "backward", span), undos)
 
 
-def tap_reduce(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
     """Encloses ``strategy.reduce``, by which metrics logged with ``sync_dist=True`` are reduced over the ranks."""
     strategy = getattr(trainer, "strategy", None)
     if strategy is None or not callable(getattr(strategy, "reduce", None)):
         return None
-    return _put(_Timed(strategy, "reduce", span))
+    return _put(_Timed(strategy, "reduce", span), undos)
 
 
-def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[None]) -> Undo | None:
+def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
     """Encloses the broadcast with which every training step of a run on several ranks begins; None before 2.6."""
     loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
     if loop is None or not callable(getattr(loop, "_broadcast_sigterm_tensor", None)):
         return None
-    return _put(_Timed(loop, "_broadcast_sigterm_tensor", span))
+    return _put(_Timed(loop, "_broadcast_sigterm_tensor", span), undos)
 
 
 def tap_optimizers(
-    optimizers: Iterable[Any], span: AbstractContextManager[None], after_step: Callable[[Any], None]
+    optimizers: Iterable[Any], span: AbstractContextManager[Any], after_step: Callable[[Any], None], undos: Undos
 ) -> Undo:
     """Encloses every ``optimizer.step`` by torch's step hooks: also of optimizers used without Lightning's wrapper."""
 
@@ -229,30 +226,15 @@ def tap_optimizers(
         span.__exit__(None, None, None)
         after_step(used)
 
-    with ExitStack() as put:
-        for optimizer in optimizers:
-            put.callback(optimizer.register_step_pre_hook(before).remove)
-            put.callback(optimizer.register_step_post_hook(after).remove)
-        return put.pop_all().close
-
-
-def silence_hooks(callback: Any, hooks: Iterable[str]) -> Undo:
-    """Lets Lightning pass over hooks of a callback: it calls, and announces, only what is callable.
-
-    Args:
-        callback: The callback.
-        hooks: Names of hooks; one that the instance has of its own stays as it is.
-
-    Returns:
-        The undo.
-    """
-    names = [hook for hook in hooks if hook not in vars(callback)]
-    for name in names:
-        setattr(callback, name, None)
+    tapped = list(optimizers)
 
     def undo() -> None:
-        for name in names:
-            if vars(callback).get(name, callback) is None:
-                delattr(callback, name)
+        for optimizer in tapped:
+            remove_hook([optimizer._optimizer_step_pre_hooks], before)
+            remove_hook([optimizer._optimizer_step_post_hooks], after)
 
+    undos.note(undo)
+    for optimizer in tapped:
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
     return undo

@@ -1,4 +1,4 @@
-"""Undo functions, and the rule by which everything that is patched is restored.
+"""Undo functions, and the rules by which everything that is patched is restored.
 
 An exception can come at any line: Python runs signal handlers between any two instructions of the main thread. So
 

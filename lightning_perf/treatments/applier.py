@@ -28,7 +28,7 @@ class Applier:
         check_together(doses)
         self.doses = tuple(doses)
         self._refused = refused
-        self._undos: list[Undo] = []
+        self._undos = seams.Undos()
         self._by_loader = [dose for dose in doses if dose.treatment.asks_loader]
         self._merged = [dose for dose in doses if not dose.treatment.asks_loader]
         self._is_followed = False
@@ -86,8 +86,7 @@ class Applier:
 
     def undo(self) -> None:
         """Puts everything back, last first; may be called at any time, and twice."""
-        while self._undos:
-            self._undos.pop()()
+        self._undos.close()
 
     def _changed(self, trainer: Any, loader: Any, arguments: dict[str, Any]) -> Any:
         """The training loader made anew; what one treatment is refused, others may still change."""
@@ -124,7 +123,7 @@ class Applier:
 
     def _keep(self, undo: Undo | None) -> None:
         if undo is not None:
-            self._undos.append(undo)
+            self._undos.note(undo)
 
 
 def environment(doses: Sequence[Dose]) -> dict[str, str]:

@@ -316,6 +316,9 @@ class FakeRecording:
         self.first_step, self.reason, self.n_done = first_step + options.warmup, reason, 0
         self._n = options.warmup + options.active
 
+    def start(self) -> None:
+        pass
+
     @property
     def is_in_last_step(self) -> bool:
         return self.n_done == self._n - 1

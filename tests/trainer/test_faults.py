@@ -143,8 +143,8 @@ def collecting_cannot_be_timed(patch: pytest.MonkeyPatch) -> None:
     """What Lightning collects cannot be tapped when the first value is logged, within the user's own call."""
     works = timed._put
 
-    def put(method: Any) -> Any:
-        return raises() if method.__name__ == "on_batch_end" else works(method)
+    def put(method: Any, *undos: Any) -> Any:
+        return raises() if method.__name__ == "on_batch_end" else works(method, *undos)
 
     patch.setattr(timed, "_put", put)
 

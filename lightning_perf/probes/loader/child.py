@@ -110,8 +110,9 @@ class Child:
             raise RuntimeError("start() was called while a measurement runs; call close() before starting another")
         notes = _open_notes()
         # A Ctrl-C in the child before it ignores them would unwind the user's stack there.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _CHILD_SIGNALS)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _CHILD_SIGNALS)
             with warnings.catch_warnings():
                 # Python warns of a fork beside threads; the class says why the risk is taken.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_perf.probes.clock import DeviceEvent
 from lightning_perf.probes.spans import PHASE_INDEX, Timeline
+from lightning_perf.seams import remove_hook
 
 _FIRST_SAMPLED_STEP = 11
 _FEW_STEPS = 7  # between the first samples; no usual number of accumulated batches divides it
@@ -49,7 +50,8 @@ class BackwardWatch:
         self._is_unresolved = False
         self._step = 0
         self._next = _FIRST_SAMPLED_STEP
-        self._handles: list[Any] = []
+        self._hooked: list[Any] = []  # the parameters with a hook of ours
+        self._hook = self._gradient_is_there  # one object, by which it is found again
         self._error: Exception | None = None
         self._n_backwards = 0
         self._n_gradients = 0
@@ -59,11 +61,6 @@ class BackwardWatch:
     def is_on_device(self) -> bool:
         """Whether times are those of a device's clock."""
         return self._make_event is not None
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether this step is looked at."""
-        return bool(self._handles)
 
     def batch_begins(self) -> bool:
         """A step begins; whether its backward is looked at."""
@@ -77,12 +74,14 @@ class BackwardWatch:
             return False
         self._n_backwards = self._step_ns = 0
         trained = [one for one in self._parameters if one.requires_grad]
-        self._handles = [one.register_post_accumulate_grad_hook(self._gradient_is_there) for one in trained]
+        self._hooked = trained  # before the hooks are there: an interrupt may come among them
+        for one in trained:
+            one.register_post_accumulate_grad_hook(self._hook)
         return True
 
     def before_backward(self) -> None:
         """A backward begins; does nothing where it is not looked at."""
-        if not self._handles:
+        if not self._hooked:
             return
         self._n_gradients = 0
         if self._make_event is None:
@@ -101,9 +100,9 @@ class BackwardWatch:
         if self._error is not None:
             self.stop()
             raise self._error
-        if not self._handles or self._n_gradients == 0:
+        if not self._hooked or self._n_gradients == 0:
             return
-        self.n_unused = max(self.n_unused or 0, len(self._handles) - self._n_gradients)
+        self.n_unused = max(self.n_unused or 0, len(self._hooked) - self._n_gradients)
         if self._make_event is not None:
             self._marks[self._n_backwards][2].record()
         self._step_ns += self._last_ns - self._begin_ns
@@ -127,9 +126,9 @@ class BackwardWatch:
 
     def stop(self) -> None:
         """Takes the hooks out."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for one in self._hooked:
+            remove_hook([getattr(one, "_post_accumulate_grad_hooks", None) or {}], self._hook)
+        self._hooked = []
 
     def own_s(self) -> float | None:
         """Median seconds of a step's backward up to the last gradient; None before one was looked at."""
@@ -148,7 +147,7 @@ class BackwardWatch:
 
     def _step_ends(self) -> None:
         """What was looked at is complete."""
-        if not self._handles:
+        if not self._hooked:
             return
         self.stop()
         if self._n_backwards == 0:

@@ -35,7 +35,7 @@ class RankProbe:
         self.ranks: Ranks | None = None
         self.missing = "one rank"
         self._watch: BackwardWatch | None = None
-        self._undo: seams.Undo | None = None
+        self._undos = seams.Undos()
         self._is_closed = False
         self._exchanges_in_forward = False
         self._trainer = trainer
@@ -48,21 +48,17 @@ class RankProbe:
         self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
         self._exchanges_in_forward = exchanges_in_forward(self._trainer)
         if self._watch is not None and self._watch.is_on_device:
-            self._undo = seams.tap_sigterm_broadcast(self._trainer, MarkedBroadcast(self._watch))
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether the backward of this step is looked at."""
-        return self._watch is not None and self._watch.is_watching
+            seams.tap_sigterm_broadcast(self._trainer, MarkedBroadcast(self._watch), self._undos)
 
     @property
     def next_step(self) -> int:
         """Steps done before the next one that is to be told of: all, so that ranks look at the same; or none."""
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
-    def batch_begins(self) -> bool:
-        """A step begins; whether ``after_backward`` must be called in it."""
-        return self._watch is not None and not self._is_closed and self._watch.batch_begins()
+    def batch_begins(self) -> None:
+        """A step begins."""
+        if self._watch is not None and not self._is_closed:
+            self._watch.batch_begins()
 
     def before_backward(self) -> None:
         """Backward begins."""
@@ -85,9 +81,7 @@ class RankProbe:
         self._is_closed = True
         if self._watch is not None:
             self._watch.stop()
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        self._undos.close()
 
     def summary(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> RankSummary | None:
         """What this rank has to tell.

@@ -1,0 +1,46 @@
+"""The end of a Trainer's run, whichever hooks it called."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from .undo import Undos
+
+
+def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
+    """Call a function once the Trainer's entry point (``fit``, ``validate``, …) is left, or Python ends.
+
+    Lightning calls no hook of a callback that was taken out of ``trainer.callbacks`` meanwhile, or that comes after one
+    whose ``on_exception`` raised. The frame of the entry point holds a bound method of the Trainer that nothing else
+    holds: when it goes, the run is over. An exception that somebody keeps, keeps its frames too.
+
+    Args:
+        end: Called in whichever thread drops the frame; must not raise.
+        undos: Where the undo is noted.
+
+    Returns:
+        Whether the entry point was found among this function's callers.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_call_and_handle_interrupt":
+        frame = frame.f_back
+    entry: Any = None if frame is None else frame.f_locals.get("trainer_fn")
+    if entry is None:
+        return False
+    # ``detach`` lets go of ``end``, and of all that hangs on it.
+    undos.note(weakref.finalize(entry, end).detach)  # type: ignore[arg-type]
+    return True
+
+
+def tear_down(trainer: Any) -> None:
+    """Do what Lightning does after ``on_exception`` unless that raised: restore signal handlers, finish loggers."""
+    with contextlib.suppress(Exception):
+        trainer._teardown()
+    for logger in trainer.loggers:
+        with contextlib.suppress(Exception):
+            logger.finalize("failed")

@@ -1,0 +1,165 @@
+"""Everything is restored although none of the hooks that end a run is called; profilers stay the user's own objects."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
+
+from lightning_perf import PerfDoctor
+from lightning_perf.seams import Undos, change_attribute, run_to_the_end
+
+from .conftest import Make, assert_nothing_left
+from .models import Tiny, loader
+
+
+def _assert_run_is_over(trainer: Any, doctor: PerfDoctor, profiler: Any) -> None:
+    assert_nothing_left(trainer, profiler)
+    assert doctor._recorder is None
+    assert not [one for one in threading.enumerate() if one.name.startswith("lightning-perf")]
+
+
+class Fails(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise ValueError("planted by the model")
+
+
+class RaisesInOnException(Callback):
+    def on_exception(self, *_: Any) -> None:
+        raise KeyError("planted in on_exception")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_everything_is_restored_when_another_callback_raises_in_on_exception(
+    make_trainer: Make, is_first: bool
+) -> None:
+    doctor = PerfDoctor(reports=())
+    callbacks = (RaisesInOnException(), doctor) if is_first else (doctor, RaisesInOnException())
+    trainer = make_trainer(*callbacks)
+    profiler = trainer.profiler
+    with pytest.raises(KeyError) as error:  # kept while it is looked: its traceback holds the frames of the run
+        trainer.fit(Fails(), loader())
+    _assert_run_is_over(trainer, doctor, profiler)
+    assert error.value is not None
+    assert doctor.session is not None
+    assert doctor.session.run.status == "failed"
+
+
+class RemovesCallbacks(Callback):
+    """Takes the doctor out of the Trainer in one of its hooks."""
+
+    def __init__(self, hook: str, replacement: list[Callback] | None) -> None:
+        self.replacement = replacement
+        setattr(self, hook, self._remove)
+
+    def _remove(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if self.replacement is None:
+            trainer.callbacks.clear()
+        else:
+            trainer.callbacks = self.replacement
+
+
+@pytest.mark.parametrize("replacement", [None, [Callback()]])
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_end", "on_train_end"])
+def test_everything_is_restored_when_callbacks_are_removed_during_the_run(
+    make_trainer: Make, hook: str, replacement: Any
+) -> None:
+    doctor = PerfDoctor(reports=())
+    trainer = make_trainer(doctor, RemovesCallbacks(hook, replacement))
+    profiler = trainer.profiler
+    trainer.fit(Tiny(), loader())
+    _assert_run_is_over(trainer, doctor, profiler)
+
+
+def test_everything_is_restored_when_callbacks_are_removed_and_the_run_fails(make_trainer: Make) -> None:
+    doctor = PerfDoctor(reports=())
+    trainer = make_trainer(doctor, RemovesCallbacks("on_train_start", None))
+    profiler = trainer.profiler
+    with contextlib.suppress(ValueError):  # the error and its traceback are gone after this
+        trainer.fit(Fails(), loader())
+    _assert_run_is_over(trainer, doctor, profiler)
+
+
+class UsesProfiler(Tiny):
+    """Uses the Trainer's profiler in each step, as user code may."""
+
+    def __init__(self, kind: type[Profiler]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        profiler: Any = self.trainer.profiler
+        assert type(profiler) is self.kind
+        with profiler.profile("mine") as name:
+            assert name == "mine"
+        with profiler.profile("[LightningModule]UsesProfiler.on_after_backward") as name:
+            assert name == "[LightningModule]UsesProfiler.on_after_backward"
+        with pytest.raises(ZeroDivisionError), profiler.profile("raises"):
+            raise ZeroDivisionError
+        profiler.start("by hand")
+        profiler.stop("by hand")
+        profiler.mark = batch_idx
+        assert vars(profiler)["mark"] == batch_idx
+        if self.kind is not AdvancedProfiler:  # which holds a cProfile.Profile
+            for one in (copy.deepcopy(profiler), pickle.loads(pickle.dumps(profiler))):
+                assert type(one) is self.kind
+                with one.profile("copied") as name:
+                    assert name == "copied"
+                assert not any(type(v).__module__.startswith("lightning_perf") for v in vars(one).values())
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler, AdvancedProfiler])
+def test_profiler_behaves_like_the_users_when_it_is_measured(make_trainer: Make, kind: Any) -> None:
+    profiler = kind()
+    before = {name: vars(profiler).get(name) for name in ("profile", "start", "stop")}
+    doctor = PerfDoctor(reports=())
+    make_trainer(doctor, profiler=profiler).fit(UsesProfiler(kind), loader(4))
+    assert {name: vars(profiler).get(name) for name in before} == before
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    if kind is SimpleProfiler:
+        counts = {name: len(times) for name, times in profiler.recorded_durations.items()}
+        assert (counts["mine"], counts["by hand"], counts["raises"]) == (4, 4, 4)
+        assert "copied" not in counts
+
+
+def test_attribute_is_restored_when_two_changes_are_undone_in_the_order_they_were_made() -> None:
+    class Owner:
+        value = 0
+
+    owner = Owner()
+    first = change_attribute(owner, "value", 1)
+    second = change_attribute(owner, "value", 2)
+    first()
+    assert owner.value == 2
+    second()
+    assert "value" not in vars(owner)
+
+
+def test_every_undo_runs_when_one_raises_and_another_is_interrupted() -> None:
+    done: list[str] = []
+    undos = Undos()
+    undos.note(lambda: done.append("first"))
+
+    def interrupted_once() -> None:
+        done.append("interrupted")
+        if done.count("interrupted") == 1:
+            raise SystemExit
+
+    def fails() -> None:
+        raise OSError("planted")
+
+    undos.note(interrupted_once)
+    undos.note(fails)
+    with pytest.raises(SystemExit):
+        run_to_the_end(undos.close)
+    assert done == ["interrupted", "interrupted", "first"]
+    undos.close()
+    assert len(done) == 3
