@@ -65,10 +65,10 @@ def _defined(cls: type, name: str) -> Any:
 
 
 def _callback_of(callbacks: list[Any], key: str) -> Any | None:
-    """Return the callback of a state key; None where that is not clear.
+    """Return the callback of a state key, or another one of its class; None where the class is not clear.
 
-    A state key that a class of the user's computes is not asked for: Lightning asks itself, at each hook. Where there
-    is one such callback, its key is the one that no other callback has.
+    A state key that a class of the user's computes is not read: Lightning reads it itself, at each hook. Where only one
+    class computes its keys, they are those that no other callback has.
     """
     unknown = []
     for callback in callbacks:
@@ -81,7 +81,7 @@ def _callback_of(callbacks: list[Any], key: str) -> Any | None:
             defined = defined.__get__(callback)
         if defined == key:
             return callback
-    return unknown[0] if len(unknown) == 1 else None
+    return unknown[0] if len(set(map(type, unknown))) == 1 else None
 
 
 def is_progress_bar(callback: Any) -> bool:
