@@ -26,6 +26,7 @@ from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
 from .trace import TraceRecord
 from .trial import Trial
+from .validation import Refused, checked, repaired
 
 SCHEMA_VERSION = 1
 SESSION_FILE = "perf_session.json"
@@ -205,11 +206,10 @@ class Session(Record, frozen=True, kw_only=True):
             The file written.
 
         Raises:
-            SessionError: The file cannot be written, something else than a session stands there, or the session holds
-                a number that JSON cannot (NaN, infinity).
+            SessionError: The file cannot be written, something else than a session stands there, or a required figure
+                is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` says why.
         """
-        content = self.to_json()
-        _from_document(msgspec.json.decode(content), "this session")  # NaN becomes null: better no file than a bad one
+        content = _repaired(self).to_json()
         target = Path(path)
         if os.path.isdir(target) or target.suffix != ".json":
             target = target / SESSION_FILE
@@ -320,6 +320,16 @@ def _from_document(document: Any, source: str) -> Session:
         document = _UPGRADES[version](document)
         version += 1
     try:
-        return msgspec.convert({**document, "schema_version": SCHEMA_VERSION}, Session)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(checked({**document, "schema_version": SCHEMA_VERSION}, Session), Session)
+    except (msgspec.ValidationError, Refused) as error:
         raise SessionError(f"{source} does not hold what a session must: {error}") from error
+
+
+def _repaired(session: Session) -> Session:
+    """Return the session as ``load`` will read it: one figure out of bounds must not cost a run its report."""
+    try:
+        document, dropped = repaired(msgspec.json.decode(session.to_json()), Session)
+        document["missing"] = {**document.get("missing", {}), **dropped}
+        return msgspec.convert(document, Session)
+    except (msgspec.ValidationError, Refused) as error:
+        raise SessionError(f"this session does not hold what a session must: {error}") from error

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from lightning_perf.records import Evidence, Gain
+from lightning_perf.records.text import clean
 
 NOT_TOLD = "n/a"
 ELLIPSIS = "…"
@@ -43,11 +44,6 @@ _UNITS = (
     (math.inf, 1 / 3600, "h"),
 )
 
-_ESCAPE_SEQUENCE = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]")
-# Control characters can repaint a terminal, bidi marks can make a line read as another one.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 _TRAILING_ZEROS = re.compile(r"\.0+(?=\D|$)")
 _BLANKS = re.compile(r"\s+")
 
@@ -177,12 +173,12 @@ def kernel_name(name: str) -> str:
 
 def line(text: str, limit: int = 200) -> str:
     """Foreign text as one line: no control characters, blanks folded, cut at ``limit`` characters."""
-    return cut(_BLANKS.sub(" ", _safe(text[: 4 * limit])).strip(), limit)
+    return cut(_BLANKS.sub(" ", clean(text[: 4 * limit])).strip(), limit)
 
 
 def block(text: str, max_lines: int = 40, limit: int = 400) -> list[str]:
     """Foreign text as lines, e.g. code: no control characters, tabs as four blanks, long lines and texts cut."""
-    lines = _safe(text).strip("\n").split("\n")
+    lines = clean(text).strip("\n").split("\n")
     shown = [cut(one.expandtabs(4).rstrip(), limit) for one in lines[:max_lines]]
     if len(lines) > max_lines:
         shown.append(f"# {ELLIPSIS} {count(len(lines) - max_lines, 'more line')}")
@@ -204,10 +200,6 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     except LookupError:
         return fit_encoding(text, "ascii")
     return text
-
-
-def _safe(text: str) -> str:
-    return _UNSAFE.sub("", _ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def _fitting(character: str, encoding: str) -> str:

@@ -145,6 +145,26 @@ def test_report_says_in_one_line_what_is_wrong_with_a_file(
     assert file.read_bytes() == content
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("span_s", 1e308), ("span_s", -1.0), ("n_steps", 2**63), ("samples_per_s", 1e300)]
+)
+@pytest.mark.parametrize("verb", ["report", "compare"])
+def test_verb_says_in_one_line_which_field_is_out_of_bounds(
+    verb: str,
+    field: str,
+    value: float,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = json.loads(saved.read_text(encoding="utf-8"))
+    document["steady"][field] = value
+    saved.write_text(json.dumps(document), encoding="utf-8")
+    assert call(monkeypatch, verb, *([saved] if verb == "report" else [saved, saved])) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    assert f"`$.steady.{field}`" in told
+
+
 def test_report_runs_the_rules_again_only_when_asked(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,364 @@
+"""What a document must hold before it becomes a record: figures within the bounds of their unit, and clean text.
+
+Sessions and traces come from files that anyone may have written. They are checked once, here, when they are read, so
+that rules and reports can compute with them. The checks are compiled from the record types: the unit of a figure is the
+end of its name, and the tables below hold the exceptions.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .base import Record
+from .finding import Gain
+from .memory import Growth
+from .steps import Distribution
+from .telemetry import Spread
+from .text import clean
+from .trial import Interval
+
+Check = Callable[[Any], Any]
+"""Return the value, cleaned; raise ``Refused`` where it is out of bounds. msgspec reports wrong types."""
+
+
+class Bounds(NamedTuple):
+    """The range of a figure, and what an error calls it."""
+
+    low: float
+    high: float
+    unit: str
+
+
+_ANY = Bounds(-1e18, 1e18, "a number")
+_SHARE = Bounds(0.0, 1.05, "a share")  # parts and the whole are timed apart, so a part can exceed the whole a little
+_SECONDS = Bounds(0.0, 1e9, "seconds")
+_RATIO = Bounds(0.0, 1e9, "a ratio")
+_PLAIN = Bounds(0.0, 1e18, "a number")
+_COUNT = Bounds(0, 2**53, "a count")
+_BYTES = Bounds(0, 2**60, "bytes")
+_SIGNED_COUNT = Bounds(-(2**53), 2**53, "a number")
+_SIGNED_BYTES = Bounds(-(2**60), 2**60, "bytes")
+_PROCESSES = Bounds(0, 2**20, "a count")
+_RANKS = Bounds(0, 2**24, "a count")
+
+_ROUNDING = 1e-6
+"""Differences of clocks may fall below 0 by so much; they count as 0."""
+
+_TINY = 1e-30
+"""Smaller figures count as 0: divided by anything, they would become 0, and have no logarithm."""
+
+_BY_SUFFIX: dict[str, Bounds] = {
+    "_per_s": Bounds(0.0, 1e18, "a rate"),
+    "bytes_per_step": _SIGNED_BYTES,
+    "_s": _SECONDS,
+    "_us": Bounds(0.0, 1e15, "microseconds"),
+    "_bytes": _BYTES,
+    "_fraction": _SHARE,
+    "_fractions": _SHARE,
+    "share": _SHARE,
+    "usable_cores": Bounds(0.01, 2**20, "cores"),
+    "_cores": Bounds(0.0, 2**20, "cores"),
+    "_threads": _PROCESSES,
+    "_c": Bounds(-273.15, 1e4, "degrees Celsius"),
+    "_workers": _PROCESSES,
+    "world_size": _RANKS,
+}
+"""By the end of a field's name; the first that fits counts."""
+
+_BY_NAME: dict[str, Bounds] = {
+    "aa": _RATIO, "claims": _SECONDS, "categories": _SECONDS, "by_name": _SECONDS, "startup": _SECONDS,
+    "matrix_precisions": _SECONDS, "Epoch.phases": _SECONDS, "Block.phases": _SECONDS,
+    "speedup": _RATIO, "step_gain": _RATIO, "ratio": _RATIO, "p_value": _SHARE, "noise_band": _RATIO,
+    "measured_fraction": _RATIO, "datasheet_fraction": _RATIO, "getitem_cpu_fraction": _RATIO,
+    "sampler_core_fraction": _RATIO, "run_noise_fraction": _RATIO, "slow_again": _RATIO,
+    "data_wait_share_mean": _SHARE, "data_wait_share_max": _SHARE, "TensorLoop.share": _RATIO, "Overhead.share": _RATIO,
+    "NamedTime.share": _RATIO, "RankSummary.waiting_s": _ANY,
+    # Counters of the kernel that may go back.
+    "iowait_fraction": _ANY, "steal_fraction": _ANY, "involuntary_switches_per_s": _ANY,
+    "voluntary_switches_per_s": _ANY, "read_bytes_per_s": _ANY, "write_bytes_per_s": _ANY,
+    "Gain.low": _RATIO, "Gain.high": _RATIO, "rank": _RANKS, "prefetch_factor": _PROCESSES,
+    "clock_offset_s": Bounds(-1e12, 1e12, "seconds"), "items_per_step": _ANY, "rss_growth_bytes": _SIGNED_BYTES,
+    "rest_bytes": _SIGNED_BYTES, "fixed_bytes": _SIGNED_BYTES, "losses": Bounds(-1e300, 1e300, "a number"),
+    "scale": Bounds(0.0, 1e300, "a number"), "first_scale": Bounds(0.0, 1e300, "a number"),
+    "Evidence.value": _ANY, "Evidence.threshold": _ANY, "values": _ANY, "gradient_clip_val": _ANY,
+    "FigureChange.base": _ANY, "FigureChange.new": _ANY, "max_steps": _SIGNED_COUNT, "max_epochs": _SIGNED_COUNT,
+    "ArmRun.stage": _SIGNED_COUNT, "numa_node": _SIGNED_COUNT, "process_numa_nodes": _SIGNED_COUNT,
+    "line": _SIGNED_COUNT, "seed": Bounds(-(2**64), 2**64, "a seed"), "num_sanity_val_steps": _SIGNED_COUNT,
+    "forward_flops": _PLAIN, "backward_flops": _PLAIN, "recomputed_flops": _PLAIN, "flops": _PLAIN,
+}  # fmt: skip
+"""By a field's name, with or without its record's: what the name's end does not say, and exceptions to it."""
+
+_CODE = re.compile(r"PD\d{3}")
+_FILE_NAME = re.compile(r"[^/\\\n]{1,200}")
+_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
+    "Finding.code": (_CODE, "a code such as PD101"),
+    "RuleOutcome.code": (_CODE, "a code such as PD101"),
+    "Verdict.code": (_CODE, "a code such as PD101"),
+    "Run.id": (_FILE_NAME, "an id of at most 200 characters without slashes"),
+}
+"""Text that becomes a name elsewhere."""
+
+_IN_THE_UNIT_OF_ITS_FIELD: dict[type, frozenset[str]] = {
+    Distribution: frozenset(Distribution.__struct_fields__),
+    Spread: frozenset(Spread.__struct_fields__) - {"n"},
+    Interval: frozenset(Interval.__struct_fields__),
+}
+"""Records whose figures have the unit of the field that holds the record."""
+
+_ORDERED: dict[type, tuple[str, str]] = {
+    Gain: ("low", "high"),
+    Interval: ("low", "high"),
+    Growth: ("low_bytes_per_step", "high_bytes_per_step"),
+}
+"""Ends of intervals."""
+
+_DEEPEST = 16
+_SHOWN = 60
+
+
+class Refused(ValueError):
+    """A value that no record may hold.
+
+    Attributes:
+        path: Where it is, from the innermost name outwards.
+        problem: What was received and what was expected.
+        n_lost: How many names of ``path`` to leave out to get to what can be dropped; None where nothing can.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path: list[str | int] = []
+        self.n_lost: int | None = None
+
+    def within(self, name: str | int, *, can_be_dropped: bool) -> None:
+        """Add the name of what holds the value."""
+        self.path.append(name)
+        if can_be_dropped and self.n_lost is None:
+            self.n_lost = len(self.path) - 1
+
+    def __str__(self) -> str:
+        return f"{self.problem} - at `{dotted(('$', *reversed(self.path)))}`"
+
+
+def dotted(path: typing.Iterable[str | int]) -> str:
+    """Return the path as errors write it: ``$.epochs[0].wall_s``."""
+    text = ""
+    for name in path:
+        text += f"[{name}]" if isinstance(name, int) else f".{' '.join(clean(name).split())[:_SHOWN]}"
+    return text.removeprefix(".")
+
+
+def checked(document: Any, record: type[Record]) -> Any:
+    """Return the document with its text cleaned and fields that the record does not have left out.
+
+    Args:
+        document: Decoded JSON.
+        record: What it is to become.
+
+    Raises:
+        Refused: A figure is out of its bounds, or a text is not what it must be.
+    """
+    return _of_record(record, None)(document)
+
+
+def repaired(document: Any, record: type[Record]) -> tuple[Any, dict[str, str]]:
+    """Return the checked document without the parts that are out of bounds, and why each was left out, by its path.
+
+    Raises:
+        Refused: A record cannot do without what is out of bounds.
+    """
+    dropped: dict[str, str] = {}
+    while True:
+        try:
+            return checked(document, record), dropped
+        except Refused as refusal:
+            if refusal.n_lost is None:
+                raise
+            path = list(reversed(refusal.path))
+            *folders, last = path[: len(path) - refusal.n_lost]
+            dropped[dotted((*folders, last))] = f"left out: {refusal}"
+            place = functools.reduce(lambda inner, name: inner[name], folders, document)
+            if isinstance(last, int):
+                place[last:] = place[last + 1 :]
+            else:
+                del place[last]
+
+
+# -- checks, compiled from types ---------------------------------------------
+
+
+@functools.cache
+def _of_record(record: type[Record], unit: Bounds | None) -> Check:
+    """Return the check of a record; ``unit`` bounds its figures where they have the unit of the field that holds it."""
+    of_field = _IN_THE_UNIT_OF_ITS_FIELD.get(record, frozenset())
+    fields: list[tuple[str, Check, bool]] = []
+    for field in msgspec.structs.fields(record):
+        bounds = unit if unit is not None and field.name in of_field else _bounds(record.__name__, field.name)
+        check = _of_type(field.type, f"{record.__name__}.{field.name}", bounds)
+        fields.append((field.name, check, field.default is None))
+    ordered = _ORDERED.get(record)
+
+    def check_record(value: Any) -> Any:
+        if type(value) is not dict:
+            return value
+        kept = {}
+        for name, check, can_be_dropped in fields:
+            if name in value:
+                try:
+                    kept[name] = check(value[name])
+                except Refused as refusal:
+                    refusal.within(name, can_be_dropped=can_be_dropped)
+                    raise
+        if ordered is not None:
+            _check_order(kept, *ordered)
+        return kept
+
+    return check_record
+
+
+def _check_order(document: dict[str, Any], low: str, high: str) -> None:
+    first, last = document.get(low), document.get(high)
+    if isinstance(first, (int, float)) and isinstance(last, (int, float)) and first > last:
+        raise Refused(f"Expected `{low}` <= `{high}`, got {first!r} and {last!r}")
+
+
+def _bounds(record: str, field: str) -> Bounds | None:
+    """Return the bounds that the tables give a field; None where its type alone decides."""
+    for name in (f"{record}.{field}", field):
+        if name in _BY_NAME:
+            return _BY_NAME[name]
+    return next((bounds for suffix, bounds in _BY_SUFFIX.items() if field.endswith(suffix)), None)
+
+
+def _of_type(kind: Any, name: str, bounds: Bounds | None) -> Check:
+    """Return the check of a value of this type; a value of another type passes, and msgspec refuses it."""
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        checks = [_of_type(one, name, bounds) for one in arguments if one is not type(None)]
+        is_optional = type(None) in arguments
+        return _of_union(checks, is_optional)
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return _of_record(kind, bounds)
+    if kind is float or kind is int:
+        return _of_number(bounds or (_COUNT if kind is int else _PLAIN))
+    if origin is typing.Literal:
+        return _of_choice(arguments)
+    if kind is str:
+        return _of_text(name)
+    if origin is tuple:
+        return _of_list(_of_type(arguments[0], name, bounds), is_open=arguments[-1] is ...)
+    if origin is dict:
+        return _of_mapping(_of_type(arguments[1], name, bounds))
+    return _anything if kind is Any else _unchecked
+
+
+def _of_union(checks: list[Check], is_optional: bool) -> Check:
+    def check_union(value: Any) -> Any:
+        if value is None and is_optional:
+            return None
+        for check in checks:
+            value = check(value)
+        return value
+
+    return checks[0] if len(checks) == 1 and not is_optional else check_union
+
+
+def _of_number(bounds: Bounds) -> Check:
+    low, high, unit = bounds
+    least = low or _TINY
+
+    def check_number(value: Any) -> Any:
+        if type(value) is float or type(value) is int:
+            if least <= value <= high:
+                return value
+            if low - _ROUNDING <= value < least:
+                return type(value)(low)
+            raise Refused(f"Expected {unit} from {low:g} to {high:g}, got {value:.6g}")
+        if value is None:  # what JSON makes of NaN and infinity
+            raise Refused(f"Expected {unit} from {low:g} to {high:g}, got null, NaN or infinity")
+        return value
+
+    return check_number
+
+
+def _of_text(name: str) -> Check:
+    pattern = _PATTERNS.get(name)
+
+    def check_text(value: Any) -> Any:
+        if type(value) is not str:
+            return value
+        text = clean(value)
+        if pattern is not None and not pattern[0].fullmatch(text):
+            raise Refused(f"Expected {pattern[1]}, got {text[:_SHOWN]!r}")
+        return text
+
+    return check_text
+
+
+def _of_choice(choices: tuple[Any, ...]) -> Check:
+    expected = ", ".join(map(repr, choices))
+
+    def check_choice(value: Any) -> Any:
+        if type(value) is str and value not in choices:
+            raise Refused(f"Expected one of {expected}, got {clean(value)[:_SHOWN]!r}")
+        return value
+
+    return check_choice
+
+
+def _of_list(check: Check, is_open: bool) -> Check:
+    def check_list(value: Any) -> Any:
+        if type(value) is not list and type(value) is not tuple:
+            return value
+        kept = []
+        for i, one in enumerate(value):
+            try:
+                kept.append(check(one))
+            except Refused as refusal:
+                refusal.within(i, can_be_dropped=is_open)
+                raise
+        return kept
+
+    return check_list
+
+
+def _of_mapping(check: Check) -> Check:
+    def check_mapping(value: Any) -> Any:
+        if type(value) is not dict:
+            return value
+        kept = {}
+        for key, one in value.items():
+            try:
+                kept[clean(key)] = check(one)
+            except Refused as refusal:
+                refusal.within(key, can_be_dropped=True)
+                raise
+        return kept
+
+    return check_mapping
+
+
+def _anything(value: Any, depth: int = 0) -> Any:
+    """Check a value of any type, such as an argument of the Trainer."""
+    if depth > _DEEPEST:
+        raise Refused(f"Expected at most {_DEEPEST} levels of lists and objects")
+    if type(value) is str:
+        return clean(value)
+    if type(value) is list or type(value) is tuple:
+        return [_anything(one, depth + 1) for one in value]
+    if type(value) is dict:
+        return {clean(key): _anything(one, depth + 1) for key, one in value.items()}
+    return value
+
+
+def _unchecked(value: Any) -> Any:
+    return value

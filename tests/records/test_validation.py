@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import copy
+import functools
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from reports.sessions import starved
+
+from lightning_perf.errors import SessionError
+from lightning_perf.records import Session, from_json, load
+from lightning_perf.records.session import SCHEMA_VERSION
+from lightning_perf.records.validation import Refused, checked
+from tests.hostile import filled
+
+WHOLE: dict[str, Any] = filled(Session)
+HOSTILE = "\x1b[31mred\x1b[0m\x07 \u202eevil\x9b1m"
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, (dict, list)):
+        yield path, value
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+
+
+def replaced(path: tuple[str | int, ...], value: Any) -> bytes:
+    document = copy.deepcopy(WHOLE)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return msgspec.json.encode(document)
+
+
+def refusal(content: bytes) -> str:
+    with pytest.raises(SessionError, match="does not hold what a session must") as refused:
+        from_json(content, "a file")
+    return str(refused.value)
+
+
+def with_wall_s(session: Session, wall_s: float) -> Session:
+    return msgspec.structs.replace(session, run=msgspec.structs.replace(session.run, wall_s=wall_s))
+
+
+FIGURES = [
+    path
+    for path, value in leaves(WHOLE)
+    if type(value) in (int, float) and path != ("schema_version",) and not {"trainer_flags", "loader_args"} & {*path}
+]
+
+
+def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None:
+    assert len(FIGURES) > 1_000
+    document = copy.deepcopy(WHOLE)
+    for path in FIGURES:
+        *folders, last = path
+        place = functools.reduce(lambda inner, name: inner[name], folders, document)
+        for value in (1e308, -1e308):
+            kept, place[last] = place[last], value
+            with pytest.raises(Refused) as refused:
+                checked(document, Session)
+            place[last] = kept
+            assert str(last) in str(refused.value).rpartition("$")[2]
+            assert len(str(refused.value)) < 200
+    checked(document, Session)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("run.wall_s", -1.0, "Expected seconds from 0 to 1e+09, got -1 - at `$.run.wall_s`"),
+        ("run.n_steps", 2**63, "Expected a count from 0 to 9.0072e+15, got 9.22337e+18 - at `$.run.n_steps`"),
+        ("run.world_size", -2, "Expected a count from 0 to"),
+        ("machine.usable_cores", 0.0, "Expected cores from 0.01 to"),
+        ("steady.device.starved_share", 1.2, "Expected a share from 0 to 1.05, got 1.2"),
+        ("steady.step_s.p50", 1e10, "Expected seconds from 0 to 1e+09, got 1e+10 - at `$.steady.step_s.p50`"),
+        ("telemetry.host.cpu_busy_fraction.max", 3.0, "Expected a share from 0 to 1.05, got 3"),
+        ("telemetry.host.rss_bytes.p50", -1.0, "Expected bytes from 0 to"),
+        ("findings.0.gain.low", 2.0, "Expected `low` <= `high`, got 2.0 and 0.5 - at `$.findings[0].gain`"),
+        ("findings.0.code", "PD\x1b[31m1", "Expected a code such as PD101, got 'PD1' - at `$.findings[0].code`"),
+        ("outcomes.1.code", "<b>", "Expected a code such as PD101, got '<b>'"),
+        ("run.id", "../../other", "Expected an id of at most 200 characters without slashes"),
+        ("run.status", "x" * 9_000, "Expected one of 'running', 'finished', 'interrupted', 'failed', got 'xxxx"),
+        ("epochs.0.phases.data_wait", None, "Expected seconds from 0 to 1e+09, got null, NaN or infinity"),
+    ],
+)
+def test_load_says_what_it_expected_when_a_value_is_out_of_bounds(path: str, value: object, told: str) -> None:
+    steps = tuple(int(step) if step.isdigit() else step for step in path.split("."))
+    said = refusal(replaced(steps, value))
+    assert told in said
+    assert "\n" not in said
+    assert len(said) < 300
+
+
+def test_load_takes_control_characters_out_of_every_text_and_key() -> None:
+    document = copy.deepcopy(WHOLE)
+    choices = {"PD101", *(choice for choices in _literals(Session, set()) for choice in choices)}
+
+    def hostile(value: Any) -> Any:
+        if isinstance(value, dict):
+            is_record = all(isinstance(key, str) and key.isidentifier() and key in FIELDS for key in value)
+            return {key if is_record else HOSTILE + key: hostile(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [hostile(one) for one in value]
+        return HOSTILE + value if isinstance(value, str) and value not in choices else value
+
+    text = from_json(msgspec.json.encode(hostile(document)), "a file").to_json().decode()
+    assert text.count("red evil") > 500
+    assert [sign for sign in ("\\u001b", "\\u0007", "\u202e", "\x9b") if sign in text] == []
+
+
+def _literals(kind: Any, seen: set[Any]) -> Iterator[tuple[Any, ...]]:
+    if typing.get_origin(kind) is typing.Literal:
+        yield typing.get_args(kind)
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if kind not in seen:
+            seen.add(kind)
+            FIELDS.update(kind.__struct_fields__)
+            for hint in typing.get_type_hints(kind).values():
+                yield from _literals(hint, seen)
+    else:
+        for argument in typing.get_args(kind):
+            yield from _literals(argument, seen)
+
+
+FIELDS: set[str] = set()
+
+
+@pytest.mark.parametrize("seconds", [-1e-9, 5e-324, -0.0])
+def test_figure_counts_as_zero_when_rounding_made_it(seconds: float) -> None:
+    assert from_json(replaced(("run", "wall_s"), seconds), "a file").run.wall_s == 0
+
+
+def test_load_refuses_arguments_of_a_trainer_when_they_are_nested_deeply() -> None:
+    nested: Any = []
+    for _ in range(400):
+        nested = [nested]
+    content = replaced(("findings", 0, "prescriptions", 0, "trainer_flags", "a"), nested)
+    assert "Expected at most 16 levels" in refusal(content)
+
+
+def test_save_leaves_out_what_is_out_of_bounds_and_says_why_when_a_session_can_do_without_it(tmp_path: Any) -> None:
+    whole = from_json(msgspec.json.encode(WHOLE), "a session")
+    assert whole.steady is not None
+    steady = msgspec.structs.replace(
+        whole.steady,
+        gc_s=-5.0,
+        step_s=msgspec.structs.replace(whole.steady.step_s, p50=float("nan")),
+    )
+    epochs = (msgspec.structs.replace(whole.epochs[0], wall_s=float("inf")), whole.epochs[1])
+    saved = load(msgspec.structs.replace(whole, steady=steady, epochs=epochs).save(tmp_path))
+    assert saved.steady is None
+    assert saved.epochs == whole.epochs[1:]
+    assert saved.findings == whole.findings
+    assert "got null, NaN or infinity" in saved.missing["steady"]
+    assert "at `$.epochs[0].wall_s`" in saved.missing["epochs[0]"]
+    assert load(saved.save(tmp_path)) == saved
+
+
+def test_save_drops_a_single_optional_figure_when_only_that_is_out_of_bounds(tmp_path: Any) -> None:
+    session = starved()
+    steady = msgspec.structs.replace(session.steady, gc_s=-5.0)
+    saved = load(msgspec.structs.replace(session, steady=steady).save(tmp_path))
+    assert saved.steady == msgspec.structs.replace(steady, gc_s=None)
+    assert "got -5" in saved.missing["steady.gc_s"]
+
+
+@pytest.mark.parametrize("wall_s", [float("nan"), float("inf"), -3.0, 1e12])
+def test_save_writes_nothing_when_a_required_figure_is_out_of_bounds(wall_s: float, tmp_path: Any) -> None:
+    with pytest.raises(SessionError, match=r"this session does not hold what a session must: .*\$\.run\.wall_s"):
+        with_wall_s(starved(), wall_s).save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_session_of_this_version_is_written_as_it_is_loaded(tmp_path: Any) -> None:
+    content = msgspec.json.encode({**WHOLE, "schema_version": SCHEMA_VERSION})
+    session = from_json(content, "a file")
+    assert load(session.save(tmp_path)) == session
