@@ -7,7 +7,9 @@ import os
 import msgspec
 import numpy as np
 
+from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord, Verdict
+from lightning_perf.records.validation import Refused, checked
 
 from .across import RankLog, log_rank
 from .attribute import OperatorTimes, describe_code, describe_operators
@@ -90,7 +92,19 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         operator_mean_s=float(np.mean(trace.durations[tops])) / SECOND if len(tops) else None,
     )
     whole = msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
-    return whole, log_rank(timeline, collectives)
+    return _checked(whole), log_rank(timeline, collectives)
+
+
+def _checked(record: TraceRecord) -> TraceRecord:
+    """Return the record with its text cleaned: names of events and files come from anyone.
+
+    Raises:
+        TraceError: A figure is out of the bounds of its unit.
+    """
+    try:
+        return msgspec.convert(checked(msgspec.to_builtins(record), TraceRecord), TraceRecord)
+    except Refused as error:
+        raise TraceError(f"{record.source} does not hold what a trace must: {error}") from error
 
 
 def _device_name(timeline: Timeline) -> str | None:

@@ -30,8 +30,11 @@ from .kinds import (
 )
 from .nesting import Rows
 
-_MAX_US: Final = 2.0e15
-"""No time of a real trace is 63 years away from another; beyond this, ns from the earliest would not fit 64 bits."""
+_MAX_US: Final = 3.2e13
+"""Events more than a year from the others are left out: a stray time of 0 would make the trace decades long."""
+
+_MAX_TIME_US: Final = 4.0e15
+"""Clocks count from the epoch at most: times beyond the year 2096 are left out, and their sums in ns fit 64 bits."""
 
 
 class DeviceArguments(msgspec.Struct, gc=False):
@@ -122,10 +125,10 @@ class ColumnBuilder:
         threads: npt.NDArray[np.int32],
     ) -> None:
         if self._base_us is None:
-            finite = starts_us[np.isfinite(starts_us)]
-            self._base_us = float(np.floor(finite.min())) if len(finite) else 0.0
+            usable = starts_us[np.abs(starts_us) < _MAX_TIME_US]
+            self._base_us = float(np.floor(np.median(usable))) if len(usable) else None
         kinds = self._kinds_by_name(kinds, names)
-        offsets = starts_us - self._base_us  # exact: both are close, so nanoseconds survive what follows
+        offsets = starts_us - (self._base_us or 0.0)  # exact: both are close, so nanoseconds survive what follows
         with np.errstate(invalid="ignore"):
             makes_sense = (np.abs(offsets) < _MAX_US) & (durations_us >= 0) & (durations_us < _MAX_US)
         self._n_dropped += int((~makes_sense).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 from typing import Any, Final, NamedTuple
@@ -85,6 +86,10 @@ class Collectives:
     exposed: Times
 
 
+_MOST_RANKS, _MOST_BYTES = 2**24, 2**60
+"""Of one collective; files may give any numbers, and larger ones count as not told."""
+
+
 def find_collectives(timeline: Timeline) -> Collectives:
     """All collectives of the trace, inside the analysed span or not."""
     trace = timeline.trace
@@ -100,11 +105,11 @@ def find_collectives(timeline: Timeline) -> Collectives:
     for row, one in zip(rows.tolist(), asked, strict=True):
         own = _told(trace.details.get(row), None)
         kind = one.kind or own.kind or collective_kind(trace.name(row))
-        group_size = next((n for n in (own.group_size, one.group_size, world or -1) if n > 0), -1)
+        group_size = next((n for n in (own.group_size, one.group_size, world or -1) if 0 < n <= _MOST_RANKS), -1)
         size = own.size if own.size >= 0 else one.size
         if kind == "all_gather" and size >= 0:  # told is what each rank gives
             size = size * group_size if group_size > 0 else -1
-        found.append((kind, size, own.group or one.group, group_size))
+        found.append((kind, size if -1 <= size <= _MOST_BYTES else -1, own.group or one.group, group_size))
     computing = timeline.computing
     return Collectives(
         rows=rows,
@@ -184,7 +189,7 @@ def _bytes(details: Details) -> int:
     for shape, kind in zip(_list(details.shapes or details.old_shapes), _list(details.types), strict=False):
         width = _width(kind) if isinstance(kind, str) else None
         if width and isinstance(shape, list) and shape and all(type(size) is int for size in shape):
-            total += width * int(np.prod(shape, dtype=np.int64))
+            total += width * math.prod(shape)
     return total or -1
 
 

@@ -38,7 +38,7 @@ def _origin(header: Header) -> Origin:
         rank=_count(job.get("rank")),
         world_size=_count(job.get("world_size")),
         devices=tuple(each for each in listed if isinstance(each, dict)),
-        base_ns=base if (base := _count(header.baseTimeNanoseconds)) is not None and base < 2**63 else 0,
+        base_ns=base if (base := _count(header.baseTimeNanoseconds)) is not None and base < 2**62 else 0,
     )
 
 

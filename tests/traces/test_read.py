@@ -148,12 +148,42 @@ def test_what_json_forbids_is_repaired_when_profilers_write_it(tmp_path: Path) -
 
 
 def test_hostile_names_are_data_when_they_hold_markup(tmp_path: Path) -> None:
-    name = "<script>alert(1)</script>[red]\x1b[31m\u202e\0" + "x" * 10_000
+    tag, rest = "<script>alert(1)</script>[red]", "x" * 10_000
+    name = f"{tag}\x1b[31m\u202e\0{rest}"
     events = [*SMALL, event("cpu_op", name, 1600, 50), *launched(name, 1605, 1990, 5, 9)]
     said = analyze(write(tmp_path / "t.json", document(events)))
-    assert name in {operator.name for operator in said.operators}
+    assert tag + rest in {operator.name for operator in said.operators}
     assert said.kernels is not None
-    assert name in {kernel.name for kernel in said.kernels.top}
+    assert tag + rest in {kernel.name for kernel in said.kernels.top}
+
+
+@pytest.mark.parametrize("stray_us", [0, -1e15, 3.9e15, 1e300])
+def test_event_is_left_out_when_its_time_is_years_from_the_others(stray_us: float, tmp_path: Path) -> None:
+    began_us = 1.7e15
+    events = [one | {"ts": one["ts"] + began_us} for one in SMALL]
+    plain = analyze(write(tmp_path / "t.json", document(events)))
+    said = analyze(write(tmp_path / "t.json", document([event("cpu_op", "aten::mm", stray_us, 5), *events])))
+    assert said.steps == plain.steps
+    assert said.whole == plain.whole
+    assert said.missing["events"] == "1 events without usable times were left out"
+
+
+@pytest.mark.parametrize(
+    "job", [{"rank": 2**63}, {"rank": 0, "world_size": 10**30}, {"rank": 2**62, "world_size": 2**62}]
+)
+def test_trace_is_refused_in_one_line_when_a_figure_is_out_of_bounds(job: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"^t.json does not hold what a trace must: Expected a count from 0 to .*$"):
+        analyze(write(tmp_path / "t.json", document(SMALL, distributedInfo=job)))
+
+
+@pytest.mark.parametrize("n", [-(10**30), 2**62, 2**63, 10**30])
+def test_size_of_a_collective_is_not_known_when_no_memory_holds_it(n: int, tmp_path: Path) -> None:
+    more = {"In msg nelems": n, "dtype": "Float", "Group size": n, "Collective name": "allreduce"}
+    events = [*SMALL, event("cpu_op", "record_param_comms", 1900, 50, **more),
+              *launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 1910, 1990, 5, 9)]  # fmt: skip
+    said = analyze(write(tmp_path / "t.json", document(events, distributedInfo={"rank": 0, "world_size": 10**7})))
+    assert said.communication is not None
+    assert said.communication.collectives[0].mean_bytes is None
 
 
 def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: Path) -> None:
