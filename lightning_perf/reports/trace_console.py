@@ -10,6 +10,7 @@ from typing import NamedTuple
 from lightning_perf.records import Finding, TraceRecord, TraceStep
 
 from . import trace_rank_rows, wording
+from .markdown import escape
 
 WIDTH = 100
 N_ROWS = 6
@@ -55,7 +56,7 @@ def to_markdown(records: Sequence[TraceRecord]) -> str:
     """Traces as markdown; foreign text is shown as it is, never read as markup."""
     parts = [part for section in _together(records) for part in _markdown_section(section)]
     for record in _told_in_full(records):
-        parts.append(f"## {_escaped(_title(record))}")
+        parts.append(f"## {escape(_title(record))}")
         for section in sections(record):
             parts.extend(_markdown_section(section))
     return "\n\n".join(parts) + "\n"
@@ -92,25 +93,19 @@ def _wrapped(text: str) -> list[str]:
 
 def _markdown_section(section: Section) -> list[str]:
     if not section.heads:
-        return [f"### {section.title}", "\n".join(_item(row[0]) for row in section.rows)]
+        return [f"### {escape(section.title)}", "\n".join(_item(row[0]) for row in section.rows)]
     table = [
         "| " + " | ".join(section.heads) + " |",
         "|" + "|".join([":--", *["--:"] * (len(section.heads) - 1)]) + "|",
     ]
-    table.extend("| " + " | ".join(_escaped(cell.strip()) for cell in row) + " |" for row in section.rows)
-    return [f"### {section.title}", "\n".join(table)]
+    table.extend("| " + " | ".join(escape(cell.strip()) for cell in row) + " |" for row in section.rows)
+    return [f"### {escape(section.title)}", "\n".join(table)]
 
 
 def _item(text: str) -> str:
     """A line of running text as an item of a list, below the one before where it is indented."""
     depth = (len(text) - len(text.lstrip(" "))) // 4 * 2
-    return f"{' ' * depth}- {_escaped(wording.line(text, 400))}"
-
-
-def _escaped(text: str) -> str:
-    for sign in "\\`*_{}[]<>|#":
-        text = text.replace(sign, "\\" + sign)
-    return text
+    return f"{' ' * depth}- {escape(wording.line(text, 400))}"
 
 
 def _name(text: str, limit: int = 52) -> str:
@@ -243,9 +238,9 @@ def _where_the_time_went(record: TraceRecord, windows: Sequence[TraceStep]) -> S
         title += f"; the device is busy {wording.share(sum(w.device_busy_s or 0.0 for w in windows) / total)} of it"
     rows = []
     for category in windows[0].categories:
-        spent = sum(window.categories[category] for window in windows)
+        spent = sum(window.categories.get(category, 0.0) for window in windows)
         if spent >= LEAST_SHARE * total:
-            bar = "█" * max(1, round(BAR_WIDTH * spent / total))
+            bar = "█" * min(BAR_WIDTH, max(1, round(BAR_WIDTH * spent / total)))
             rows.append((category.replace("_", " "), wording.seconds(spent / n), wording.share(spent / total), bar))
     rows = [(name, time, share, bar.ljust(BAR_WIDTH)) for name, time, share, bar in rows]
     return Section(title, ("", "mean", "share", " " * BAR_WIDTH), rows)
@@ -297,7 +292,7 @@ def trace_facts(record: TraceRecord) -> Iterator[str]:
         )
     if record.allocator and record.allocator.total_s > LEAST_SHARE * record.span_s:
         yield f"memory from the driver: {record.allocator.n:,} calls, {s(record.allocator.total_s)}"
-    if record.startup:
+    if record.startup and record.startup.calls:
         yield f"start-up: {s(record.startup.total_s)} of one-off calls, {_name(record.startup.calls[0].name)} first"
     if record.attention:
         place = f" at {record.attention.site}" if record.attention.site else ""

@@ -83,7 +83,7 @@ def test_foreign_names_are_shown_as_they_are_when_they_hold_markup(
         assert call(monkeypatch, "analyze", file, *arguments) == 0
         shown = capsys.readouterr().out
         assert "\x1b" not in shown
-        assert ("aten::[red]</b>|x" if not arguments else r"aten::\[red\]\</b\>\|x") in shown
+        assert ("aten::[red]</b>|x" if not arguments else r"aten::\[red\]&lt;/b&gt;\|x") in shown
 
 
 def test_the_rest_is_shown_when_one_trace_is_broken(
