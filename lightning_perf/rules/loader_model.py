@@ -258,7 +258,7 @@ def batch_costs(probe: LoaderProbe) -> tuple[float, ...]:
     beyond, extra = getitem.mean_s - getitem.p50_s, getitem.max_s - getitem.p50_s
     if probe.n_slow:
         extra = min(extra, beyond * getitem.n / probe.n_slow)
-    slow = beyond / extra
+    slow = min(1.0, beyond / extra)
     if math.sqrt(n * slow * (1 - slow)) * extra < UNEVEN * n * getitem.mean_s:
         return ()
     drawn = np.random.default_rng(0).binomial(n, slow, _N_SIMULATED)

@@ -37,7 +37,7 @@ def traced_ranks_of(session: Session) -> tuple[Ranks, Reading] | None:
         return None
     reading = reading_of(session)
     found = _from_traces(reading.trace.ranks) if reading.trace.ranks is not None else None
-    return (found, reading) if found is not None else None
+    return (found, reading) if found is not None and len(found.summaries) > 1 else None
 
 
 def _from_traces(ranks: TraceRanks) -> Ranks | None:
@@ -80,7 +80,7 @@ def waited_s(session: Session, reading: Reading) -> float:
 
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
     """The median of a figure over all ranks but one."""
-    return median(value(one) for one in ranks.summaries if one.rank != but.rank)
+    return median(value(one) for one in ranks.summaries if one is not but)
 
 
 def where_found(session: Session, text: str) -> str:

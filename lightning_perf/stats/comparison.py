@@ -187,9 +187,10 @@ def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
         if name in STEP_PHASES and course and min(course) > 0:
             return level(course)
         phase = steady.phases.get(name)
-        if phase is None or phase.total_s <= 0:
+        n_steps = steady.n_steps + _first_steps(steady, session)
+        if phase is None or phase.total_s <= 0 or n_steps == 0:
             return "it did not occur"
-        return Level(math.log(phase.total_s / (steady.n_steps + _first_steps(steady, session))), None, 0)
+        return Level(math.log(phase.total_s / n_steps), None, 0)
 
     return of
 

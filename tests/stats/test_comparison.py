@@ -135,6 +135,14 @@ def test_reason_stands_where_the_steady_state_was_never_reached() -> None:
     assert step.reason == "new: it has no steady steps"
 
 
+def test_phase_did_not_occur_when_no_step_was_measured() -> None:
+    new = msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, id="new"))
+    empty = msgspec.structs.replace(new, steady=msgspec.structs.replace(new.steady, n_steps=0))
+    found = compared(starved(), empty).time("forward")
+    assert found is not None
+    assert "did not occur" in found.reason
+
+
 def test_there_is_no_interval_when_single_runs_are_too_short() -> None:
     short = [simulated(i, n_epochs=1, steps_an_epoch=20) for i in range(1, 7)]
     step = compared(short[0], short[1]).times[0]
