@@ -89,6 +89,8 @@ class DoctorHooks:
             codecarbon's table (the extra ``carbon``). None to leave it out.
         progress: Whether Lightning's progress bar also shows which part of the last steps waited for data, and the
             latest verdict: worked out at most once a second, when the bar collects its own figures.
+        host_lines: Whether to sample which lines of your code the training thread spends its time in: in short bursts,
+            for at most 0.5 % of the run, by a thread that reads its stack.
         module_depth: How deep modules are told apart where their times are told: 1 for the top-level ones, 0 for none
             of the looks at single steps that tell modules' times, synchronising lines and loops over tensors.
         apply: Treatments to apply at the start of the epoch after a finding asked for them, e.g.
@@ -122,6 +124,7 @@ class DoctorHooks:
         arithmetic: bool = True,
         ceilings: bool = True,
         progress: bool = False,
+        host_lines: bool = True,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -132,6 +135,7 @@ class DoctorHooks:
         self.arithmetic = arguments.checked_flag("arithmetic", arithmetic)
         self.ceilings = arguments.checked_flag("ceilings", ceilings)
         self.progress = arguments.checked_flag("progress", progress)
+        self.host_lines = arguments.checked_flag("host_lines", host_lines)
         self.memory = arguments.checked_flag("memory", memory)
         self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
@@ -216,6 +220,7 @@ class DoctorHooks:
                 wants_device_clock=self.device_stats,
                 wants_data_probe=self.probe_data,
                 module_depth=self.module_depth,
+                wants_host_lines=self.host_lines,
                 on_fail=self._switch_off,
                 rates=self.rates,
             )

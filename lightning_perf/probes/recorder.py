@@ -21,6 +21,7 @@ import torch
 from lightning_perf import __version__
 from lightning_perf.records import (
     Epoch,
+    HostProfile,
     Machine,
     Memory,
     ModelProfile,
@@ -41,6 +42,7 @@ from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
 from .compiler import CompilerProbe
 from .energy import Rates
+from .host_lines import LineSampler, current_phase
 from .loader import LoaderWatch
 from .looks import ROUNDS, StepLooks
 from .loop import LoopProbe
@@ -81,6 +83,7 @@ class Recorder:
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
         module_depth: How deep modules are told apart.
+        wants_host_lines: Whether the training thread's stack is sampled.
         rates: What the user says that time and energy cost; None for nothing.
         on_fail: Called with the name of a probe and its error; the probe is then off.
         clock: The host's clock, in nanoseconds.
@@ -100,6 +103,7 @@ class Recorder:
         wants_device_clock: bool,
         wants_data_probe: bool = False,
         module_depth: int = 1,
+        wants_host_lines: bool = True,
         on_fail: Callable[[str, Exception], None],
         rates: Rates | None = None,
         clock: Callable[[], int] = now_ns,
@@ -152,7 +156,12 @@ class Recorder:
         self.looks: StepLooks | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
-        self.pauses = GarbagePauses(clock, is_counted=lambda: self.loop.first_step_end_ns is not None)
+        self.pauses = GarbagePauses(
+            clock, is_counted=lambda: self.loop.first_step_end_ns is not None, phase=lambda: current_phase(self.loop)
+        )
+        self.host_lines: LineSampler | None = None
+        if not wants_host_lines:
+            self.missing["host_profile"] = "host_lines=False"
         self._rates = rates or Rates()
         self.telemetry: TelemetryProbe | None = None
         if not wants_device_clock:
@@ -170,6 +179,12 @@ class Recorder:
             self._start_arithmetic()
         if self.stage == "fit":
             self._start_looking()
+        if "host_profile" not in self.missing:
+            self._tried("host_lines", self._start_host_lines)
+
+    def _start_host_lines(self) -> None:
+        self.host_lines = LineSampler(self.loop, lambda: self.pauses.automatic_ns)
+        self.host_lines.start()
 
     def _start_looking(self) -> None:
         """Hangs in what looks at single steps, and what listens to the compiler."""
@@ -247,6 +262,8 @@ class Recorder:
         with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
             stop.callback(self._loader.close)
             stop.callback(self.pauses.stop)
+            if self.host_lines is not None:
+                stop.callback(self.host_lines.stop)
             for probe in (self.compiler, self.scaler, self.looks):
                 if probe is not None:
                     stop.callback(probe.close)
@@ -366,8 +383,21 @@ class Recorder:
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
             loader_probe=self._loader.probe,
+            host_profile=self._host_profile(missing, steady),
+            collections=self._tried("collections", self.pauses.record, self._stepping_s()),
             **self._looked_at(missing, steady),
         )
+
+    def _host_profile(self, missing: dict[str, str], steady: StageTimes | None) -> HostProfile | None:
+        profile, sampler = None, self.host_lines
+        if sampler is not None:
+            profile = self._tried("host_lines", sampler.record, steady)
+            missing.update(sampler.missing)
+            if sampler.error is not None:
+                self._on_fail("host_lines", sampler.error)
+        if profile is None:
+            missing.setdefault("host_profile", "the run was too short to sample its lines, or sampling failed")
+        return profile
 
     def _looked_at(self, missing: dict[str, str], steady: StageTimes | None) -> dict[str, Any]:
         """The fields of the session that single steps, the compiler and the loss scaler fill."""
@@ -423,6 +453,11 @@ class Recorder:
             settings=self.settings,
             missing={**self.missing, "steady": "the session could not be put together; see probes_off"},
         )
+
+    def _stepping_s(self) -> float:
+        """Seconds since the end of the first step."""
+        first_ns = self.loop.first_step_end_ns
+        return 0.0 if first_ns is None else (self.loop.timeline.charge() - first_ns) / 1e9
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
@@ -537,6 +572,8 @@ class Recorder:
             reporting_ns += self.looks.outside_ns
         if self.arithmetic is not None:
             reporting_ns += self.arithmetic.own_ns
+        if self.host_lines is not None:
+            reporting_ns += self.host_lines.cost_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

@@ -16,6 +16,7 @@ from .base import Record
 from .files import read_regular, write_whole
 from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
+from .host_profile import Collections, HostProfile
 from .loader_probe import LoaderProbe
 from .machine import Machine
 from .memory import Memory
@@ -155,6 +156,8 @@ class Session(Record, frozen=True, kw_only=True):
         sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
         compiler: What ``torch.compile`` did; None where nothing was compiled.
         loss_scaler: The loss scaler of fp16 training; None without one.
+        host_profile: The lines of the user's code in which the host's time passes; None where they were not sampled.
+        collections: Python's garbage collections; None where there was none.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -181,6 +184,8 @@ class Session(Record, frozen=True, kw_only=True):
     compiler: CompilerWatch | None = None
     loss_scaler: LossScaler | None = None
     applied: tuple[AppliedTreatment, ...] = ()
+    host_profile: HostProfile | None = None
+    collections: Collections | None = None
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""

@@ -37,7 +37,7 @@ torch.optim.AdamW(self.parameters(), foreach=False)
 `fused=True` where the optimizer has it, else `foreach=True`.
 
 ## When it is wrong
-Gradient clipping and learning-rate schedulers are counted in the same phase. On a CPU fused steps gain less for models
+Gradient clipping is counted in the same phase. On a CPU fused steps gain less for models
 of few, large tensors, which are bound by memory either way.
 
 ## Sources
