@@ -54,7 +54,7 @@ from .module_times import ModuleTime, with_times
 from .pauses import GarbagePauses
 from .recording import WindowOptions
 from .settings import read_settings, read_step_logging
-from .spans import Timeline, span_cost_ns
+from .spans import OWN, Timeline, span_cost_ns
 from .startup import startup_parts
 from .telemetry import TelemetryProbe, open_telemetry, with_cost
 from .window import WindowProbe
@@ -156,9 +156,7 @@ class Recorder:
         self.looks: StepLooks | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
-        self.pauses = GarbagePauses(
-            clock, is_counted=lambda: self.loop.first_step_end_ns is not None, phase=lambda: current_phase(self.loop)
-        )
+        self.pauses = GarbagePauses(clock, is_counted=self._is_trainings_time, phase=lambda: current_phase(self.loop))
         self.host_lines: LineSampler | None = None
         if not wants_host_lines:
             self.missing["host_profile"] = "host_lines=False"
@@ -453,6 +451,10 @@ class Recorder:
             settings=self.settings,
             missing={**self.missing, "steady": "the session could not be put together; see probes_off"},
         )
+
+    def _is_trainings_time(self) -> bool:
+        """Whether the first step is over and this moment is not within a hook of PerfDoctor."""
+        return self.loop.first_step_end_ns is not None and self.loop.timeline.current.phase != OWN
 
     def _stepping_s(self) -> float:
         """Seconds since the end of the first step."""

@@ -71,6 +71,7 @@ class HostProfile(Record, frozen=True, kw_only=True):
         last_step: Steps finished at the last one.
         cost_s: What sampling cost.
         phases: By phase name; only those that were seen.
+        slow_steps: Samples taken once a step had lasted three times the median, by phase; empty where none was.
     """
 
     n_samples: int
@@ -79,6 +80,7 @@ class HostProfile(Record, frozen=True, kw_only=True):
     last_step: int
     cost_s: float
     phases: dict[str, HostPhase]
+    slow_steps: dict[str, HostPhase] = {}
 
 
 class Generation(Record, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from lightning_perf.records import (
 )
 
 from .gain import with_warm_rest
-from .line_signals import within_operators
+from .line_signals import with_line, within_operators
 from .rank_signals import where_found
 from .rule import EXPLAINED_SHARE, Rule, Skip
 from .selection import check_known, is_selected
@@ -97,7 +97,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            found = _weakened(within_operators(finding, session), weakening)
+            found = with_line(_weakened(within_operators(finding, session), weakening), session)
             findings.append(_placed(session, found if rule.models_rest else with_warm_rest(found, session)))
     findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(

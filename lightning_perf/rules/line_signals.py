@@ -12,23 +12,20 @@ from .signals import phase_s
 from .user_lines import LineTime, host_s, lines_of
 from .wording import percent
 
+MIN_PART = 0.3
+"""Of what a finding claims: a line that takes less of it is not where the time goes."""
+
+_CLAIMED = ("claimed",)
+_LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
+_PHASES_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110"), _LOADING),
+    **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
+    **dict.fromkeys(("PD502", "PD504", "PD505", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED),
+}
+"""Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
+
 # These claim the time of operators. PD303 and PD304 are about what the host does between operators.
 _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
-
-
-def line_evidence(session: Session, *phases: str, least: float = 0.02) -> tuple[Evidence, ...]:
-    """Return the costliest line of these phases as evidence; nothing where none takes ``least`` of the time.
-
-    Args:
-        session: The session.
-        phases: By name.
-        least: Share of the steady span.
-    """
-    steady = session.steady
-    found = next(iter(lines_of(session, *phases)), None)
-    if steady is None or found is None or found.seconds < least * steady.span_s:
-        return ()
-    return (evidence_of(found, steady),)
 
 
 def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
@@ -38,13 +35,23 @@ def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
     )
 
 
-def named_line(session: Session, *phases: str, least: float = 0.02) -> str:
-    """Return a sentence that names the costliest line of these phases; empty where none takes ``least`` of the time."""
-    steady = session.steady
-    found = next(iter(lines_of(session, *phases)), None)
-    if steady is None or found is None or found.seconds < least * steady.span_s:
-        return ""
-    return f" {found.where} spends {percent(found.seconds / steady.span_s)} of the time{found.doing}."
+def with_line(finding: Finding, session: Session) -> Finding:
+    """Return the finding with the line of the user's that takes most of its time, if it is about host time.
+
+    Args:
+        finding: Of ``session``.
+        session: The session.
+    """
+    phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
+    if not phases or steady is None or finding.severity == "info":
+        return finding
+    line = next(iter(lines_of(session, *(phases if phases != _CLAIMED else tuple(finding.claims)))), None)
+    if line is None or line.seconds < MIN_PART * sum(finding.claims.values()) or line.where in finding.summary:
+        return finding
+    sentence = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}."
+    return msgspec.structs.replace(
+        finding, summary=finding.summary + sentence, evidence=(*finding.evidence, evidence_of(line, steady))
+    )
 
 
 def within_operators(finding: Finding, session: Session) -> Finding:

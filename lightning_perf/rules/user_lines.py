@@ -16,8 +16,12 @@ COLLECT = "gc.collect"
 _Z = 1.96  # of a 95 % interval
 
 
+_COMPUTING = ("transfer", "forward", "backward", "optimizer", "validation")
+"""In these phases torch operators are the training itself; elsewhere they are a part of what the line costs."""
+
+
 class LineTime(NamedTuple):
-    """A line of the user's, and what it takes outside torch operators.
+    """A line of the user's, and what it takes: outside torch operators where the phase is for computing.
 
     Attributes:
         line: The line.
@@ -71,6 +75,24 @@ def host_s(session: Session, phase: str) -> float:
     return lines_s + collecting_s(session, phase)
 
 
+def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float]]:
+    """Return what slow steps do once they have lasted three times the median, and the share of that time it takes.
+
+    Costliest first. None stands for automatic garbage collections. Empty where no sample fell into a slow step.
+
+    Args:
+        session: The session.
+    """
+    phases = session.host_profile.slow_steps.values() if session.host_profile is not None else ()
+    found: list[tuple[HostLine | None, float]] = [
+        (line, phase.share * line.share) for phase in phases for line in phase.lines
+    ]
+    collecting = sum(phase.share * phase.gc_fraction for phase in phases)
+    if collecting:
+        found.append((None, collecting))
+    return sorted(found, key=lambda item: -item[1])
+
+
 def collecting_s(session: Session, phase: str) -> float:
     """Return the seconds of a phase of the steady span in the garbage collector."""
     found, steady = session.collections, session.steady
@@ -81,7 +103,7 @@ def collecting_s(session: Session, phase: str) -> float:
 
 
 def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float) -> LineTime:
-    share = line.share * (1 - line.operator_fraction)
+    share = line.share * (1 - line.operator_fraction) if name in _COMPUTING else line.share
     low, high = _wilson(share, phase.n_effective)
     return LineTime(line, name, share * seconds, low * seconds, high * seconds, line.n_samples)
 

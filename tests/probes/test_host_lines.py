@@ -143,7 +143,7 @@ def samples(*stacks_of: tuple[tuple[tuple[Any, int], ...], float, int]) -> Phase
 
 
 def found(phase: PhaseSamples) -> list[tuple[str, int, float]]:
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, (0, 9), 0.0, None)
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
     assert profile is not None
     return [(line.function, line.line, round(line.share, 3)) for line in profile.phases["forward"].lines]
 
@@ -165,7 +165,7 @@ def test_lines_share_no_time_when_their_shares_are_added():
 
 def test_effective_samples_are_few_when_one_call_holds_most_of_the_time():
     phase = samples((((helper, 1),), 900, 1), (((training_step, 1),), 100, 50))
-    profile = ProfileBuilder(StackReader()).build({"forward": phase}, (0, 9), 0.0, None)
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
     assert profile is not None
     assert profile.phases["forward"].n_samples == 51
     assert profile.phases["forward"].n_effective < 2
@@ -186,11 +186,11 @@ class Loop:
 
     def __init__(self) -> None:
         current = SimpleNamespace(phase=2)
-        self.main = SimpleNamespace(n_steps=10, is_left_out=False)
+        self.main = SimpleNamespace(n_steps=10, is_left_out=False, recent_median_ns=lambda: 1e9)
         self.validation = SimpleNamespace(row=[0])
         self.is_profiling = False
         self.timeline = SimpleNamespace(
-            edges=None, is_frozen=False, current=current, phase_ns=[1], phase=lambda: "forward"
+            edges=None, is_frozen=False, current=current, phase_ns=[1], last_ns=0, phase=lambda: "forward"
         )
 
 
@@ -225,6 +225,16 @@ def test_late_sample_stands_for_the_time_it_was_late_when_a_call_held_the_lock(l
     assert profile.n_samples == 1
     assert profile.sampled_s == pytest.approx(0.2 + sampler.PAUSE_S, rel=0.01)
     assert profile.phases["forward"].lines[0].function == "helper"
+
+
+def test_slow_step_is_told_apart_when_it_lasts_three_times_the_median(line_sampler, clock):
+    line_sampler.burst()
+    assert line_sampler.record(None).slow_steps == {}
+    line_sampler._loop.timeline.phase_ns = [3_000_000_000]
+    line_sampler.burst()
+    profile = line_sampler.record(None)
+    assert profile.slow_steps["forward"].lines[0].function == "helper"
+    assert profile.slow_steps["forward"].n_samples < profile.n_samples
 
 
 def test_step_is_not_sampled_when_something_of_ours_slows_it(line_sampler):

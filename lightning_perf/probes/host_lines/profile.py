@@ -116,12 +116,18 @@ class ProfileBuilder:
         self._own: dict[Visit, OwnCode] = {}
 
     def build(
-        self, phases: dict[str, PhaseSamples], steps: tuple[int, int], cost_s: float, steady: StageTimes | None
+        self,
+        phases: dict[str, PhaseSamples],
+        slow: dict[str, PhaseSamples],
+        steps: tuple[int, int],
+        cost_s: float,
+        steady: StageTimes | None,
     ) -> HostProfile | None:
         """Return the record; None without samples.
 
         Args:
             phases: By name.
+            slow: The same of slow steps alone.
             steps: Steps finished at the first and at the last sample.
             cost_s: What sampling cost.
             steady: The steps in the steady state, for seconds per step.
@@ -135,8 +141,13 @@ class ProfileBuilder:
             first_step=steps[0],
             last_step=steps[1],
             cost_s=cost_s,
-            phases={name: self._phase(name, phase, total_ns, steady) for name, phase in phases.items() if phase.ns},
+            phases=self._all(phases, steady),
+            slow_steps=self._all(slow, None),
         )
+
+    def _all(self, phases: dict[str, PhaseSamples], steady: StageTimes | None) -> dict[str, HostPhase]:
+        total_ns = sum(phase.ns for phase in phases.values())
+        return {name: self._phase(name, phase, total_ns, steady) for name, phase in phases.items() if phase.ns}
 
     def _phase(self, name: str, samples: PhaseSamples, total_ns: float, steady: StageTimes | None) -> HostPhase:
         roots: dict[Place, Line] = {}

@@ -26,7 +26,8 @@ from types import FrameType
 
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.spans import OWN
-from lightning_perf.records import HostProfile, StageTimes
+from lightning_perf.probes.tally import SLOW_FACTOR
+from lightning_perf.records import STEP_PHASES, HostProfile, StageTimes
 
 from .profile import PhaseSamples, ProfileBuilder
 from .stacks import StackReader
@@ -79,6 +80,8 @@ class LineSampler:
         self._reader = StackReader()
         self._builder = ProfileBuilder(self._reader)
         self._phases: dict[str, PhaseSamples] = {}
+        self._slow: dict[str, PhaseSamples] = {}
+        self._slow_ns = float("inf")
         self._lock = threading.Lock()
         self._n = 0
         self._steps: tuple[int, int] | None = None
@@ -113,6 +116,8 @@ class LineSampler:
         """Sample for a while; return the seconds to wait before the next burst."""
         begin_ns, cpu_ns = self._now_ns(), time.thread_time_ns()
         n_taken = n_outside = 0
+        median_ns = self._loop.main.recent_median_ns()
+        self._slow_ns = float("inf") if median_ns is None else SLOW_FACTOR * median_ns
         while not self._stopping.is_set() and self._now_ns() - begin_ns < BURST_S * 1e9:
             if not self._is_undisturbed():
                 break
@@ -160,11 +165,18 @@ class LineSampler:
         gc_ns = min(late_ns, self._paused_ns() - gc_before_ns)
         step = loop.main.n_steps
         with self._lock:
-            phase = self._phases.setdefault(name, PhaseSamples())
-            phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns)
+            for phases in (self._phases, self._slow) if self._is_in_slow_step(name, late_ns) else (self._phases,):
+                phase = phases.setdefault(name, PhaseSamples())
+                phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns)
             self._n += 1
             self._steps = (step if self._steps is None else self._steps[0], step)
         return True
+
+    def _is_in_slow_step(self, phase: str, late_ns: float) -> bool:
+        """Whether the step under way, or the one that a late sample found at its end, takes far longer than others."""
+        timeline = self._loop.timeline
+        passed_ns = sum(timeline.phase_ns) + self._now_ns() - timeline.last_ns
+        return phase in STEP_PHASES and max(passed_ns, late_ns) > self._slow_ns
 
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
@@ -177,7 +189,7 @@ class LineSampler:
         with self._lock:
             if self._steps is None:
                 return None
-            return self._builder.build(self._phases, self._steps, self.cost_ns / 1e9, steady)
+            return self._builder.build(self._phases, self._slow, self._steps, self.cost_ns / 1e9, steady)
 
 
 def current_phase(loop: LoopProbe) -> str:

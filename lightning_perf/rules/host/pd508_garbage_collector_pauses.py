@@ -6,7 +6,7 @@ from lightning_perf.records import AskedCollection, Collections, Evidence, Findi
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.wording import duration, number_of, percent
+from lightning_perf.rules.wording import called, duration, number_of, percent
 
 CODE = "PD508"
 NAME = "garbage-collector-pauses"
@@ -52,7 +52,7 @@ def check(session: Session) -> Finding | None:
             raise Skip("collections were not measured")
         return None
     total_s = sum(each.total_s for each in found.generations)
-    if found.span_s <= 0 or total_s < MIN_SHARE * found.span_s:
+    if found.span_s <= 0:
         return None
     scale = steady.span_s / found.span_s
     asked = [each for each in found.asked if each.is_users]
@@ -63,6 +63,8 @@ def check(session: Session) -> Finding | None:
     claims: dict[str, float] = {}
     for phase, seconds in [(a.phase, a.total_s) for a in asked] if is_asked else found.automatic_by_phase_s.items():
         claims[phase] = claims.get(phase, 0.0) + seconds * scale
+    if sum(claims.values()) < MIN_SHARE * steady.span_s:
+        return None
     return timed_finding(
         steady,
         code=CODE,
@@ -89,14 +91,12 @@ def check(session: Session) -> Finding | None:
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:
     if asked and asked[0].total_s > sum(found.automatic_by_phase_s.values()):
         one = asked[0]
-        each = duration(one.total_s / one.n)
-        return f"{one.function} ({one.file}:{one.line}) called gc.collect() {number_of(one.n, 'time')}, {each} each."
+        where = f"{one.function} ({one.file}:{one.line})"
+        return f"{where} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""
-    return (
-        f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation} took "
-        f"{duration(worst.total_s / worst.n)} each.{alive}"
-    )
+    what = f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation}"
+    return f"{what} took {duration(worst.total_s / worst.n)}{' each' if worst.n > 1 else ''}.{alive}"
 
 
 def _prescription(found: Collections, asked: AskedCollection | None) -> Prescription:

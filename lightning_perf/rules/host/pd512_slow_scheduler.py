@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.line_signals import line_evidence
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD512"
@@ -51,17 +49,13 @@ def check(session: Session) -> Finding | None:
     share = seconds / steady.span_s
     if share < MIN_SHARE:
         return None
-    line = next(iter(lines_of(session, "scheduler")), None)
     each_s = seconds / steady.n_steps
-    where = f" {line.where} takes most of it{line.doing}." if line is not None else ""
     return timed_finding(
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=(
-            f"The learning-rate scheduler takes {percent(share)} of the time, {duration(each_s)} per step.{where}"
-        ),
+        summary=f"The learning-rate scheduler takes {percent(share)} of the time, {duration(each_s)} per step.",
         evidence=(
             Evidence(
                 metric="share of the time in learning-rate schedulers",
@@ -70,7 +64,6 @@ def check(session: Session) -> Finding | None:
                 threshold=MIN_SHARE,
                 n=steady.n_steps,
             ),
-            *line_evidence(session, "scheduler"),
         ),
         prescriptions=(
             Prescription(
