@@ -69,6 +69,26 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
     return sorted(found, key=lambda time: -time.seconds)
 
 
+def metric_lines_of(session: Session, *phases: str) -> list[LineTime]:
+    """Return the lines that call metrics of torchmetrics, with the operators that these run, costliest first."""
+    profile, steady = session.host_profile, session.steady
+    if profile is None or steady is None:
+        return []
+    found = [
+        _line_time(line, name, phase, _phase_s(steady, name), with_operators=True)
+        for name, phase in profile.phases.items()
+        if name in phases
+        for line in phase.lines
+        if line.n_samples >= MIN_SAMPLES and is_metric(line)
+    ]
+    return sorted(found, key=lambda time: -time.seconds)
+
+
+def is_metric(line: HostLine) -> bool:
+    """Return whether a line spends its time in a metric of torchmetrics."""
+    return line.call.startswith("torchmetrics.")
+
+
 def host_s(session: Session, phase: str) -> float:
     """Return the seconds of a phase that pass in the user's lines and the collector, outside torch operators."""
     lines_s = sum(time.seconds for time in lines_of(session, phase) if time.line.call != COLLECT)
@@ -102,8 +122,9 @@ def collecting_s(session: Session, phase: str) -> float:
     return (found.automatic_by_phase_s.get(phase, 0.0) + asked_s) * steady.span_s / found.span_s
 
 
-def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float) -> LineTime:
-    share = line.share * (1 - line.operator_fraction) if name in _COMPUTING else line.share
+def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool = False) -> LineTime:
+    without_operators = name in _COMPUTING and not with_operators
+    share = line.share * (1 - line.operator_fraction) if without_operators else line.share
     low, high = _wilson(share, phase.n_effective)
     return LineTime(line, name, share * seconds, low * seconds, high * seconds, line.n_samples)
 

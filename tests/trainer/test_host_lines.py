@@ -92,7 +92,7 @@ class Planted(LightningModule):
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if self.fault == "transfer":
-            sorted([(i * 7919) % 10007 for i in range(60_000)])  # transfer
+            time.sleep(0.02)  # transfer
         return batch
 
     def configure_optimizers(self) -> Any:
@@ -156,10 +156,9 @@ def test_finding_names_the_planted_line_when_it_takes_most_of_the_step(
     make_trainer: Make, fault: str, code: str
 ) -> None:
     session = trained(make_trainer, fault)
-    first = next(finding for finding in session.findings if finding.category != "quality")
-    assert first.code == code
-    assert f"{HERE}:{line_of(fault)}" in first.summary
-    assert "PD318" not in {finding.code for finding in session.findings if finding.severity != "info"}
+    (found,) = [finding for finding in session.findings if finding.code == code]
+    assert found.severity == "high"
+    assert f"{HERE}:{line_of(fault)}" in found.summary
 
 
 def test_collection_is_told_with_its_line_when_the_step_asks_for_it(make_trainer: Make) -> None:

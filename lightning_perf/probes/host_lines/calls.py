@@ -22,6 +22,9 @@ _IS_OPERATOR = frozenset(
 """Instructions after which the interpreter does not look whether another thread wants its lock: where a sample finds a
 thread on one of them, what it runs has given the lock away, as torch's operators do and Python's own never do."""
 
+_JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
+"""The truth of a tensor; Python 3.10 looks for other threads at each of its jumps."""
+
 _CONVERSIONS = ("float", "int", "bool")  # of a tensor, for which they wait; of anything else they take no time
 
 
@@ -51,7 +54,7 @@ class OwnCode:
         self.call = ""
         self.is_operator: bool | None = False
         instruction = _instruction(code, offset)
-        if instruction in _IS_OPERATOR or instruction.startswith("POP_JUMP_FORWARD_IF"):
+        if instruction in _IS_OPERATOR or instruction.startswith(_JUMPS):
             self.is_operator = True
         if "CALL" not in instruction:
             return

@@ -10,6 +10,8 @@ from lightning_perf.probes.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, 
 
 _OURS = ("lightning_perf.probes.", "lightning_perf.seams.")
 
+_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # between a line that calls a module and its forward
+
 OPERATOR = "operator"
 """Torch's own code, unless it loads data, saves files or schedules learning rates."""
 
@@ -79,7 +81,8 @@ class StackReader:
             elif owner == LIGHTNING:
                 n_confirmed = len(pending)  # frames further out than all of Lightning's only started the run
                 is_below_lightning = True
-            inner = frame
+            if code.co_name not in _MODULE_CALLS:
+                inner = frame
             frame = frame.f_back
         if not is_below_lightning:
             return None
