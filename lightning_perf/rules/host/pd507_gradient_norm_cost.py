@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, share_of, steady_of
+from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD507"
 NAME = "gradient-norm-cost"
 CATEGORY = "host"
 
+HOOK = "configure_gradient_clipping"
 MIN_SHARE = 0.05  # RULES: clipping or norms of 5 % of the step or more.
 
 DOCS = """\
 ## What it measures
-The time in Lightning's `configure_gradient_clipping`, which clips gradients by `gradient_clip_val` or by your own
-override of the hook.
+The time in `configure_gradient_clipping`, where samples of the stack show an override of your own. What Lightning does
+for `gradient_clip_val` is one call already.
 
 ## Why it costs
 The norm of all gradients reads each of them, one operator or more per parameter, before the optimizer may step.
@@ -49,6 +51,11 @@ def check(session: Session) -> Finding | None:
     share = share_of(times)
     if share < MIN_SHARE:
         return None
+    if session.host_profile is None:
+        raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
+    own = next((line for line in lines_of(session, "optimizer") if line.line.entry == HOOK), None)
+    if own is None:
+        return None
     each_s = sum(time.total_s for time in times) / max(1, sum(time.n_calls for time in times))
     foreach = "" if is_cpu_run(session) else ", foreach=True"
     return timed_finding(
@@ -56,7 +63,7 @@ def check(session: Session) -> Finding | None:
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"Clipping gradients takes {percent(share)} of the time, {duration(each_s)} per call.",
+        summary=f"Clipping gradients takes {percent(share)} of the time, {duration(each_s)} per call, in {own.where}.",
         evidence=(
             Evidence(
                 metric="share of the time clipping gradients",
