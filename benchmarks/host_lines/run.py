@@ -1,6 +1,7 @@
 """Measures how far each way to sample a thread's stack is off the true share of planted lines.
 
-    python benchmarks/host_lines/run.py [--seconds 3]
+    python benchmarks/host_lines/run.py [--seconds 3]              steps of about 2.5 ms
+    SCALE=10 python benchmarks/host_lines/run.py [--seconds 3]     of about 25 ms
 
 A loop runs five kinds of work, each on a line of its own and timed around that line: torch operators, a JSON parse and
 a sort (C calls that hold the interpreter lock), a loop in Python, and a sleep. Each sampler watches the same loop in

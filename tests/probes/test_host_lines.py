@@ -93,7 +93,7 @@ def test_reader_reads_generated_code_as_its_modules_when_a_dataclass_is_made():
     [
         ("module.probe()", {"module": json}, "module.probe", False),
         ("module.probe()", {"module": torch}, "module.probe", True),
-        ("self.items.probe()", {}, "items.probe", False),
+        ("self.items.probe()", {}, "items.probe", None),
     ],
 )
 def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_operator, tmp_path, monkeypatch):

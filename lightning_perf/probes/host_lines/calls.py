@@ -45,7 +45,7 @@ class OwnCode:
     Attributes:
         call: The function called, as the line writes it; empty where none was.
         is_operator: Whether it was a torch operator; None where only the lock tells: a method that tensors and
-            Python's own types both have.
+            Python's own types both have, or neither.
     """
 
     __slots__ = ("call", "is_operator")
@@ -71,8 +71,8 @@ class OwnCode:
             self.is_operator = _module_of(target).partition(".")[0] == "torch"
         elif method:
             name = function.rpartition(".")[2]
-            if hasattr(torch.Tensor, name):
-                self.is_operator = None if name in _PYTHONS_OWN else True
+            is_tensors, is_pythons = hasattr(torch.Tensor, name), name in _PYTHONS_OWN
+            self.is_operator = is_tensors if is_tensors != is_pythons else None
 
 
 def _module_of(target: Any) -> str:

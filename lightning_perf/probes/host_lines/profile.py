@@ -94,14 +94,11 @@ class Line:
         """Yield the lines to tell of: lines of the function called where they hold most of the time, else this one."""
         if self.ns < least_ns:
             return
-        below_ns = sum(child.ns for child in self.children.values() if child.ns >= least_ns)
         if max((child.ns for child in self.children.values()), default=0.0) < _DESCENT_SHARE * self.ns:
             yield self
             return
         for child in self.children.values():
             yield from child.costly(least_ns)
-        if self.ns - below_ns >= max(least_ns, _DESCENT_SHARE * self.ns):
-            yield self
 
 
 class ProfileBuilder:

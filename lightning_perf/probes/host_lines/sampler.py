@@ -1,12 +1,13 @@
 """Samples the training thread's stack from a thread of its own, in short bursts.
 
-``benchmarks/host_lines/run.py`` compares ways to do so on planted lines (steps of 25 ms; two busy cores):
+``benchmarks/host_lines/run.py`` compares ways to do so on planted lines (two busy cores of a virtual Xeon):
 
-- a thread over ``sys._current_frames()``: shares are off by up to 10 points. It gets the interpreter lock where the
-  training gives it away, which is in operators and sleeps, and after 5 ms otherwise;
-- the same with a switch interval of 0.1 ms while it waits: off by 2 points;
-- pyinstrument's profile function: off by 2 points. It replaces a profiler of the user's, and steps take 20 to 45 %
-  longer.
+- a thread over ``sys._current_frames()``: shares are off by up to 10 points in steps of 25 ms, and by 44 in steps of
+  2.5 ms. It gets the interpreter lock where the training gives it away, which is in operators and sleeps, and after
+  5 ms otherwise;
+- the same with a switch interval of 0.1 ms while it waits: off by 2 points, and by 23 in steps of 2.5 ms;
+- pyinstrument's profile function: off by 2 points, and by 6. It replaces a profiler of the user's, and steps take 20 to
+  45 % longer.
 
 Hence the second. The switch interval is lowered while the sampler waits for its next sample within a burst, and at no
 other time. A sample stands for the mean pause, and for the time that it was late: what a C call that holds the lock

@@ -21,6 +21,8 @@ MIN_SHARE = 0.05
 # Callbacks, loggers, schedulers and loaders have rules of their own, which name the line too.
 PHASES = ("transfer", "forward", "backward", "optimizer", "other")
 MAX_LINES = 3
+# Samples of steps of 2.5 ms were off by up to 23 points, of 25 ms by 2 (benchmarks/host_lines).
+MIN_STEP_S = 5e-3
 
 DOCS = """\
 ## What it measures
@@ -43,9 +45,9 @@ Move the work out of the step: do it once in `__init__` or `setup`, keep its res
 dataset's workers, or do it less often.
 
 ## When it is wrong
-In steps of less than about 3 ms, samples are off by up to 20 points. A line that is slow in few steps may be missed or
-overrated: the interval widens with the number of samples that hold it. On a device, a step may have to wait for the
-device anyway.
+In steps of less than about 5 ms, samples are off by up to 20 points, and the confidence is lower. A line that is slow
+in few steps may be missed or overrated: the interval widens with the number of samples that hold it. On a device, a
+step may have to wait for the device anyway.
 
 ## Sources
 Samples of `sys._current_frames()`; the method's errors on planted lines are in `benchmarks/host_lines`.
@@ -70,7 +72,7 @@ def check(session: Session) -> Finding | None:
         category=CATEGORY,
         summary=(
             f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of the step{worst.doing}. "
-            f"That is {duration(each_s)} per step outside torch operators, in {worst.phase.replace('_', ' ')}."
+            f"That is {duration(each_s)} per step outside torch operators, in {worst.phase}{_below(worst)}."
         ),
         evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
         prescriptions=(
@@ -86,7 +88,13 @@ def check(session: Session) -> Finding | None:
         claims={worst.phase: worst.high_s},
         low_s=worst.low_s,
         basis=f"the line goes away; its share is known from {worst.n} samples",
+        confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
     )
+
+
+def _below(time: LineTime) -> str:
+    """The function that Lightning called, where it is not the line's own."""
+    return f", below {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
 
 
 def _is_priced(session: Session, time: LineTime) -> bool:
