@@ -91,7 +91,7 @@ def is_metric(line: HostLine) -> bool:
 
 def host_s(session: Session, phase: str) -> float:
     """Return the seconds of a phase that pass in the user's lines and the collector, outside torch operators."""
-    lines_s = sum(time.seconds for time in lines_of(session, phase) if time.line.call != COLLECT)
+    lines_s = sum(time.seconds for time in lines_of(session, phase) if not is_collecting(session, time.line))
     return lines_s + collecting_s(session, phase)
 
 
@@ -111,6 +111,12 @@ def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float]]:
     if collecting:
         found.append((None, collecting))
     return sorted(found, key=lambda item: -item[1])
+
+
+def is_collecting(session: Session, line: HostLine) -> bool:
+    """Return whether a line asks for garbage collections; samples of it may show the callbacks that these make."""
+    asked = session.collections.asked if session.collections is not None else ()
+    return line.call == COLLECT or any((one.file, one.line) == (line.file, line.line) for one in asked)
 
 
 def collecting_s(session: Session, phase: str) -> float:
