@@ -21,6 +21,7 @@ import torch
 from lightning_perf import __version__
 from lightning_perf.records import (
     Epoch,
+    Hypothesis,
     Machine,
     Memory,
     ModelProfile,
@@ -51,6 +52,7 @@ from .model import ZeroGradWatch
 from .module_times import ModuleTime, with_times
 from .pauses import GarbagePauses
 from .recording import WindowOptions
+from .replay import ReplayProbe
 from .settings import read_settings, read_step_logging
 from .spans import Timeline, span_cost_ns
 from .startup import startup_parts
@@ -78,6 +80,7 @@ class Recorder:
         wants_memory_history: Whether torch's history of allocations is recorded.
         wants_arithmetic: Whether the arithmetic of one training step is counted.
         wants_ceilings: Whether the device may be measured after the last step.
+        wants_replay: Whether operators of that step are replayed in pauses.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
         module_depth: How deep modules are told apart.
@@ -97,6 +100,7 @@ class Recorder:
         wants_memory_history: bool = False,
         wants_arithmetic: bool = False,
         wants_ceilings: bool = True,
+        wants_replay: bool = True,
         wants_device_clock: bool,
         wants_data_probe: bool = False,
         module_depth: int = 1,
@@ -125,6 +129,8 @@ class Recorder:
         self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
         self.arithmetic: ArithmeticProbe | None = None
+        self.replay: ReplayProbe | None = None
+        self._wants_replay = wants_replay
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._started_s = time.monotonic()
@@ -225,6 +231,9 @@ class Recorder:
                 depth=max(1, self._module_depth),
                 wants_ceilings=self._wants_ceilings,
             )
+            if self._wants_replay:
+                clock = self.loop.main.device_clock
+                self.replay = ReplayProbe(self.trainer, self._clock, None if clock is None else clock.make_event)
         except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
             self._on_fail("arithmetic", error)
 
@@ -327,6 +336,11 @@ class Recorder:
         if self.stage == "fit":
             self._loader.epoch_ended(self.settings, is_last)
 
+    def answer(self, hypotheses: tuple[Hypothesis, ...]) -> None:
+        """Replay operators of the sampled step, to measure what rules ask; only in a pause of the training."""
+        if self.replay is not None and self.arithmetic is not None:
+            self.replay.answer(hypotheses, self.arithmetic.log, self.loop.wall_ns() / 1e9)
+
     def _set_telemetry_aside(self, is_aside: bool) -> None:
         if self.telemetry is not None:
             self.telemetry.set_aside(is_aside)
@@ -352,6 +366,8 @@ class Recorder:
         epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
         if self._loader.probe is None:
             missing.setdefault("loader_probe", self._loader.why_no_probe(self.settings))
+        replayed = self.replay.record() if self.replay is not None else None
+        missing.update(self.replay.missing if self.replay is not None else {"replay": "replay=False"})
         wall_s = self._wall_s()  # after all that is within it
         return Session(
             run=self._run(status, error, wall_s, steady),
@@ -366,6 +382,7 @@ class Recorder:
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
             loader_probe=self._loader.probe,
+            replay=replayed,
             **self._looked_at(missing, steady),
         )
 
@@ -537,6 +554,8 @@ class Recorder:
             reporting_ns += self.looks.outside_ns
         if self.arithmetic is not None:
             reporting_ns += self.arithmetic.own_ns
+        if self.replay is not None:
+            reporting_ns += self.replay.spent_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,
