@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session
@@ -45,23 +45,32 @@ def replayed(session: Session, treatment: str) -> Replayed | None:
     return next((one for one in results if one.treatment == treatment), None)
 
 
-def hypothesis_of(session: Session, diagnosis: Diagnosis) -> Hypothesis:
-    """Return what to replay for a diagnosis."""
-    at_stake_s = computing_s(session, steady_of(session), *diagnosis.phases)
-    return Hypothesis(treatment=diagnosis.treatment or diagnosis.prescription.treatment, at_stake_s=at_stake_s)
+def hypothesis_from(diagnose: Callable[[Session], Diagnosis | None]) -> Callable[[Session], Hypothesis | None]:
+    """Return what a rule asks to replay: the treatment of its diagnosis, where there is one."""
+
+    def hypothesis(session: Session) -> Hypothesis | None:
+        found = diagnose(session)
+        if found is None:
+            return None
+        at_stake_s = computing_s(session, steady_of(session), *found.phases)
+        return Hypothesis(treatment=found.treatment or found.prescription.treatment, at_stake_s=at_stake_s)
+
+    return hypothesis
 
 
-def replayed_finding(session: Session, diagnosis: Diagnosis) -> Finding | None:
+def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding | None:
     """Return the finding with the measured speedup of a treatment.
 
     Args:
         session: The session.
-        diagnosis: What the rule says.
+        diagnosis: What the rule says; None for nothing.
 
     Returns:
-        None where the treatment was measured not to be faster. Where it was not measured, a finding of low severity
-        that promises nothing and says how to measure it.
+        None without a diagnosis, and where the treatment was measured not to be faster. Where it was not measured, a
+        finding of low severity that promises nothing and says how to measure it.
     """
+    if diagnosis is None:
+        return None
     result = replayed(session, diagnosis.treatment or diagnosis.prescription.treatment)
     if result is None or result.speedup is None:
         return not_measured(session, result, diagnosis)

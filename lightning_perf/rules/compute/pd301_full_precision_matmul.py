@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Session
+from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.model_signals import counted
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
@@ -62,14 +62,7 @@ torch-tb-profiler's Tensor Core advice; `docs/benchmarks/precision.md`.
 
 def check(session: Session) -> Finding | None:
     """Report matrix products in 32 bit unless a replay shows that 16 bit is not faster."""
-    found = _diagnosis(session)
-    return None if found is None else replayed_finding(session, found)
-
-
-def hypothesis(session: Session) -> Hypothesis | None:
-    """Ask for a replay in lower precision."""
-    found = _diagnosis(session)
-    return None if found is None else hypothesis_of(session, found)
+    return replayed_finding(session, _diagnosis(session))
 
 
 def _diagnosis(session: Session) -> Diagnosis | None:
@@ -82,18 +75,12 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     prescription = _prescription(session)
     if prescription is None:
         return None
-    evidence = Evidence(
-        metric="share of fp32 matrix products in the computing",
-        value=share,
-        unit="fraction",
-        threshold=MIN_MATRIX_SHARE,
-    )
+    metric = "share of fp32 matrix products in the computing"
+    evidence = Evidence(metric=metric, value=share, unit="fraction", threshold=MIN_MATRIX_SHARE)
     setting = () if precision is None else (Evidence(metric="precision", value=precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
-    treated = prescription.treatment.removeprefix("precision-")
-    return Diagnosis(
-        CODE, NAME, CATEGORY, symptom, (evidence, *setting), prescription, f"{treated} runs these operators"
-    )
+    effect = f"{prescription.treatment.removeprefix('precision-')} runs these operators"
+    return Diagnosis(CODE, NAME, CATEGORY, symptom, (evidence, *setting), prescription, effect)
 
 
 def _matrix_shares(session: Session) -> tuple[float, float]:
@@ -157,4 +144,4 @@ def _prescription(session: Session) -> Prescription | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

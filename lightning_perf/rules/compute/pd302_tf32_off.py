@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Session
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed_finding
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
@@ -50,14 +50,7 @@ a run.
 
 def check(session: Session) -> Finding | None:
     """Report matrix kernels in plain 32 bit unless a replay shows that TF32 is not faster."""
-    found = _diagnosis(session)
-    return None if found is None else replayed_finding(session, found)
-
-
-def hypothesis(session: Session) -> Hypothesis | None:
-    """Ask for a replay with TF32."""
-    found = _diagnosis(session)
-    return None if found is None else hypothesis_of(session, found)
+    return replayed_finding(session, _diagnosis(session))
 
 
 def _diagnosis(session: Session) -> Diagnosis | None:
@@ -94,4 +87,4 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

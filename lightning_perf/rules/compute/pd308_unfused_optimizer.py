@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Hypothesis, OptimizerSettings, Prescription, Session
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed, replayed_finding
+from lightning_perf.records import Evidence, Finding, OptimizerSettings, Prescription, Session
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
@@ -43,14 +43,7 @@ torch's pattern matcher for single-tensor optimizers; the documentation of `torc
 
 def check(session: Session) -> Finding | None:
     """Report a step that goes tensor by tensor unless a replay shows that fusing it gains nothing."""
-    found = _diagnosis(session)
-    return None if found is None else replayed_finding(session, found)
-
-
-def hypothesis(session: Session) -> Hypothesis | None:
-    """Ask for a replay of the optimizer's step."""
-    found = _diagnosis(session)
-    return None if found is None else hypothesis_of(session, found)
+    return replayed_finding(session, _diagnosis(session))
 
 
 def _diagnosis(session: Session) -> Diagnosis | None:
@@ -108,4 +101,4 @@ def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
     return None if is_cpu_run(session) else "foreach"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

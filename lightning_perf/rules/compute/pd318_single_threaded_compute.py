@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Session
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed_finding
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
@@ -46,14 +46,7 @@ The documentation of `torch.set_num_threads`.
 
 def check(session: Session) -> Finding | None:
     """Report unused cores unless a replay shows that more threads gain nothing."""
-    found = _diagnosis(session)
-    return None if found is None else replayed_finding(session, found)
-
-
-def hypothesis(session: Session) -> Hypothesis | None:
-    """Ask for a replay with more threads."""
-    found = _diagnosis(session)
-    return None if found is None else hypothesis_of(session, found)
+    return replayed_finding(session, _diagnosis(session))
 
 
 def _diagnosis(session: Session) -> Diagnosis | None:
@@ -105,4 +98,4 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
