@@ -8,6 +8,7 @@ import torch
 
 from .calls import TensorSpec
 
+_DISTINCT = 2**18
 _ALIGNMENT = 16  # elements: 64 bytes of float32
 
 
@@ -25,7 +26,9 @@ class Arena:
     def __init__(self, device: torch.device, n_elements: int, seed: int = 0) -> None:
         generator = torch.Generator(device=device).manual_seed(seed)
         self.n_elements = n_elements
-        self._blocks = {torch.float32: torch.rand(n_elements, generator=generator, dtype=torch.float32, device=device)}
+        numbers = torch.rand(min(n_elements, _DISTINCT), generator=generator, dtype=torch.float32, device=device)
+        numbers = numbers.repeat(-(-n_elements // max(1, len(numbers))))  # a copy costs less than more random numbers
+        self._blocks = {torch.float32: numbers}
         self._place = 0
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:

@@ -13,6 +13,9 @@ from .functions import Bound, function_of
 from .treatments import Treated, respecified
 from .watch import Stopwatch
 
+CACHED = 2**24
+"""Elements beyond which more of them would not change how often one is in a cache: 64 MiB of float32."""
+
 COVERED = 0.95
 """Of the time of the operators that a treatment concerns, the part that is replayed, largest first."""
 
@@ -93,7 +96,7 @@ def _size(call: Call, is_timed: bool) -> float:
 
 
 def arena_elements(calls: Sequence[Call], free_bytes: int) -> int:
-    """Return the size of an arena: all tensors side by side, or as much of that as fits.
+    """Return the size of an arena: all tensors side by side, or as much of that as fits and as caches hold.
 
     The block is counted in up to three dtypes, and as much again for results and gradients of the largest operator.
 
@@ -106,4 +109,4 @@ def arena_elements(calls: Sequence[Call], free_bytes: int) -> int:
     fits = (free_bytes - 8 * 2 * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
-    return int(min(fits, max(largest, sum(sizes))))
+    return int(min(fits, max(largest, min(sum(sizes), CACHED))))
