@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from lightning_perf.probes.clock import DeviceEvent
+from lightning_perf.probes.interrupts import raise_if_from_signal
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .arena import Arena
@@ -121,6 +122,7 @@ class ReplayProbe:
             with unchanged(self._device), self._room.scope():
                 found = self._measured(treatment, limit_s)
         except Exception as error:  # noqa: BLE001 - told in the record; the training goes on
+            raise_if_from_signal(error)
             message = str(error).splitlines()[0][:200] if str(error) else ""
             found = Replayed(treatment=treatment, reason=f"{type(error).__name__}: {message}".rstrip(": "))
         return msgspec.structs.replace(found, took_s=(self._now_ns() - begin) / 1e9)
