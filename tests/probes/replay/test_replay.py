@@ -303,3 +303,16 @@ def test_room_on_a_device_stays_below_the_peak_when_little_is_free():
     with room.scope():
         assert len(cuda.pools) == 1
     assert cuda.pools == []
+
+
+def test_random_stream_is_restored_when_a_random_operator_is_replayed():
+    class Dropping(nn.Linear):
+        def forward(self, x):
+            return torch.native_dropout(super().forward(x), 0.5, True)[0]
+
+    model = Dropping(8, 8)
+    log = logged(model, torch.rand(4, 8))
+    assert function_of(call_of(log, "aten::native_dropout")) is not None
+    stream = torch.get_rng_state()
+    probe_of(model).answer(asked("threads=1"), log, trained_s=1000.0)
+    assert torch.equal(torch.get_rng_state(), stream)
