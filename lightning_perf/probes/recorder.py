@@ -22,6 +22,7 @@ from lightning_perf import __version__
 from lightning_perf.records import (
     Epoch,
     HostProfile,
+    Hypothesis,
     Machine,
     Memory,
     ModelProfile,
@@ -53,6 +54,7 @@ from .model import ZeroGradWatch
 from .module_times import ModuleTime, with_times
 from .pauses import GarbagePauses
 from .recording import WindowOptions
+from .replay import ReplayProbe
 from .settings import read_settings, read_step_logging
 from .spans import OWN, Timeline, span_cost_ns
 from .startup import startup_parts
@@ -80,6 +82,7 @@ class Recorder:
         wants_memory_history: Whether torch's history of allocations is recorded.
         wants_arithmetic: Whether the arithmetic of one training step is counted.
         wants_ceilings: Whether the device may be measured after the last step.
+        wants_replay: Whether operators of that step are replayed in pauses.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
         module_depth: How deep modules are told apart.
@@ -100,6 +103,7 @@ class Recorder:
         wants_memory_history: bool = False,
         wants_arithmetic: bool = False,
         wants_ceilings: bool = True,
+        wants_replay: bool = True,
         wants_device_clock: bool,
         wants_data_probe: bool = False,
         module_depth: int = 1,
@@ -129,6 +133,8 @@ class Recorder:
         self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
         self.arithmetic: ArithmeticProbe | None = None
+        self.replay: ReplayProbe | None = None
+        self._wants_replay = wants_replay
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._started_s = time.monotonic()
@@ -238,6 +244,9 @@ class Recorder:
                 depth=max(1, self._module_depth),
                 wants_ceilings=self._wants_ceilings,
             )
+            if self._wants_replay:
+                clock = self.loop.main.device_clock
+                self.replay = ReplayProbe(self.trainer, self._clock, None if clock is None else clock.make_event)
         except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
             self._on_fail("arithmetic", error)
 
@@ -342,6 +351,11 @@ class Recorder:
         if self.stage == "fit":
             self._loader.epoch_ended(self.settings, is_last)
 
+    def answer(self, hypotheses: tuple[Hypothesis, ...]) -> None:
+        """Replay operators of the sampled step, to measure what rules ask; only in a pause of the training."""
+        if self.replay is not None and self.arithmetic is not None:
+            self.replay.answer(hypotheses, self.arithmetic.log, self.loop.wall_ns() / 1e9)
+
     def _set_telemetry_aside(self, is_aside: bool) -> None:
         if self.telemetry is not None:
             self.telemetry.set_aside(is_aside)
@@ -367,6 +381,8 @@ class Recorder:
         epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
         if self._loader.probe is None:
             missing.setdefault("loader_probe", self._loader.why_no_probe(self.settings))
+        replayed = self.replay.record() if self.replay is not None else None
+        missing.update(self.replay.missing if self.replay is not None else {"replay": "replay=False"})
         wall_s = self._wall_s()  # after all that is within it
         return Session(
             run=self._run(status, error, wall_s, steady),
@@ -383,6 +399,7 @@ class Recorder:
             loader_probe=self._loader.probe,
             host_profile=self._host_profile(missing, steady),
             collections=self._tried("collections", self.pauses.record, self._stepping_s()),
+            replay=replayed,
             **self._looked_at(missing, steady),
         )
 
@@ -576,6 +593,8 @@ class Recorder:
             reporting_ns += self.arithmetic.own_ns
         if self.host_lines is not None:
             reporting_ns += self.host_lines.cost_ns
+        if self.replay is not None:
+            reporting_ns += self.replay.spent_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

@@ -20,6 +20,7 @@ from .finding import (
     Evidence,
     Finding,
     Gain,
+    Method,
     Prescription,
     RuleOutcome,
     Safety,
@@ -65,6 +66,7 @@ from .model_profile import (
     Utilisation,
 )
 from .ranks import MAX_FOUND, PARTS, RANKS_FOLDER, MissingRank, Ranks, RankSummary, ranks_by_finding, together
+from .replay import Hypothesis, Replay, Replayed
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
@@ -147,14 +149,14 @@ __all__ = [
     "DeviceMemory", "DeviceTimes", "Difference", "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch",
     "FigureChange", "Finding", "FindingChange", "Gain", "Generation", "GpuTelemetry", "GraphBreak", "Growth",
     "Headroom", "HostLine", "HostMemory", "HostPhase", "HostPhaseMemory", "HostProfile", "HostTelemetry", "HotFunction",
-    "HotLine", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe", "LoaderSettings",
-    "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape", "Memory",
-    "MissingRank", "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime", "OperatorProfile",
-    "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup", "PhaseMemory",
-    "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile", "Record", "Repeated",
-    "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "ShardTraffic", "SlowStep", "Spread",
-    "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint",
-    "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks", "TraceRecord", "TraceStep",
-    "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint", "from_json",
-    "load", "load_run", "ranks_by_finding", "together",
+    "HotLine", "Hypothesis", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe",
+    "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape",
+    "Memory", "Method", "MissingRank", "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime",
+    "OperatorProfile", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup",
+    "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile",
+    "Record", "Repeated", "Replay", "Replayed", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings",
+    "Severity", "ShardTraffic", "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls",
+    "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank",
+    "TraceRanks", "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict",
+    "WhatIf", "Window", "WorkerPoint", "from_json", "load", "load_run", "ranks_by_finding", "together",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from .machine import Machine
 from .memory import Memory
 from .model_profile import ModelProfile
 from .ranks import Ranks
+from .replay import Replay
 from .settings import Settings
 from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
@@ -151,6 +152,7 @@ class Session(Record, frozen=True, kw_only=True):
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
         loader_probe: The training loader taken apart; None where it was not probed.
         model_profile: What the model's arithmetic costs; None where no step was looked at.
+        replay: Operators of one step, timed as they are and as treatments would run them; None where not replayed.
         trials: Treatments measured on this training.
         applied: Treatments that PerfDoctor applied to this training, in that order.
         sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
@@ -186,6 +188,7 @@ class Session(Record, frozen=True, kw_only=True):
     applied: tuple[AppliedTreatment, ...] = ()
     host_profile: HostProfile | None = None
     collections: Collections | None = None
+    replay: Replay | None = None
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""
