@@ -33,7 +33,7 @@ from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Ses
 from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import post_mortem
-from lightning_perf.rules.engine import check_codes, diagnose, preflight
+from lightning_perf.rules.engine import check_codes, diagnose, hypotheses, preflight
 
 _log = logging.getLogger("lightning_perf")
 
@@ -66,6 +66,10 @@ class DoctorHooks:
             have run, only slower; it counts in no statistic).
         ceilings: Whether the device may be measured, once for all runs on it: by a process of its own, after the last
             step of a run of some minutes, on one rank. What was measured before is read either way.
+        replay: Whether to measure expected speedups: at the end of an epoch or of ``fit``, operators of one step are
+            run again on random tensors of the same shapes, as they are and as a recommended treatment would run them.
+            It takes at most 1 % of the run, at least 0.5 s and at most 10 s, and changes nothing of the training.
+            False: such recommendations come without an expected speedup.
         memory: Whether to read memory use.
         memory_snapshot: Also record torch's history of allocations (CUDA; a bounded number, with Python stacks) and
             write it for torch's own viewer when the run ends or memory runs out. It slows every allocation down.
@@ -89,6 +93,8 @@ class DoctorHooks:
             codecarbon's table (the extra ``carbon``). None to leave it out.
         progress: Whether Lightning's progress bar also shows which part of the last steps waited for data, and the
             latest verdict: worked out at most once a second, when the bar collects its own figures.
+        host_lines: Whether to sample which lines of your code the training thread spends its time in: in short bursts,
+            for at most 0.5 % of the run, by a thread that reads its stack.
         module_depth: How deep modules are told apart where their times are told: 1 for the top-level ones, 0 for none
             of the looks at single steps that tell modules' times, synchronising lines and loops over tensors.
         apply: Treatments to apply at the start of the epoch after a finding asked for them, e.g.
@@ -122,6 +128,8 @@ class DoctorHooks:
         arithmetic: bool = True,
         ceilings: bool = True,
         progress: bool = False,
+        host_lines: bool = True,
+        replay: bool = True,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
@@ -131,7 +139,9 @@ class DoctorHooks:
         self.out_dir = arguments.checked_path(out_dir)
         self.arithmetic = arguments.checked_flag("arithmetic", arithmetic)
         self.ceilings = arguments.checked_flag("ceilings", ceilings)
+        self.replay = arguments.checked_flag("replay", replay)
         self.progress = arguments.checked_flag("progress", progress)
+        self.host_lines = arguments.checked_flag("host_lines", host_lines)
         self.memory = arguments.checked_flag("memory", memory)
         self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
@@ -213,9 +223,11 @@ class DoctorHooks:
                 wants_memory_history=self.memory_snapshot,
                 wants_arithmetic=self.arithmetic,
                 wants_ceilings=self.ceilings,
+                wants_replay=self.replay,
                 wants_device_clock=self.device_stats,
                 wants_data_probe=self.probe_data,
                 module_depth=self.module_depth,
+                wants_host_lines=self.host_lines,
                 on_fail=self._switch_off,
                 rates=self.rates,
             )
@@ -426,6 +438,7 @@ class DoctorHooks:
                 self._guard("loader", self._recorder.epoch_ended, False)
             self._share(is_last=False)
             if self._recorder is not None and self._can_afford_report():
+                self._guard("replay", self._replay, self._recorder)
                 started_s = time.perf_counter()
                 self._guard("session", self._report_epoch, trainer)
                 self._reporting_s += time.perf_counter() - started_s
@@ -458,12 +471,19 @@ class DoctorHooks:
             # What a probe of the loader takes at the end of a run is no part of the training's time.
             self._guard("steps", recorder.loop.main.reporting, True)
             self._guard("loader", recorder.epoch_ended, True)
+            if not trainer.fast_dev_run:
+                self._guard("replay", self._replay, recorder)
             self._guard("steps", recorder.loop.main.reporting, False)
             if self._memory is not None:
                 self._guard("memory snapshot", self._memory.run_ends, None if trainer.fast_dev_run else self._folder)
             if recorder.arithmetic is not None and not trainer.fast_dev_run:
                 self._guard("arithmetic", recorder.arithmetic.run_ends)
         self._share(is_last=True)
+
+    def _replay(self, recorder: Recorder) -> None:
+        """Measure in this pause what rules would otherwise have to guess."""
+        if recorder.replay is not None:
+            recorder.answer(hypotheses(self._session_now(), self.select, self.ignore))
 
     def profile_now(self) -> None:
         """Opens a profiler window at the next step; does nothing where windows are off or no run is under way."""

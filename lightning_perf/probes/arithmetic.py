@@ -18,6 +18,7 @@ from .flops import ArithmeticCounter, Direction
 from .loop import LoopProbe
 from .machine import device_name
 from .model import is_compiled
+from .replay import CallLog
 from .steps import size_reader
 
 FIRST_STEP = 10
@@ -61,6 +62,8 @@ class ArithmeticProbe:
         self.missing: dict[str, str] = {}
         self.is_done = False
         self.own_ns = 0
+        self.log: CallLog | None = None
+        """Operators of the step that was counted; None before it."""
         self._trainer, self._module, self._loop = trainer, pl_module, loop
         self._now_ns = now_ns
         self._depth = depth
@@ -96,7 +99,7 @@ class ArithmeticProbe:
         self._n_samples = size if size >= 0 else None
         begin = self._now_ns()
         self._counter = ArithmeticCounter(
-            self._module, self._depth, self._now_ns, times_operators=self._device.type == "cpu"
+            self._module, self._depth, self._now_ns, times_operators=self._device.type == "cpu", log=CallLog()
         )
         self.own_ns += self._now_ns() - begin
         self._parts.clear()
@@ -155,7 +158,7 @@ class ArithmeticProbe:
             self.missing["model_profile"] = counter.failure
             self.is_done = True
         elif counter.has_backward or self._attempts >= _ATTEMPTS:
-            self._profile, self.is_done = profile, True
+            self._profile, self.log, self.is_done = profile, counter.log, True
 
     def run_ends(self) -> None:
         """The last step is over. Measures the device if that was never done and the run was long enough for it."""

@@ -29,6 +29,7 @@ from .module_tree import bare_profile, listed_modules
 from .module_walk import named_parameters, parameters
 from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of, rows_of
 from .plain import is_lazy, is_readable_tensor, n_elements, without_overrides
+from .replay.calls import CallLog
 
 Direction = Literal["forward", "backward"]
 
@@ -58,10 +59,16 @@ class ArithmeticCounter:
         depth: How deep its modules are told apart, 1 for the top-level ones.
         now_ns: The host's clock.
         times_operators: Whether operators are timed by that clock, which tells something on a CPU alone.
+        log: Also collects the calls, to replay them; None for nothing.
     """
 
     def __init__(
-        self, module: nn.Module, depth: int = 1, now_ns: Callable[[], int] | None = None, times_operators: bool = False
+        self,
+        module: nn.Module,
+        depth: int = 1,
+        now_ns: Callable[[], int] | None = None,
+        times_operators: bool = False,
+        log: CallLog | None = None,
     ) -> None:
         self.direction: Direction = "forward"
         self.failure = ""
@@ -71,6 +78,7 @@ class ArithmeticCounter:
         self.precisions: dict[str, int] = {}
         self.uncounted: set[str] = set()
         self.has_backward = False
+        self.log = log
         self._root = module
         self._depth = depth
         self._now_ns = now_ns
@@ -178,6 +186,8 @@ class ArithmeticCounter:
         try:
             with without_overrides():
                 self._count(known, args, kwargs, out, end - begin)
+                if self.log is not None:
+                    self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
             self.failure = f"counting {known.name}: {type(error).__name__}: {error}"
         if self._now_ns is not None:

@@ -48,7 +48,7 @@ _MODULE_PARTS = {
     "optimizer_step": ("optimizer", "optimizer_step"),
     "optimizer_zero_grad": ("optimizer", "zero_grad"),
     "configure_gradient_clipping": ("optimizer", "gradient_clipping"),
-    "lr_scheduler_step": ("optimizer", "lr_scheduler"),
+    "lr_scheduler_step": ("scheduler", "lr_scheduler"),
 }
 _EDGES = frozenset({"training_step", "zero_grad", "backward", "optimizer_step"})
 _BATCH_HOOKS = frozenset({"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"})

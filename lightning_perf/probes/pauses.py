@@ -1,9 +1,22 @@
-"""Pauses of Python's garbage collector."""
+"""Pauses of Python's garbage collector: automatic ones, and those that a line of code asks for."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
+from types import CodeType, FrameType
+
+from lightning_perf.records import AskedCollection, Collections, Generation
+
+from .code_lines import LIGHTNING, USER, owner_of
+from .host_lines.calls import OwnCode, shown_file
+
+_COUNT_SHARE = 0.01
+"""Of the time, what collections must take before objects are counted, which takes as long as a small collection."""
+
+_MAX_ASKED = 8
+Site = tuple[CodeType, int]
 
 
 class GarbagePauses:
@@ -12,26 +25,111 @@ class GarbagePauses:
     Args:
         now_ns: The host's clock.
         is_counted: Whether what is measured has begun; asked when a collection starts.
+        phase: The phase at this moment.
     """
 
-    def __init__(self, now_ns: Callable[[], int], is_counted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        is_counted: Callable[[], bool] = lambda: True,
+        phase: Callable[[], str] = lambda: "other",
+    ) -> None:
         self.total_ns = 0
+        self.automatic_ns = 0
         self._now_ns = now_ns
         self._is_counted = is_counted
+        self._phase = phase
+        self._automatic_by_phase: dict[str, int] = {}
         self._started_ns = 0
+        self._site: Site | None = None
+        self._is_call: dict[Site, bool] = {}
+        self._generations: dict[int, list[int]] = {}  # collections, nanoseconds, nanoseconds of automatic ones
+        self._asked: dict[tuple[Site, str], list[int]] = {}
+        self._n_objects: int | None = None
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Begin to listen."""
         gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """Ends it; calling it twice does no harm."""
+        """End it; a second call does nothing."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
-    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            self._started_ns = self._now_ns() if self._is_counted() else 0
+            if not self._is_counted():
+                self._started_ns = 0
+                return
+            self._started_ns = self._now_ns()
+            self._site = self._asking(sys._getframe().f_back)
         elif self._started_ns:
-            self.total_ns += self._now_ns() - self._started_ns
+            passed = self._now_ns() - self._started_ns
             self._started_ns = 0
+            self.total_ns += passed
+            sums = self._generations.setdefault(info.get("generation", 2), [0, 0, 0])
+            sums[0] += 1
+            sums[1] += passed
+            if self._site is None:
+                phase = self._phase()
+                self._automatic_by_phase[phase] = self._automatic_by_phase.get(phase, 0) + passed
+                self.automatic_ns += passed
+                sums[2] += passed
+            else:
+                asked = self._asked.setdefault((self._site, self._phase()), [0, 0])
+                asked[0] += 1
+                asked[1] += passed
+
+    def _asking(self, frame: FrameType | None) -> Site | None:
+        """Return the code and line that call ``gc.collect``, the user's where one is on the stack; None for no call."""
+        if frame is None or "collect" not in frame.f_code.co_names:
+            return None
+        code = frame.f_code
+        at = code, frame.f_lasti
+        is_call = self._is_call.get(at)
+        if is_call is None:
+            called = OwnCode(code, frame.f_lasti, frame.f_lineno or 0, frame.f_globals).call
+            is_call = self._is_call[at] = called.rpartition(".")[2] == "collect"
+        if not is_call:
+            return None
+        site = code, frame.f_lineno or 0
+        outer: FrameType | None = frame
+        while outer is not None and (owner := owner_of(outer.f_code.co_filename)) != LIGHTNING:
+            if owner == USER:
+                return outer.f_code, outer.f_lineno or 0
+            outer = outer.f_back
+        return site
+
+    def record(self, span_s: float) -> Collections | None:
+        """Return what was counted; None before the first collection.
+
+        Args:
+            span_s: How long collections were counted.
+        """
+        if not self._generations:
+            return None
+        if self.automatic_ns > _COUNT_SHARE * span_s * 1e9:
+            self._n_objects = len(gc.get_objects())
+        asked = sorted(self._asked.items(), key=lambda item: -item[1][1])[:_MAX_ASKED]
+        return Collections(
+            span_s=span_s,
+            automatic_by_phase_s={name: ns / 1e9 for name, ns in self._automatic_by_phase.items()},
+            generations=tuple(
+                Generation(generation=number, n=n, total_s=ns / 1e9, automatic_s=automatic_ns / 1e9)
+                for number, (n, ns, automatic_ns) in sorted(self._generations.items())
+            ),
+            thresholds=gc.get_threshold(),
+            n_objects=self._n_objects,
+            asked=tuple(
+                AskedCollection(
+                    file=shown_file(code.co_filename),
+                    line=line,
+                    function=code.co_name,
+                    phase=phase,
+                    is_users=owner_of(code.co_filename) == USER,
+                    n=n,
+                    total_s=ns / 1e9,
+                )
+                for ((code, line), phase), (n, ns) in asked
+            ),
+        )

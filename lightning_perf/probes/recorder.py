@@ -21,6 +21,8 @@ import torch
 from lightning_perf import __version__
 from lightning_perf.records import (
     Epoch,
+    HostProfile,
+    Hypothesis,
     Machine,
     Memory,
     ModelProfile,
@@ -41,6 +43,7 @@ from .arithmetic import ArithmeticProbe
 from .clock import device_clock, now_ns
 from .compiler import CompilerProbe
 from .energy import Rates
+from .host_lines import LineSampler, current_phase
 from .loader import LoaderWatch
 from .looks import ROUNDS, StepLooks
 from .loop import LoopProbe
@@ -51,8 +54,9 @@ from .model import ZeroGradWatch
 from .module_times import ModuleTime, with_times
 from .pauses import GarbagePauses
 from .recording import WindowOptions
+from .replay import ReplayProbe
 from .settings import read_settings, read_step_logging
-from .spans import Timeline, span_cost_ns
+from .spans import OWN, Timeline, span_cost_ns
 from .startup import startup_parts
 from .telemetry import TelemetryProbe, open_telemetry, with_cost
 from .window import WindowProbe
@@ -78,9 +82,11 @@ class Recorder:
         wants_memory_history: Whether torch's history of allocations is recorded.
         wants_arithmetic: Whether the arithmetic of one training step is counted.
         wants_ceilings: Whether the device may be measured after the last step.
+        wants_replay: Whether operators of that step are replayed in pauses.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
         wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
         module_depth: How deep modules are told apart.
+        wants_host_lines: Whether the training thread's stack is sampled.
         rates: What the user says that time and energy cost; None for nothing.
         on_fail: Called with the name of a probe and its error; the probe is then off.
         clock: The host's clock, in nanoseconds.
@@ -97,9 +103,11 @@ class Recorder:
         wants_memory_history: bool = False,
         wants_arithmetic: bool = False,
         wants_ceilings: bool = True,
+        wants_replay: bool = True,
         wants_device_clock: bool,
         wants_data_probe: bool = False,
         module_depth: int = 1,
+        wants_host_lines: bool = True,
         on_fail: Callable[[str, Exception], None],
         rates: Rates | None = None,
         clock: Callable[[], int] = now_ns,
@@ -125,6 +133,8 @@ class Recorder:
         self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
         self.arithmetic: ArithmeticProbe | None = None
+        self.replay: ReplayProbe | None = None
+        self._wants_replay = wants_replay
         self._id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}"
         self._started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._started_s = time.monotonic()
@@ -152,7 +162,10 @@ class Recorder:
         self.looks: StepLooks | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
-        self.pauses = GarbagePauses(clock, is_counted=lambda: self.loop.first_step_end_ns is not None)
+        self.pauses = GarbagePauses(clock, is_counted=self._is_trainings_time, phase=lambda: current_phase(self.loop))
+        self.host_lines: LineSampler | None = None
+        if not wants_host_lines:
+            self.missing["host_profile"] = "host_lines=False"
         self._rates = rates or Rates()
         self.telemetry: TelemetryProbe | None = None
         if not wants_device_clock:
@@ -170,6 +183,12 @@ class Recorder:
             self._start_arithmetic()
         if self.stage == "fit":
             self._start_looking()
+        if "host_profile" not in self.missing:
+            self._tried("host_lines", self._start_host_lines)
+
+    def _start_host_lines(self) -> None:
+        self.host_lines = LineSampler(self.loop, lambda: self.pauses.automatic_ns)
+        self.host_lines.start()
 
     def _start_looking(self) -> None:
         """Hangs in what looks at single steps, and what listens to the compiler."""
@@ -225,6 +244,9 @@ class Recorder:
                 depth=max(1, self._module_depth),
                 wants_ceilings=self._wants_ceilings,
             )
+            if self._wants_replay:
+                clock = self.loop.main.device_clock
+                self.replay = ReplayProbe(self.trainer, self._clock, None if clock is None else clock.make_event)
         except Exception as error:  # noqa: BLE001 - reported; the steps can be measured without it
             self._on_fail("arithmetic", error)
 
@@ -247,6 +269,8 @@ class Recorder:
         with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
             stop.callback(self._loader.close)
             stop.callback(self.pauses.stop)
+            if self.host_lines is not None:
+                stop.callback(self.host_lines.stop)
             for probe in (self.compiler, self.scaler, self.looks):
                 if probe is not None:
                     stop.callback(probe.close)
@@ -327,6 +351,11 @@ class Recorder:
         if self.stage == "fit":
             self._loader.epoch_ended(self.settings, is_last)
 
+    def answer(self, hypotheses: tuple[Hypothesis, ...]) -> None:
+        """Replay operators of the sampled step, to measure what rules ask; only in a pause of the training."""
+        if self.replay is not None and self.arithmetic is not None:
+            self.replay.answer(hypotheses, self.arithmetic.log, self.loop.wall_ns() / 1e9)
+
     def _set_telemetry_aside(self, is_aside: bool) -> None:
         if self.telemetry is not None:
             self.telemetry.set_aside(is_aside)
@@ -352,6 +381,8 @@ class Recorder:
         epochs = loop.main.epochs_so_far() if self.stage == "fit" else ()
         if self._loader.probe is None:
             missing.setdefault("loader_probe", self._loader.why_no_probe(self.settings))
+        replayed = self.replay.record() if self.replay is not None else None
+        missing.update(self.replay.missing if self.replay is not None else {"replay": "replay=False"})
         wall_s = self._wall_s()  # after all that is within it
         return Session(
             run=self._run(status, error, wall_s, steady),
@@ -366,8 +397,22 @@ class Recorder:
             missing=missing,
             telemetry=self._telemetry(missing, wall_s, epochs),
             loader_probe=self._loader.probe,
+            host_profile=self._host_profile(missing, steady),
+            collections=self._tried("collections", self.pauses.record, self._stepping_s()),
+            replay=replayed,
             **self._looked_at(missing, steady),
         )
+
+    def _host_profile(self, missing: dict[str, str], steady: StageTimes | None) -> HostProfile | None:
+        profile, sampler = None, self.host_lines
+        if sampler is not None:
+            profile = self._tried("host_lines", sampler.record, steady)
+            missing.update(sampler.missing)
+            if sampler.error is not None:
+                self._on_fail("host_lines", sampler.error)
+        if profile is None:
+            missing.setdefault("host_profile", "the run was too short to sample its lines, or sampling failed")
+        return profile
 
     def _looked_at(self, missing: dict[str, str], steady: StageTimes | None) -> dict[str, Any]:
         """The fields of the session that single steps, the compiler and the loss scaler fill."""
@@ -423,6 +468,15 @@ class Recorder:
             settings=self.settings,
             missing={**self.missing, "steady": "the session could not be put together; see probes_off"},
         )
+
+    def _is_trainings_time(self) -> bool:
+        """Whether the first step is over and this moment is not within a hook of PerfDoctor."""
+        return self.loop.first_step_end_ns is not None and self.loop.timeline.current.phase != OWN
+
+    def _stepping_s(self) -> float:
+        """Seconds since the end of the first step."""
+        first_ns = self.loop.first_step_end_ns
+        return 0.0 if first_ns is None else (self.loop.timeline.charge() - first_ns) / 1e9
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
@@ -537,6 +591,10 @@ class Recorder:
             reporting_ns += self.looks.outside_ns
         if self.arithmetic is not None:
             reporting_ns += self.arithmetic.own_ns
+        if self.host_lines is not None:
+            reporting_ns += self.host_lines.cost_ns
+        if self.replay is not None:
+            reporting_ns += self.replay.spent_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

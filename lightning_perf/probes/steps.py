@@ -187,6 +187,11 @@ class StageProbe:
             self._is_first_step_profiled = True
         self.pause()
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the row under way counts in no statistic."""
+        return self._is_row_left_out
+
     def leave_out(self) -> None:
         """The row under way counts in no statistic: something of ours makes it longer than a step is."""
         self._is_row_left_out = True

@@ -20,6 +20,7 @@ from .finding import (
     Evidence,
     Finding,
     Gain,
+    Method,
     Prescription,
     RuleOutcome,
     Safety,
@@ -36,6 +37,7 @@ from .host_calls import (
     SyncCalls,
     TensorLoop,
 )
+from .host_profile import AskedCollection, Collections, Generation, HostLine, HostPhase, HostProfile
 from .loader_probe import HotFunction, HotLine, LoaderProbe, Repeated, WorkerPoint
 from .machine import Device, Machine
 from .memory import (
@@ -64,6 +66,7 @@ from .model_profile import (
     Utilisation,
 )
 from .ranks import MAX_FOUND, PARTS, RANKS_FOLDER, MissingRank, Ranks, RankSummary, ranks_by_finding, together
+from .replay import Hypothesis, Replay, Replayed
 from .session import (
     SCHEMA_VERSION,
     SESSION_FILE,
@@ -140,19 +143,20 @@ from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 __all__ = [
     "CATEGORIES", "MAX_FOUND", "PARTS", "PHASES", "RANKS_FOLDER", "SAFETIES", "SCHEMA_VERSION", "SESSION_FILE",
     "SEVERITIES", "STEP_PHASES", "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict",
-    "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite", "CollectiveTime",
-    "Communication", "ComparedRun", "Comparison", "CompilerWatch", "Confidence", "Convolutions", "Copies", "CopySite",
-    "Cost", "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference",
-    "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange",
-    "Gain", "GpuTelemetry", "GraphBreak", "Growth", "Headroom", "HostMemory", "HostPhaseMemory", "HostTelemetry",
-    "HotFunction", "HotLine", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe",
+    "AskedCollection", "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite",
+    "Collections", "CollectiveTime", "Communication", "ComparedRun", "Comparison", "CompilerWatch", "Confidence",
+    "Convolutions", "Copies", "CopySite", "Cost", "DatasetDisk", "DatasheetPeak", "Device", "DeviceActivity",
+    "DeviceMemory", "DeviceTimes", "Difference", "Distribution", "Effort", "Energy", "Epoch", "Evidence", "Fetch",
+    "FigureChange", "Finding", "FindingChange", "Gain", "Generation", "GpuTelemetry", "GraphBreak", "Growth",
+    "Headroom", "HostLine", "HostMemory", "HostPhase", "HostPhaseMemory", "HostProfile", "HostTelemetry", "HotFunction",
+    "HotLine", "Hypothesis", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LiveTensor", "LoaderProbe",
     "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine", "MaterialisedAttention", "MatrixShape",
-    "Memory", "MissingRank", "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime",
+    "Memory", "Method", "MissingRank", "ModelProfile", "ModelSettings", "ModuleMemory", "ModuleProfile", "NamedTime",
     "OperatorProfile", "OperatorTime", "OptimizerSettings", "OutOfMemory", "Outliers", "Overhead", "ParameterGroup",
     "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure", "RankSummary", "Ranks", "Recompile",
-    "Record", "Repeated", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings", "Severity", "ShardTraffic",
-    "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry",
-    "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank", "TraceRanks", "TraceRecord",
-    "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint",
-    "from_json", "load", "load_run", "ranks_by_finding", "together",
+    "Record", "Repeated", "Replay", "Replayed", "RuleOutcome", "Run", "Rung", "Safety", "Session", "Settings",
+    "Severity", "ShardTraffic", "SlowStep", "Spread", "StageTimes", "Startup", "Suspect", "SyncCall", "SyncCalls",
+    "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange", "TorchSettings", "TraceRank",
+    "TraceRanks", "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange", "Utilisation", "Verdict",
+    "WhatIf", "Window", "WorkerPoint", "from_json", "load", "load_run", "ranks_by_finding", "together",
 ]  # fmt: skip

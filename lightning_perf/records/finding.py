@@ -11,6 +11,8 @@ Confidence = Literal["high", "medium", "low"]
 Safety = Literal["exact", "numerics", "semantics"]
 Effort = Literal["one line", "minutes", "hours"]
 
+Method = Literal["timed", "replayed", "probed", "tried", "modeled"]
+
 SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
 """Each allows what stands before it."""
 
@@ -66,11 +68,14 @@ class Gain(Record, frozen=True, kw_only=True):
         high: Upper end, bounded by the time that is exclusive to the cause (Amdahl), with what goes away beside it as
             ``basis`` says, and what a pause of the core that computes makes the next step longer by.
         basis: What the interval rests on.
+        method: How it came about: ``timed`` (the time itself goes away), ``replayed`` (operators run again with the
+            treatment), ``probed`` (the loader, by itself), ``tried`` (a trial) or ``modeled``.
     """
 
     low: float
     high: float
     basis: str
+    method: Method = "modeled"
 
 
 class Finding(Record, frozen=True, kw_only=True):

@@ -16,11 +16,13 @@ from .base import Record
 from .files import read_regular, write_whole
 from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
+from .host_profile import Collections, HostProfile
 from .loader_probe import LoaderProbe
 from .machine import Machine
 from .memory import Memory
 from .model_profile import ModelProfile
 from .ranks import Ranks
+from .replay import Replay
 from .settings import Settings
 from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
@@ -151,11 +153,14 @@ class Session(Record, frozen=True, kw_only=True):
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
         loader_probe: The training loader taken apart; None where it was not probed.
         model_profile: What the model's arithmetic costs; None where no step was looked at.
+        replay: Operators of one step, timed as they are and as treatments would run them; None where not replayed.
         trials: Treatments measured on this training.
         applied: Treatments that PerfDoctor applied to this training, in that order.
         sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
         compiler: What ``torch.compile`` did; None where nothing was compiled.
         loss_scaler: The loss scaler of fp16 training; None without one.
+        host_profile: The lines of the user's code in which the host's time passes; None where they were not sampled.
+        collections: Python's garbage collections; None where there was none.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -182,6 +187,9 @@ class Session(Record, frozen=True, kw_only=True):
     compiler: CompilerWatch | None = None
     loss_scaler: LossScaler | None = None
     applied: tuple[AppliedTreatment, ...] = ()
+    host_profile: HostProfile | None = None
+    collections: Collections | None = None
+    replay: Replay | None = None
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""

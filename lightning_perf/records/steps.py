@@ -10,6 +10,7 @@ PHASES: tuple[str, ...] = (
     "forward",
     "backward",
     "optimizer",
+    "scheduler",
     "callbacks",
     "logging",
     "validation",
@@ -21,12 +22,12 @@ PHASES: tuple[str, ...] = (
 """Exclusive phases: at each moment of a run the host is in exactly one, so they add up to the wall time.
 
 ``data_wait``: the host is blocked in the loader's ``next``. ``transfer``: batch hooks and the copy to the device.
-``forward``, ``backward``, ``optimizer`` (step, clipping, unscaling, zero_grad, LR schedulers): the host's time in them.
-``callbacks``: other callbacks' hooks and the module's own hooks. ``logging``: metric collection and loggers.
-``validation``: the whole validation loop inside fit. ``checkpoint``: saving, also where the end of validation asks for
-it. ``epoch_boundary``: between the last step of an epoch and the first of the next, without what belongs to a phase
-above, plus what the epoch's first fetch took beyond a usual one. ``startup``: from ``setup`` to the first fetch.
-``other``: the loop's own remainder.
+``forward``, ``backward``, ``optimizer`` (step, clipping, unscaling, zero_grad): the host's time in them.
+``scheduler``: learning-rate schedulers that Lightning steps. ``callbacks``: other callbacks' hooks and the module's
+own hooks. ``logging``: metric collection and loggers. ``validation``: the whole validation loop inside fit.
+``checkpoint``: saving, also where the end of validation asks for it. ``epoch_boundary``: between the last step of an
+epoch and the first of the next, without what belongs to a phase above, plus what the epoch's first fetch took beyond a
+usual one. ``startup``: from ``setup`` to the first fetch. ``other``: the loop's own remainder.
 """
 
 STEP_PHASES: tuple[str, ...] = (
@@ -35,6 +36,7 @@ STEP_PHASES: tuple[str, ...] = (
     "forward",
     "backward",
     "optimizer",
+    "scheduler",
     "callbacks",
     "logging",
     "other",

@@ -18,6 +18,7 @@ from lightning_perf.records import (
     Effort,
     Evidence,
     Finding,
+    Hypothesis,
     Machine,
     RuleOutcome,
     Run,
@@ -27,6 +28,7 @@ from lightning_perf.records import (
 )
 
 from .gain import with_warm_rest
+from .line_signals import with_line, within_operators
 from .rank_signals import where_found
 from .rule import EXPLAINED_SHARE, Rule, Skip
 from .selection import check_known, is_selected
@@ -96,7 +98,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            found = _weakened(finding, weakening)
+            found = with_line(_weakened(within_operators(finding, session), weakening), session)
             findings.append(_placed(session, found if rule.models_rest else with_warm_rest(found, session)))
     findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(
@@ -183,6 +185,32 @@ def preflight(
         if finding is not None:
             findings.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
     return tuple(sorted(findings, key=_rank))
+
+
+def hypotheses(
+    session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+) -> tuple[Hypothesis, ...]:
+    """Return the treatments whose effect rules want measured on this session's operators, largest first.
+
+    Args:
+        session: What was measured so far.
+        select: As for ``diagnose``.
+        ignore: As for ``diagnose``.
+    """
+    found: dict[str, Hypothesis] = {}
+    for rule in all_rules():
+        if rule.hypothesis is None or not is_selected(rule.code, select, ignore):
+            continue
+        try:
+            asked = rule.hypothesis(session)
+        except Skip:
+            continue
+        except Exception as error:  # noqa: BLE001 - a rule must not end the user's training; it is reported
+            _log.warning("%s could not ask for a replay: %s: %s", rule.code, type(error).__name__, error)
+            continue
+        if asked is not None:
+            found.setdefault(asked.treatment, asked)
+    return tuple(sorted(found.values(), key=lambda one: -one.at_stake_s))
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:

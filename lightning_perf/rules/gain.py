@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from lightning_perf.records import Confidence, Evidence, Finding, Gain, Prescription, Session, StageTimes
+from lightning_perf.records import Confidence, Evidence, Finding, Gain, Method, Prescription, Session, StageTimes
 
-from .severity import severity_of
+from .severity import severity_of, severity_of_gain
 from .signals import is_cpu_run, phase_s
 
 # No fix takes away a whole training; a claim on more than this of the span is cut to it (a gain of 50x).
@@ -29,7 +29,9 @@ COLD_PART = 0.5
 MOSTLY = 0.5
 
 
-def gain_from(steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str) -> Gain:
+def gain_from(
+    steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str, method: Method = "modeled"
+) -> Gain:
     """The speed-up of the steady span when part of its wall time goes away.
 
     Args:
@@ -38,6 +40,7 @@ def gain_from(steady: StageTimes, recoverable_low_s: float, recoverable_high_s: 
         recoverable_high_s: Seconds that go away at most. They must be exclusive to the cause: time during which
             something else was done meanwhile cannot be won back.
         basis: What the two rest on.
+        method: How they came about.
 
     Returns:
         Old wall time ÷ new wall time, an interval with 1 ≤ low ≤ high.
@@ -49,6 +52,7 @@ def gain_from(steady: StageTimes, recoverable_low_s: float, recoverable_high_s: 
         low=steady.span_s / (steady.span_s - low_s),
         high=steady.span_s / (steady.span_s - high_s),
         basis=basis,
+        method=method,
     )
 
 
@@ -65,6 +69,7 @@ def timed_finding(
     low_s: float,
     basis: str,
     confidence: Confidence = "high",
+    method: Method = "modeled",
 ) -> Finding:
     """A finding whose severity and gain follow from the seconds that a fix could win back.
 
@@ -80,18 +85,20 @@ def timed_finding(
         low_s: Seconds won back at least.
         basis: What both rest on.
         confidence: Of the diagnosis itself.
+        method: How both came about.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
+    gain = gain_from(steady, low_s, high_s, basis, method)
     return Finding(
         code=code,
         name=name,
         category=category,
-        severity=severity_of(high_s / steady.span_s),
+        severity=severity_of_gain(gain) if method == "replayed" else severity_of(high_s / steady.span_s),
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
-        gain=gain_from(steady, low_s, high_s, basis),
+        gain=gain,
         confidence=confidence,
         claims=bounded,
     )
@@ -140,7 +147,7 @@ def reaching(finding: Finding, steady: StageTimes, seconds: Mapping[str, float],
     gain = finding.gain
     assert gain is not None
     high_s = sum(min(most_s, phase_s(steady, phase)) for phase, most_s in seconds.items())
-    further = gain_from(steady, 0.0, high_s, basis)
+    further = gain_from(steady, 0.0, high_s, basis, gain.method)
     return msgspec.structs.replace(
         finding, gain=msgspec.structs.replace(further, low=gain.low, high=max(gain.high, further.high))
     )

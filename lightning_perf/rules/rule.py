@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Hypothesis, Session
 
 EXPLAINED_SHARE = 0.5
 """A cause that accounts for most of what a symptom claims explains it."""
@@ -27,6 +27,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             Sources.
         check: Reads a session; a finding, or None when there is nothing to say. Raises Skip.
         preflight: The same from settings alone, before the first step; None where that cannot be.
+        hypothesis: What to replay before ``check`` can promise a speedup; None for a rule that needs no replay. Returns
+            None where its symptom is absent, and may raise Skip.
         only_unexplained: Its finding is a symptom: it is dropped where another rule's finding explains lost time.
         yields_its_time: Its finding says when time is lost, not to what: it is dropped where findings of others claim
             at least half of the time that it claims.
@@ -42,6 +44,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     docs: str
     check: Callable[[Session], Finding | None]
     preflight: Callable[[Session], Finding | None] | None = None
+    hypothesis: Callable[[Session], Hypothesis | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
     only_unexplained: bool = False
     yields_its_time: bool = False

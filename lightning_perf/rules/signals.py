@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from lightning_perf.records import LoaderSettings, NamedTime, Session, StageTimes
 
 from .rule import Skip
+from .user_lines import host_s
 
 # Fewer than this many steps have no spread to speak of; PD901 asks for more before it is content.
 MIN_STEPS = 5
@@ -39,11 +40,12 @@ def phase_s(stage: StageTimes, *names: str) -> float:
 
 
 def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
-    """As ``phase_s``, but of backward only what this rank computes, without its waiting for other ranks.
+    """Return the seconds of these phases in which this rank computes.
 
-    Where that waiting cannot be told (one rank, strategies that exchange in the middle) it is all of backward.
+    That is without what the user's own lines and the garbage collector take, and of backward without the waiting for
+    other ranks where that is known (not with one rank, nor with strategies that exchange in the middle).
     """
-    seconds = phase_s(steady, *names)
+    seconds = sum(max(0.0, phase_s(steady, name) - host_s(session, name)) for name in names)
     summaries = session.ranks.summaries if session.ranks is not None else ()
     own = next((one for one in summaries if one.rank == session.run.rank), None)
     if "backward" not in names or own is None or own.waiting_s is None:

@@ -113,7 +113,7 @@ class Bench:
         ("[LightningModule]Module.optimizer_step", "optimizer"),
         ("[LightningModule]Module.optimizer_zero_grad", "optimizer"),
         ("[LightningModule]Module.configure_gradient_clipping", "optimizer"),
-        ("[LightningModule]Module.lr_scheduler_step", "optimizer"),
+        ("[LightningModule]Module.lr_scheduler_step", "scheduler"),
         ("optimizer_step", "optimizer"),
         ("save_checkpoint", "checkpoint"),
         ("[LightningModule]Module.on_train_batch_start", "callbacks"),

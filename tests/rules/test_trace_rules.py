@@ -45,7 +45,7 @@ VERDICTS = {
     "cpu-only-rank34": "PD702",
     "amd-minitoy-mi250": "PD303",
     "transformer-with-stack-h100": "PD303",
-    "sam-fp32-syncs-a100": "PD301",
+    "sam-fp32-syncs-a100": "PD501",
     "cupti-ranges-no-kernels": None,
     "mtia-inference": None,
     "alexnet-critical-path-a100": None,
@@ -54,7 +54,7 @@ VERDICTS = {
 }
 ALSO = {
     "resnet50-workers0": {"PD301"},
-    "sam-fp32-syncs-a100": {"PD501", "PD302"},
+    "sam-fp32-syncs-a100": {"PD301", "PD302"},
     "v100-ddp-unbucketed": {"PD702", "PD708"},
     "owlv2-h100": {"PD309", "PD501"},
     "gemm-few-tiles": {"PD317"},

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes import arithmetic, ceilings, recorder
+from lightning_perf.probes import arithmetic, ceilings
 from lightning_perf.probes.flops import ArithmeticCounter
-from lightning_perf.records import Ceilings, Machine, Session
+from lightning_perf.records import Ceilings, Session
 
 from .conftest import Make
 
@@ -265,39 +265,6 @@ def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypat
     assert len(asked) == 1
     assert doctor.session is not None
     assert "ceilings=False" in doctor.session.missing["model_profile.ceilings"]
-
-
-class Heavy(Net):
-    """Next to nothing but matrix products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 512), nn.Linear(512, 512))
-
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        return self.body(batch[0].repeat(64, 1)).mean()
-
-
-@pytest.mark.parametrize("has_fast_bf16", [True, False])
-def test_lower_precision_is_prescribed_with_the_gain_of_the_ceilings_where_the_cpu_has_it(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, has_fast_bf16: bool
-) -> None:
-    monkeypatch.setattr(ceilings, "measure", fake_ceilings)
-    ceilings.measured(torch.device("cpu"))
-    real = recorder.read_machine
-
-    def machine(*args: Any, **kwargs: Any) -> Machine:
-        return msgspec.structs.replace(real(*args, **kwargs), has_fast_cpu_bf16=has_fast_bf16)
-
-    monkeypatch.setattr(recorder, "read_machine", machine)
-    _, session = diagnosed(make_trainer, Heavy())
-    found = [finding for finding in session.findings if finding.code == "PD301"]
-    assert bool(found) == has_fast_bf16
-    if found:
-        assert found[0].gain is not None
-        assert "measured ceilings" in found[0].gain.basis
-        assert 1.0 <= found[0].gain.low < found[0].gain.high
-        assert found[0].prescriptions[0].trainer_flags == {"precision": "bf16-mixed"}
 
 
 def test_modules_can_be_copied_and_pickled_within_the_steps_that_are_looked_at(make_trainer: Make) -> None:

@@ -45,7 +45,7 @@ def rank_summary(
 
     # There the host waits for the other ranks too, outside backward. Names are counted between epochs as well, steps
     # are not: no more than what the step has of it.
-    loop_s = mean_s("callbacks", "logging", "other")
+    loop_s = mean_s("scheduler", "callbacks", "logging", "other")
     outside = sum(one.share for one in named if one.kind == "loop" and one.name in (REDUCING, BROADCASTING))
     outside_s = min(outside * steady.span_s / steady.n_steps, loop_s)
     data_s, host_s = mean_s("data_wait", "transfer"), loop_s - outside_s

@@ -20,6 +20,7 @@ PHASE_COLOURS: dict[str, str] = {
     "forward": BLUE,
     "backward": SKY,
     "optimizer": GREEN,
+    "scheduler": GREEN,
     "callbacks": PURPLE,
     "logging": BROWN,
     "validation": BLUE,
@@ -30,8 +31,14 @@ PHASE_COLOURS: dict[str, str] = {
 }
 """By phase; what no phase accounts for is grey too."""
 
-PHASE_PATTERNS: dict[str, str] = {"validation": "/", "checkpoint": "x", "epoch_boundary": "\\", "startup": "."}
-"""Of the phases between steps."""
+PHASE_PATTERNS: dict[str, str] = {
+    "scheduler": "-",
+    "validation": "/",
+    "checkpoint": "x",
+    "epoch_boundary": "\\",
+    "startup": ".",
+}
+"""Of the phases that share their color with another."""
 
 SEVERITY_COLOURS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GREY}
 

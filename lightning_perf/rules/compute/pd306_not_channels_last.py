@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     device_savings,
     is_worth_saying,
     share_evidence,
-    trace_finding,
     work_share,
 )
 from lightning_perf.rules.wording import percent
@@ -27,7 +27,8 @@ MIN_HALF_FRACTION = 0.5
 DOCS = """\
 ## What it measures
 In a profiler window of a model that spends at least 30 % of its kernels' time in convolutions, mostly in 16 bit: the
-time in kernels that only convert between the layouts NCHW and NHWC.
+time in kernels that only convert between the layouts NCHW and NHWC. Operators of one step are then replayed with their
+images in channels_last.
 
 ## Why it costs
 Matrix units convolve with channels last. Tensors with channels first are converted before each convolution and back
@@ -46,12 +47,16 @@ Layers that do not know channels last convert back by themselves: the conversion
 channel counts gain little.
 
 ## Sources
-torch's channels-last tutorial (conversions seen in traces of NCHW models under AMP); the case study on convolutions.
+torch's channels-last tutorial (conversions seen in traces of NCHW models under AMP).
 """
 
 
 def check(session: Session) -> Finding | None:
-    """Charges kernels that only convert layouts."""
+    """Report kernels that only convert layouts unless a replay shows that channels_last is not faster."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     kernels = reading.trace.kernels
     share = work_share(reading.trace, "convolution")
@@ -60,19 +65,14 @@ def check(session: Session) -> Finding | None:
     half_s = sum(kernels.matrix_precisions.get(precision, 0.0) for precision in HALF)
     if half_s < MIN_HALF_FRACTION * kernels.matrix_s:
         return None
-    low_s, high_s = device_savings(reading, 0.0, kernels.layout_s)
-    if not is_worth_saying(reading, high_s):
+    if not is_worth_saying(reading, device_savings(reading, 0.0, kernels.layout_s)[1]):
         return None
-    return trace_finding(
-        reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(reading.share(kernels.layout_s))} of the time kernels only convert between NCHW and NHWC. "
-            f"{kernels.layout_n} conversions in the window, around convolutions in 16 bit."
-        ),
-        evidence=(
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{percent(reading.share(kernels.layout_s))} of step time is spent in {kernels.layout_n} conversions of layout",
+        (
             share_evidence(reading, "converting layouts", kernels.layout_s, MIN_SHARE),
             Evidence(
                 metric="convolutions in the kernels' time",
@@ -82,23 +82,18 @@ def check(session: Session) -> Finding | None:
                 n=reading.trace.n_kernels,
             ),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="channels-last",
-                summary="keep model and images in channels_last",
-                safety="numerics",
-                effort="minutes",
-                code=(
-                    "model = model.to(memory_format=torch.channels_last)\n"
-                    "images = images.to(memory_format=torch.channels_last)"
-                ),
+        Prescription(
+            treatment="channels-last",
+            summary="keep model and images in channels_last",
+            safety="numerics",
+            effort="minutes",
+            code=(
+                "model = model.to(memory_format=torch.channels_last)\n"
+                "images = images.to(memory_format=torch.channels_last)"
             ),
         ),
-        low_s=low_s,
-        high_s=high_s,
-        basis="at most the conversions themselves",
-        confidence="medium",
+        "channels_last runs these operators",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, OptimizerSettings, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
@@ -12,17 +12,13 @@ CODE = "PD308"
 NAME = "unfused-optimizer"
 CATEGORY = "compute"
 
-# Often no more than a tenth of it is won back: below this share that is less than can be measured.
+# Below this share even a step that takes no time at all is less than a few hundred steps can tell from noise.
 MIN_SHARE = 0.08
-# A fused step reads and writes each tensor once instead of once an operation: Adam takes about ten of them. Models of
-# few large tensors gain little, those of many small ones most of it.
-LOW_FRACTION = 0.1
-HIGH_FRACTION = 0.9
 
 DOCS = """\
 ## What it measures
 The share of the time in the optimizer's step (without `zero_grad`), and whether the step runs one operation after
-another for each parameter tensor.
+another for each parameter tensor. The step is then replayed on copies of sampled parameters, as it is and fused.
 
 ## Why it costs
 A model has hundreds of parameter tensors, and each takes several small operations: their start costs more than their
@@ -37,8 +33,8 @@ torch.optim.AdamW(self.parameters(), foreach=False)
 `fused=True` where the optimizer has it, else `foreach=True`.
 
 ## When it is wrong
-Gradient clipping and learning-rate schedulers are counted in the same phase. On a CPU fused steps gain less for models
-of few, large tensors, which are bound by memory either way.
+Gradient clipping runs in the same phase. A replay leaves it out; without one (an optimizer that is not torch's own,
+several ranks) no speedup is promised.
 
 ## Sources
 torch's pattern matcher for single-tensor optimizers; the documentation of `torch.optim` on foreach and fused.
@@ -46,7 +42,11 @@ torch's pattern matcher for single-tensor optimizers; the documentation of `torc
 
 
 def check(session: Session) -> Finding | None:
-    """Looks at the optimizer phase where a step goes tensor by tensor."""
+    """Report a step that goes tensor by tensor unless a replay shows that fusing it gains nothing."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
     model = session.settings.model
     if model is None or not model.optimizers:
@@ -57,21 +57,20 @@ def check(session: Session) -> Finding | None:
             raise Skip("how the optimizer steps is not known")
         return None
     flag = _flag(session, slow)
+    treatment = f"{flag}-optimizer"
     clearing = [time for times in named_by_kind(steady, "loop").values() for time in times if time.name == "zero_grad"]
-    step_s = phase_s(steady, "optimizer") - share_of(clearing) * steady.span_s
-    share = step_s / steady.span_s
+    share = phase_s(steady, "optimizer") / steady.span_s - share_of(clearing)
+    result = replayed(session, treatment)
+    if result is not None and result.before_s is not None:  # the step itself, without schedulers and clipping
+        share = min(share, result.before_s * steady.n_steps / steady.span_s)
     if flag is None or share < MIN_SHARE:
         return None
-    return timed_finding(
-        steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(share)} of the time goes into the optimizer's step. {slow.class_name} updates {slow.n_tensors} "
-            "tensors one by one."
-        ),
-        evidence=(
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{slow.class_name} updates {slow.n_tensors} tensors one by one in {percent(share)} of step time",
+        (
             Evidence(
                 metric="share of the time in the optimizer's step",
                 value=share,
@@ -82,19 +81,16 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="implementation", value=slow.implementation),
             Evidence(metric="tensors updated", value=slow.n_tensors, unit="count"),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="fused-optimizer" if flag == "fused" else "",
-                summary=f"pass {flag}=True to {slow.class_name}",
-                safety="numerics",
-                effort="one line",
-                code=f"torch.optim.{slow.class_name}(self.parameters(), ..., {flag}=True)",
-            ),
+        Prescription(
+            treatment="fused-optimizer" if flag == "fused" else "",
+            summary=f"pass {flag}=True to {slow.class_name}",
+            safety="numerics",
+            effort="one line",
+            code=f"torch.optim.{slow.class_name}(self.parameters(), ..., {flag}=True)",
         ),
-        claims={"optimizer": HIGH_FRACTION * step_s},
-        low_s=LOW_FRACTION * step_s,
-        basis="a tenth to nine tenths of the optimizer's step",
-        confidence="medium",
+        f"{flag}=True runs the step",
+        treatment=treatment,
+        phases=("optimizer",),
     )
 
 
@@ -105,4 +101,4 @@ def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
     return None if is_cpu_run(session) else "foreach"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import computing_s, steady_of
+from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD315"
@@ -14,17 +14,11 @@ CATEGORY = "compute"
 
 # Single scalars kept in float64 cost nothing; from 1 % of the elements on it is part of the model.
 MIN_ELEMENT_FRACTION = 0.01
-# float64 takes twice the bytes and half of the vector lanes: half of its time. Functions such as exp and erf need
-# longer polynomials as well, and tensors that no longer fit a cache more than twice the time: steps three and four
-# times as long were measured, with GELU; the end of the interval leaves room for both together. Graphics cards with few
-# float64 units (1/32 or 1/64 of the fp32 rate) win more, which is left out.
-HIGH_FRACTION = 0.85
-# Work on other tensors stays as it is.
-LOW_FRACTION = 0.1
 
 DOCS = """\
 ## What it measures
-The fraction of the parameters' elements that are float64.
+The fraction of the parameters' elements that are float64. The operators of one step that compute in float64 are then
+replayed in float32.
 
 ## Why it costs
 float64 takes twice the memory and at most half the rate of float32; many graphics cards compute it at 1/32 of it.
@@ -39,35 +33,33 @@ self.scale = nn.Parameter(torch.from_numpy(np.ones(1024)))  # float64
 float32: `tensor.float()`, `precision="32-true"` instead of `"64-true"`.
 
 ## When it is wrong
-Some scientific models need double precision. Ignore the rule there: `PerfDoctor(ignore=["PD315"])`.
+Some scientific models need double precision. Ignore the rule there: `PerfDoctor(ignore=["PD315"])`. Without a replay no
+speedup is promised.
 
 ## Sources
-The lecture's table of number formats; NVIDIA's datasheets for float64 rates.
+NVIDIA's datasheets for float64 rates.
 """
 
 
 def check(session: Session) -> Finding | None:
-    """Weighs the computing by the fraction of float64 elements."""
+    """Report float64 parameters unless a replay shows that float32 is not faster."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     fraction = _float64_fraction(session)
     if fraction < MIN_ELEMENT_FRACTION:
         return None
-    steady = steady_of(session)
-    phases = {name: fraction * computing_s(session, steady, name) for name in ("forward", "backward", "optimizer")}
-    return timed_finding(
-        steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(fraction)} of the parameters are float64. They take twice the memory and at least twice the "
-            "time of float32."
-        ),
-        evidence=_evidence(session, fraction),
-        prescriptions=(_prescription(session),),
-        claims={name: HIGH_FRACTION * seconds for name, seconds in phases.items()},
-        low_s=LOW_FRACTION * sum(phases.values()),
-        basis="a tenth to 85 % of the computing, by the fraction of float64 elements",
-        confidence="medium",
+    steady_of(session)
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{percent(fraction)} of the parameters are float64",
+        _evidence(session, fraction),
+        _prescription(session),
+        "float32 runs their operators",
+        treatment="float32",
     )
 
 
@@ -119,4 +111,12 @@ def _prescription(session: Session) -> Prescription:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    category=CATEGORY,
+    docs=DOCS,
+    check=check,
+    preflight=preflight,
+    hypothesis=hypothesis_from(_diagnosis),
+)

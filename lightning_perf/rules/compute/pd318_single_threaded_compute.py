@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import percent
 
 CODE = "PD318"
 NAME = "single-threaded-compute"
@@ -21,7 +21,8 @@ MIN_COMPUTE_S = 5e-3
 
 DOCS = """\
 ## What it measures
-torch's number of threads against the cores that this rank may use, less those that loader workers keep busy.
+torch's number of threads against the cores that this rank may use, less those that loader workers keep busy. The
+operators of one step are then replayed with both numbers of threads.
 
 ## Why it costs
 On a CPU, matrix products and large element-wise operations are split over threads. Unused cores stay idle.
@@ -35,16 +36,20 @@ OMP_NUM_THREADS=1 python train.py  # left over from a multi-process launch
 `torch.set_num_threads(n)` or `OMP_NUM_THREADS`, with n = usable cores ÷ ranks on the node.
 
 ## When it is wrong
-Models of small operations gain nothing, or lose: threads have to meet after each operation. Hence the lower end of the
-gain is 1.0. Cores may be hyper-threads of the same physical core.
+Models of small operations gain nothing, or lose: threads have to meet after each operation. Cores may be hyper-threads
+of the same physical core. Without a replay no speedup is promised.
 
 ## Sources
-The documentation of `torch.set_num_threads`; Amdahl's law over forward, backward and optimizer.
+The documentation of `torch.set_num_threads`.
 """
 
 
 def check(session: Session) -> Finding | None:
-    """Compares threads with cores on a CPU run."""
+    """Report unused cores unless a replay shows that more threads gain nothing."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
     if not is_cpu_run(session):
         return None
@@ -63,16 +68,13 @@ def check(session: Session) -> Finding | None:
     if n_threads >= n_wanted or compute_s < MIN_COMPUTE_SHARE * steady.span_s or each_s < MIN_COMPUTE_S:
         return None
     omp = session.settings.torch.omp_num_threads
-    return timed_finding(
-        steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(compute_s / steady.span_s)} of the time computes on {n_threads} of {n_wanted} cores. "
-            f"A step computes for {duration(each_s)}" + (f"; OMP_NUM_THREADS={omp} is set." if omp else ".")
-        ),
-        evidence=(
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{percent(compute_s / steady.span_s)} of step time computes on {n_threads} of {n_wanted} cores"
+        + (f" (OMP_NUM_THREADS={omp})" if omp else ""),
+        (
             Evidence(metric="threads of torch", value=n_threads, unit="count", threshold=n_wanted),
             Evidence(
                 metric="share of the time computing",
@@ -81,22 +83,19 @@ def check(session: Session) -> Finding | None:
                 threshold=MIN_COMPUTE_SHARE,
                 n=steady.n_steps,
             ),
-            Evidence(metric="computing a step", value=each_s, unit="s", threshold=MIN_COMPUTE_S, n=steady.n_steps),
+            Evidence(metric="computing per step", value=each_s, unit="s", threshold=MIN_COMPUTE_S, n=steady.n_steps),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="threads",
-                summary=f"use {n_wanted} threads",
-                safety="numerics",
-                effort="one line",
-                code=f"torch.set_num_threads({n_wanted})",
-            ),
+        Prescription(
+            treatment="threads",
+            summary=f"use {n_wanted} threads",
+            safety="numerics",
+            effort="one line",
+            code=f"torch.set_num_threads({n_wanted})",
         ),
-        claims={name: seconds * (1 - n_threads / n_wanted) for name, seconds in compute.items()},
-        low_s=0.0,
-        basis=f"from nothing (small operations) to {n_wanted / n_threads:.2g}x faster computing",
-        confidence="medium",
+        f"{n_wanted} threads run its operators",
+        treatment=f"threads={n_wanted}",
+        phases=("forward", "backward", "optimizer"),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

@@ -41,7 +41,7 @@ LOW_FRACTION = 0.5
 _PHASES = {
     "data": ("data_wait", "transfer"),
     "compute": ("backward", "forward", "optimizer"),
-    "host": ("callbacks", "logging", "other"),
+    "host": ("scheduler", "callbacks", "logging", "other"),
 }
 _CAUSES = {
     "data": "waiting for its data",

@@ -7,6 +7,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.user_lines import slow_lines_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD606"
@@ -16,11 +17,14 @@ CATEGORY = "loop"
 # The SageMaker profiler's rule for step outliers, by their cost instead of their number.
 MIN_SHARE = 0.02
 
+MIN_COMMON_SHARE = 0.3  # A line that takes less of it is not what they have in common.
+
 DOCS = """\
 ## What it measures
 What steps beyond three times the median took in excess of it, by the phase that grew most in each of them. What
 the training thread waited for a core meanwhile (other programs, too many threads, a hypervisor that gave the core to
-another machine) is no fault of these steps and is taken off.
+another machine) is no fault of these steps and is taken off. Samples of the stack that were taken once a step had
+lasted three times the median say what slow steps have in common: a line of yours, or the garbage collector.
 
 ## Why it costs
 The mean step decides how long a training takes, and a few long steps move it while the median stays.
@@ -57,6 +61,7 @@ def check(session: Session) -> Finding | None:
     # A step that waits for a core is slow for no fault of its own. All of this waiting is taken for the slow steps'.
     own = max(0.0, 1.0 - coreless / outliers.share)
     is_disturbed = own < 0.5
+    cause, advice = _in_common(session, phase)
     return timed_finding(
         steady,
         code=CODE,
@@ -65,7 +70,7 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{percent(outliers.share)} of the time is lost to {outliers.n} slow steps. They took more than "
             f"{duration(outliers.threshold_s)}; {phase.replace('_', ' ')} grew most."
-            + (f" The training thread waited {percent(coreless)} of its time for a core." if is_disturbed else "")
+            + (f" The training thread waited {percent(coreless)} of its time for a core." if is_disturbed else cause)
         ),
         evidence=(
             Evidence(
@@ -84,7 +89,7 @@ def check(session: Session) -> Finding | None:
                 treatment="",
                 summary="stop what else uses the cores, or give the training fewer threads than cores"
                 if is_disturbed
-                else f"look at what the slow steps do in {phase.replace('_', ' ')}",
+                else advice,
                 safety="exact",
                 effort="hours",
             ),
@@ -94,6 +99,26 @@ def check(session: Session) -> Finding | None:
         basis="from nothing to all that the slow steps took beyond the median, but for waiting for a core",
         confidence="medium",
     )
+
+
+def _in_common(session: Session, phase: str) -> tuple[str, str]:
+    """What the slow steps have in common, as a sentence, and what to do about it."""
+    unknown = "train for longer, so that more of the slow steps are sampled"
+    if phase == "data_wait":
+        return "", "even out the cost of samples, or prefetch more batches"
+    if session.host_profile is None:
+        return " What they have in common is not known: their stack was not sampled.", unknown
+    found = slow_lines_of(session)
+    if not found or found[0][1] < MIN_COMMON_SHARE:
+        why = "no sample fell into one" if not found else "they are slow in different lines or in operators"
+        return f" What they have in common is not known: {why}.", unknown
+    line, share = found[0]
+    if line is None:
+        text = f" {percent(share)} of what they take longer is automatic garbage collection."
+        return text, "call gc.freeze() before training and raise the collector's thresholds"
+    where = f"{line.function} ({line.file}:{line.line})"
+    text = f" {percent(share)} of what they take longer passes in {where}{f', in {line.call}' if line.call else ''}."
+    return text, f"make {where} cheaper, or do it less often"
 
 
 def _coreless(session: Session) -> float:

@@ -1,0 +1,185 @@
+"""Measures how far each way to sample a thread's stack is off the true share of planted lines.
+
+    python benchmarks/host_lines/run.py [--seconds 3]              steps of about 2.5 ms
+    SCALE=10 python benchmarks/host_lines/run.py [--seconds 3]     of about 25 ms
+
+A loop runs five kinds of work, each on a line of its own and timed around that line: torch operators, a JSON parse and
+a sort (C calls that hold the interpreter lock), a loop in Python, and a sleep. Each sampler watches the same loop in
+turn. Printed are the shares by the timers, what each sampler says, its largest error, and by how much it slows the
+loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+SCALE = int(os.environ.get("SCALE", "1"))
+DOCUMENT = json.dumps([{"name": f"sample {i}", "values": list(range(20))} for i in range(200 * SCALE)])
+NUMBERS = [(i * 7919) % 10007 for i in range(8000 * SCALE)]
+PERIOD_S = 2e-3
+LINES = ("operators", "json", "sorting", "python", "sleep")
+Shares = dict[str, float]
+
+
+def operators(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(30 * SCALE):
+        x = torch.tanh(x @ x)
+    return x
+
+
+def parsing() -> Any:
+    return json.loads(DOCUMENT)
+
+
+def sorting() -> list[int]:
+    return sorted(NUMBERS)
+
+
+def python() -> int:
+    total = 0
+    for i in range(8_000 * SCALE):
+        total += i & 3
+    return total
+
+
+def sleep() -> None:
+    time.sleep(0.3e-3 * SCALE)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "operators": operators, "json": parsing, "sorting": sorting, "python": python, "sleep": sleep,
+}  # fmt: skip
+NAMES = {function.__name__: name for name, function in FUNCTIONS.items()}
+
+
+def loop(seconds: float) -> tuple[Shares, int]:
+    """The true share of each line, and how many rounds were made."""
+    x = torch.randn(64, 64)
+    spent = dict.fromkeys(LINES, 0)
+    rounds, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        rounds += 1
+        for name in LINES:
+            begin = time.perf_counter_ns()
+            FUNCTIONS[name](x) if name == "operators" else FUNCTIONS[name]()
+            spent[name] += time.perf_counter_ns() - begin
+    total = sum(spent.values())
+    return {name: ns / total for name, ns in spent.items()}, rounds
+
+
+def line_of(frame: FrameType | None) -> str:
+    while frame is not None:
+        name = NAMES.get(frame.f_code.co_name)
+        if name is not None and frame.f_code.co_filename == __file__:
+            return name
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def nothing(_: Counter[str]) -> Any:
+    yield
+
+
+def by_thread(switch_s: float | None, is_random: bool = True) -> Callable[[Counter[str]], AbstractContextManager[None]]:
+    @contextmanager
+    def sampling(seen: Counter[str]) -> Any:
+        draw = random.Random(1).random
+        watched, stopping = threading.get_ident(), threading.Event()
+        usual_s = sys.getswitchinterval()
+
+        def run() -> None:
+            while not stopping.is_set():
+                pause_s = PERIOD_S * (0.2 + 1.6 * draw()) if is_random else PERIOD_S
+                begin = time.perf_counter_ns()
+                if switch_s is not None:
+                    sys.setswitchinterval(switch_s)
+                time.sleep(pause_s)
+                if switch_s is not None:
+                    sys.setswitchinterval(usual_s)
+                late_ns = time.perf_counter_ns() - begin - pause_s * 1e9
+                seen[line_of(sys._current_frames().get(watched))] += int(PERIOD_S * 1e9 + max(0, late_ns))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+            sys.setswitchinterval(usual_s)
+
+    return sampling
+
+
+@contextmanager
+def by_profile_function(seen: Counter[str]) -> Any:
+    from pyinstrument.low_level.stat_profile import setstatprofile
+
+    last = time.perf_counter_ns()
+
+    def sample(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal last
+        now = time.perf_counter_ns()
+        seen[line_of(frame)] += now - last
+        last = now
+
+    setstatprofile(sample, PERIOD_S)
+    try:
+        yield
+    finally:
+        setstatprofile(None)
+
+
+SAMPLERS: dict[str, Callable[[Counter[str]], AbstractContextManager[None]]] = {
+    "none": nothing,
+    "thread, even pauses": by_thread(None, is_random=False),
+    "thread": by_thread(None),
+    "thread, switch interval 0.1 ms": by_thread(1e-4),
+    "thread, switch interval 0.01 ms": by_thread(1e-5),
+    "pyinstrument's profile function": by_profile_function,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    loop(0.5)
+    rates: dict[str, list[float]] = {name: [] for name in SAMPLERS}
+    for repeat in range(arguments.repeats):
+        for name, sampler in SAMPLERS.items():
+            seen: Counter[str] = Counter()
+            with sampler(seen):
+                true, rounds = loop(arguments.seconds)
+            rates[name].append(rounds / arguments.seconds)
+            if name == "none":
+                continue
+            total = sum(seen[line] for line in LINES) or 1
+            said = {line: seen[line] / total for line in LINES}
+            worst = max(abs(said[line] - true[line]) for line in LINES)
+            told = "  ".join(f"{line} {100 * true[line]:.0f}/{100 * said[line]:.0f}" for line in LINES)
+            print(f"{repeat} {name:32s} largest error {100 * worst:4.1f} points   true/said in %: {told}", flush=True)
+    base = statistics.median(rates["none"])
+    for name, each in rates.items():
+        print(f"{name:32s} {100 * (base / statistics.median(each) - 1):+.1f} % time per round")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Names what a line was calling when a sample was taken, and tells torch operators from other code."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import itertools
+import linecache
+import os
+import sys
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+_PYTHONS_OWN = frozenset(name for kind in (str, bytes, list, dict, set, tuple, int, float) for name in dir(kind))
+_IS_OPERATOR = frozenset(
+    {"BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "STORE_SUBSCR", "BINARY_SLICE",
+     "TO_BOOL", "BINARY_ADD", "BINARY_SUBTRACT", "BINARY_MULTIPLY", "BINARY_TRUE_DIVIDE", "BINARY_MATRIX_MULTIPLY",
+     "BINARY_POWER", "INPLACE_ADD", "INPLACE_SUBTRACT", "INPLACE_MULTIPLY", "INPLACE_TRUE_DIVIDE"}
+)  # fmt: skip
+"""Instructions after which the interpreter does not look whether another thread wants its lock: where a sample finds a
+thread on one of them, what it runs has given the lock away, as torch's operators do and Python's own never do."""
+
+_JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
+"""The truth of a tensor; Python 3.10 looks for other threads at each of its jumps."""
+
+_CONVERSIONS = ("float", "int", "bool")  # of a tensor, for which they wait; of anything else they take no time
+
+
+def library_call(code: CodeType, module: str) -> str:
+    """Return a library's function as one writes it, e.g. ``"json.loads"``, ``"pandas.DataFrame.sort_values"``.
+
+    Args:
+        code: Of the function.
+        module: The name of its module.
+    """
+    name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+    return f"{module.partition('.')[0]}.{name}" if module else name
+
+
+class OwnCode:
+    """What a frame of the user's ran itself: a C function, an operator or Python.
+
+    Attributes:
+        call: The function called, as the line writes it; empty where none was.
+        is_operator: Whether it was a torch operator; None where only the lock tells: a method that tensors and
+            Python's own types both have, or neither.
+    """
+
+    __slots__ = ("call", "is_operator")
+
+    def __init__(self, code: CodeType, offset: int, line: int, names: dict[str, Any]) -> None:
+        self.call = ""
+        self.is_operator: bool | None = False
+        instruction = _instruction(code, offset)
+        if instruction in _IS_OPERATOR or instruction.startswith(_JUMPS):
+            self.is_operator = True
+        if "CALL" not in instruction:
+            return
+        function = _called(code, offset, line)
+        if function is None:
+            return
+        root, _, method = function.partition(".")
+        target = names.get(root)
+        self.call = _bare(function)
+        if function in _CONVERSIONS and function not in names:
+            self.is_operator = True
+            return
+        if isinstance(target, ModuleType) or _module_of(target):
+            self.is_operator = _module_of(target).partition(".")[0] == "torch"
+        elif method:
+            name = function.rpartition(".")[2]
+            is_tensors, is_pythons = hasattr(torch.Tensor, name), name in _PYTHONS_OWN
+            self.is_operator = is_tensors if is_tensors != is_pythons else None
+
+
+def _module_of(target: Any) -> str:
+    if isinstance(target, ModuleType):
+        return target.__name__
+    return getattr(target, "__module__", None) or "" if callable(target) else ""
+
+
+def _bare(function: str) -> str:
+    """The function without what it belongs to, where that is a variable's name of no meaning elsewhere."""
+    return function.removeprefix("self.")
+
+
+def _instruction(code: CodeType, offset: int) -> str:
+    bytecode = code.co_code
+    if not 0 <= offset < len(bytecode):
+        return ""
+    while offset > 1 and dis.opname[bytecode[offset]] == "CACHE":  # of the instruction before, from Python 3.11 on
+        offset -= 2
+    return dis.opname[bytecode[offset]]
+
+
+def _called(code: CodeType, offset: int, line: int) -> str | None:
+    """The dotted name of what the instruction calls; of the line's only call where instructions have no columns."""
+    source = _segment(code, offset)
+    if source is None:
+        source = linecache.getline(code.co_filename, line).strip()
+    calls = [node for node in _nodes(source) if isinstance(node, ast.Call)]
+    if not calls:
+        return None
+    names = [name for name in (_dotted(node.func) for node in calls[:1]) if name]
+    return names[0] if names else None
+
+
+def _nodes(source: str) -> list[ast.AST]:
+    """The nodes of an expression or of one line, outermost first; none where it cannot be parsed."""
+    for text in (f"({source})", source, f"{source.rstrip(':')}: pass" if source.endswith(":") else ""):
+        try:
+            return list(ast.walk(ast.parse(text)))
+        except (SyntaxError, ValueError):
+            continue
+    return []
+
+
+def _dotted(node: ast.expr) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    elif len(parts) == 1:
+        parts.append("")  # a method of an expression
+    else:
+        return ""
+    return ".".join(reversed(parts))
+
+
+def _segment(code: CodeType, offset: int) -> str | None:
+    """The source of the expression that an instruction belongs to; None before Python 3.11 and where it is unknown."""
+    if sys.version_info < (3, 11):
+        return None
+    begin, end, first, last = next(itertools.islice(code.co_positions(), offset // 2, None), (None,) * 4)
+    if begin is None or end is None or first is None or last is None:
+        return None
+    lines = [linecache.getline(code.co_filename, number).encode() for number in range(begin, end + 1)]
+    if not all(lines):
+        return None
+    lines[-1] = lines[-1][:last]
+    lines[0] = lines[0][first:]
+    return b" ".join(line.strip() for line in lines).decode(errors="replace")
+
+
+def shown_file(file: str) -> str:
+    """Return a file's path relative to the working directory, or from its package on where it lies elsewhere."""
+    path = os.path.abspath(file)
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # on another drive
+        relative = path
+    if not relative.startswith(os.pardir):
+        return relative
+    parts = [os.path.basename(path)]
+    folder = os.path.dirname(path)
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder, name = os.path.split(folder)
+        parts.append(name)
+    return "/".join(reversed(parts))

@@ -1,0 +1,242 @@
+"""Adds up samples by stack, and turns them into the record."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from types import CodeType
+from typing import NamedTuple
+
+from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
+
+from .calls import OwnCode, library_call, shown_file
+from .stacks import OPERATOR, Stack, StackReader, Visit
+
+MAX_STACKS = 4096
+"""Different stacks kept; of others only the outermost line."""
+
+_MAX_LINES = 8
+_MIN_LINE_SHARE = 0.01
+_DESCENT_SHARE = 0.5  # a line's time is told by the lines of the function it calls where these hold most of it
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+_LATE_NS = 200_000
+"""A sample this much later than asked for had to wait for the interpreter lock: a thread that runs Python gives it away
+after the switch interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
+
+
+class Sums:
+    """Samples of one stack."""
+
+    __slots__ = ("gc_ns", "n", "n_late", "ns")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.n_late = 0
+        self.ns = 0.0
+        self.gc_ns = 0.0
+
+    def add(self, ns: float, gc_ns: float, late_ns: float) -> None:
+        """Count one sample."""
+        self.n += 1
+        self.n_late += late_ns > _LATE_NS
+        self.ns += ns
+        self.gc_ns += gc_ns
+
+
+class PhaseSamples:
+    """Samples of one phase, by stack."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[Stack, Sums] = {}
+        self.n = 0
+        self.ns = self.squares = 0.0
+
+    def add(self, stack: Stack, ns: float, gc_ns: float, late_ns: float) -> None:
+        """Count one sample."""
+        sums = self.stacks.get(stack)
+        if sums is None:
+            if len(self.stacks) >= MAX_STACKS:
+                stack = Stack(stack.lines[:1], None, stack.leaf)
+            sums = self.stacks.setdefault(stack, Sums())
+        sums.add(ns, gc_ns, late_ns)
+        self.n += 1
+        self.ns += ns + gc_ns
+        self.squares += (ns + gc_ns) ** 2
+
+
+class Place(NamedTuple):
+    """A line of a function of the user's."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Line:
+    """A line with everything below it: a node of the tree of calls."""
+
+    def __init__(self, place: Place, entry: str) -> None:
+        self.place = place
+        self.entry = entry
+        self.ns = self.operator_ns = 0.0
+        self.n = 0
+        self.calls: dict[str, float] = {}
+        self.children: dict[Place, Line] = {}
+
+    def add(self, sums: Sums, call: str, is_operator: bool) -> None:
+        """Count the samples of one stack that holds the line."""
+        self.ns += sums.ns
+        self.n += sums.n
+        self.operator_ns += sums.ns * is_operator
+        self.calls[call] = self.calls.get(call, 0.0) + sums.ns
+
+    def costly(self, least_ns: float) -> Iterator[Line]:
+        """Yield the lines to tell of: lines of the function called where they hold most of the time, else this one."""
+        if self.ns < least_ns:
+            return
+        if max((child.ns for child in self.children.values()), default=0.0) < _DESCENT_SHARE * self.ns:
+            yield self
+            return
+        for child in self.children.values():
+            yield from child.costly(least_ns)
+
+
+class ProfileBuilder:
+    """Makes the record from the samples of each phase.
+
+    Args:
+        reader: What read the stacks.
+    """
+
+    def __init__(self, reader: StackReader) -> None:
+        self._reader = reader
+        self._own: dict[Visit, OwnCode] = {}
+
+    def build(
+        self,
+        phases: dict[str, PhaseSamples],
+        slow: dict[str, PhaseSamples],
+        steps: tuple[int, int],
+        cost_s: float,
+        steady: StageTimes | None,
+    ) -> HostProfile | None:
+        """Return the record; None without samples.
+
+        Args:
+            phases: By name.
+            slow: The same of slow steps alone.
+            steps: Steps finished at the first and at the last sample.
+            cost_s: What sampling cost.
+            steady: The steps in the steady state, for seconds per step.
+        """
+        total_ns = sum(phase.ns for phase in phases.values())
+        if not total_ns:
+            return None
+        return HostProfile(
+            n_samples=sum(phase.n for phase in phases.values()),
+            sampled_s=total_ns / 1e9,
+            first_step=steps[0],
+            last_step=steps[1],
+            cost_s=cost_s,
+            phases=self._all(phases, steady),
+            slow_steps=self._all(slow, None),
+        )
+
+    def _all(self, phases: dict[str, PhaseSamples], steady: StageTimes | None) -> dict[str, HostPhase]:
+        total_ns = sum(phase.ns for phase in phases.values())
+        return {name: self._phase(name, phase, total_ns, steady) for name, phase in phases.items() if phase.ns}
+
+    def _phase(self, name: str, samples: PhaseSamples, total_ns: float, steady: StageTimes | None) -> HostPhase:
+        roots: dict[Place, Line] = {}
+        late = self._late_operators(samples)
+        operator_ns = 0.0
+        for stack, sums in samples.stacks.items():
+            call, is_operator = self._running(stack, sums, late)
+            operator_ns += sums.ns * is_operator
+            level = roots
+            places = _places(stack.lines)
+            for depth, place in enumerate(places):
+                line = level.get(place)
+                if line is None:
+                    line = level[place] = Line(place, places[0].function)
+                line.add(sums, call if depth == len(places) - 1 else places[depth + 1].function, is_operator)
+                level = line.children
+        least_ns = _MIN_LINE_SHARE * samples.ns
+        found: dict[Place, Line] = {}
+        for root in roots.values():
+            for line in root.costly(least_ns):
+                known = found.setdefault(line.place, line)
+                if known is not line:
+                    _merge(known, line)
+        lines = sorted(found.values(), key=lambda line: -line.ns)[:_MAX_LINES]
+        phase_s = steady.phases[name].total_s if steady is not None and name in steady.phases else None
+        timed = None if steady is None or phase_s is None else (phase_s / steady.n_steps, phase_s / steady.span_s)
+        return HostPhase(
+            n_samples=samples.n,
+            n_effective=samples.ns**2 / samples.squares,
+            share=samples.ns / total_ns,
+            operator_fraction=operator_ns / samples.ns,
+            gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
+            lines=tuple(_record(line, samples.ns, timed) for line in lines),
+        )
+
+    def _late_operators(self, samples: PhaseSamples) -> float:
+        """Part of the samples within torch's own code that came late: on a busy machine all of them do."""
+        known = [sums for stack, sums in samples.stacks.items() if stack.leaf == OPERATOR]
+        n = sum(sums.n for sums in known)
+        return sum(sums.n_late for sums in known) / n if n else 0.0
+
+    def _running(self, stack: Stack, sums: Sums, late: float) -> tuple[str, bool]:
+        """What ran below the innermost line, and whether it was an operator."""
+        if stack.below is not None:
+            return self._named(stack.below), stack.leaf == OPERATOR
+        if not stack.lines or stack.leaf != "user":
+            return "", stack.leaf == OPERATOR
+        visit = stack.lines[-1]
+        own = self._own.get(visit)
+        if own is None:
+            own = self._own[visit] = OwnCode(*visit, self._reader.globals_of.get(visit[0], {}))
+        if own.is_operator is None:
+            return own.call, not (sums.n_late > sums.n / 2 and late < 0.5)
+        return own.call, own.is_operator
+
+    def _named(self, code: CodeType) -> str:
+        return library_call(code, self._reader.modules.get(code, ""))
+
+
+def _places(lines: tuple[Visit, ...]) -> list[Place]:
+    """The lines of a stack; a comprehension is a part of the function around it."""
+    places: list[Place] = []
+    for code, _, line in lines:
+        name = code.co_name
+        if name in _COMPREHENSIONS and places:
+            name = places.pop().function
+        places.append(Place(code.co_filename, line, name))
+    return places
+
+
+def _merge(known: Line, other: Line) -> None:
+    known.ns += other.ns
+    known.operator_ns += other.operator_ns
+    known.n += other.n
+    for call, ns in other.calls.items():
+        known.calls[call] = known.calls.get(call, 0.0) + ns
+
+
+def _record(line: Line, phase_ns: float, timed: tuple[float, float] | None) -> HostLine:
+    call = max(line.calls, key=lambda name: line.calls[name], default="")
+    file, number, function = line.place
+    share = line.ns / phase_ns
+    return HostLine(
+        file=shown_file(file),
+        line=number,
+        function=function,
+        entry=line.entry,
+        call=call,
+        share=share,
+        operator_fraction=line.operator_ns / line.ns if line.ns else 0.0,
+        per_step_s=None if timed is None else share * timed[0],
+        span_share=None if timed is None else share * timed[1],
+        n_samples=line.n,
+        code=linecache.getline(file, number).strip()[:120],
+    )

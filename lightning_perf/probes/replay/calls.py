@@ -1,0 +1,177 @@
+"""A log of the operators of one step: what is needed to run each of them again on other tensors.
+
+The log holds shapes, strides, dtypes and plain arguments; it keeps no tensor alive.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+from lightning_perf.probes.plain import is_plain_tensor
+
+MAX_CALLS = 2048
+"""Distinct operators kept; further ones only add to the total time."""
+
+OPAQUE = object()
+"""Stands for an argument that cannot be made anew, e.g. a generator or a sparse tensor."""
+
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class TensorSpec(NamedTuple):
+    """Everything about a tensor but its values.
+
+    Attributes:
+        shape: Its sizes.
+        stride: Its strides.
+        dtype: Its dtype.
+        needs_grad: Whether the backward pass computes its gradient.
+        source: Index of the call that wrote it, of the first of equal ones; -1 for parameters, buffers and inputs.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    needs_grad: bool
+    source: int
+
+    @property
+    def extent(self) -> int:
+        """Elements from its first to its last in memory."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+
+class Call:
+    """One distinct forward operator: its arguments, how often it ran, and how long.
+
+    Attributes:
+        index: Its place in the log.
+        func: The operator overload.
+        args: Positional arguments, tensors replaced by ``TensorSpec``.
+        kwargs: Keyword arguments likewise.
+        n: Calls in the step.
+        ns: Nanoseconds of these calls.
+        backward_ns: Nanoseconds of the operators that their backward pass ran.
+        out_dtypes: Dtypes of the tensors returned.
+        weights: Storages of its first parameter, to tell whether calls share it.
+    """
+
+    __slots__ = ("args", "backward_ns", "func", "index", "kwargs", "n", "ns", "out_dtypes", "weights")
+
+    def __init__(self, index: int, func: Any, args: Any, kwargs: Any, out_dtypes: tuple[torch.dtype, ...]) -> None:
+        self.index, self.func, self.args, self.kwargs, self.out_dtypes = index, func, args, kwargs, out_dtypes
+        self.n = self.ns = self.backward_ns = 0
+        self.weights: set[int] = set()
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The tensors among its arguments."""
+        return [spec for spec in flat((self.args, tuple(self.kwargs.values()))) if isinstance(spec, TensorSpec)]
+
+    @property
+    def n_uses(self) -> int:
+        """Calls that share the same parameters."""
+        return max(1, self.n // len(self.weights)) if self.weights else 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of forward and backward in the step."""
+        return (self.ns + self.backward_ns) / 1e9
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of all tensors in all calls: ranks calls where operators are not timed."""
+        return self.n * sum(math.prod(spec.shape) for spec in self.specs)
+
+
+class CallLog:
+    """Collects the calls of one step from a dispatch mode."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.total_ns = 0
+        self._known: dict[Any, Call] = {}
+        self._by_node: dict[int, Call] = {}
+        self._writers: dict[int, int] = {}
+        self._thread = threading.get_ident()
+
+    def add(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, ns: int, is_view: bool) -> None:
+        """Add one call that a dispatch mode saw.
+
+        Args:
+            func: The operator overload.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            out: Its result.
+            ns: Nanoseconds it took.
+            is_view: Whether it only returns views of its arguments.
+        """
+        self.total_ns += ns
+        node = torch._C._current_autograd_node()
+        has_grad = torch.is_grad_enabled()
+        if node is not None and not has_grad:
+            call = self._by_node.get(node._sequence_nr())
+            if call is not None:
+                call.backward_ns += ns
+            return
+        if is_view:
+            return  # shares the storage of its base, and so the base's writer
+        spec = self._spec(args, has_grad), tuple((key, self._spec(kwargs[key], has_grad)) for key in sorted(kwargs))
+        tensors = [value for value in flat(out) if is_plain_tensor(value)]
+        key = func, self._key(spec)
+        call = self._known.get(key)
+        if call is None:
+            if len(self.calls) >= MAX_CALLS:
+                return
+            call = Call(len(self.calls), func, spec[0], dict(spec[1]), tuple(t.dtype for t in tensors))
+            self._known[key] = call
+            self.calls.append(call)
+        call.n += 1
+        call.ns += ns
+        inputs = [value for value in flat((args, tuple(kwargs.values()))) if is_plain_tensor(value)]
+        if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
+            # Autograd made this call's node just before it came here.
+            self._by_node[torch.autograd._get_sequence_nr() - 1] = call  # type: ignore[attr-defined]
+        for value in inputs:
+            if value.requires_grad and (address := _address(value)) and address not in self._writers:
+                call.weights.add(address)
+                break  # its bias is shared as often as its weight
+        for tensor in tensors:
+            self._writers[_address(tensor)] = call.index
+
+    def _spec(self, value: Any, has_grad: bool) -> Any:
+        if is_plain_tensor(value):
+            if value.layout is not torch.strided or not _address(value):
+                return OPAQUE
+            needs_grad = has_grad and value.requires_grad
+            source = self._writers.get(_address(value), -1)
+            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source)
+        if type(value) in (list, tuple):
+            return tuple(self._spec(each, has_grad) for each in value)
+        return value if type(value) in _PLAIN else OPAQUE
+
+    def _key(self, value: Any) -> Any:
+        """Arguments with the operator that wrote a tensor in place of its index, so that equal layers are one call."""
+        if isinstance(value, TensorSpec):
+            return (*value[:-1], self.calls[value.source].func if value.source >= 0 else None)
+        return tuple(map(self._key, value)) if isinstance(value, tuple) else value
+
+
+def flat(value: Any) -> list[Any]:
+    """The leaves of nested lists and tuples; a ``TensorSpec`` is a leaf."""
+    if type(value) in (list, tuple):
+        return [leaf for each in value for leaf in flat(each)]
+    return [value]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a subclass without storage
+        return 0

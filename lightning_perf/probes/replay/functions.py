@@ -1,0 +1,109 @@
+"""The function that a training calls for an operator that a dispatch mode saw below autograd and autocast.
+
+Autocast decides by the functions above: on a CPU it knows ``conv2d``, not ``aten::convolution``; ``softmax``, not
+``aten::_softmax``; ``scaled_dot_product_attention``, not the kernel chosen for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .calls import OPAQUE, Call, TensorSpec, flat
+
+Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+_RECURRENT = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
+_WRITES_STATISTICS = ("aten::_native_batch_norm_legit",)
+
+
+def function_of(call: Call) -> Bound | None:
+    """Return the function for a call with its arguments, tensors still as ``TensorSpec``.
+
+    Returns:
+        None for a call that cannot be replayed: it belongs to the user, writes to its arguments, or its time depends
+        on the values of integer tensors or of objects that the log does not hold.
+    """
+    schema = call.func._schema
+    leaves = flat((call.args, tuple(call.kwargs.values())))
+    has_integers = any(isinstance(leaf, TensorSpec) and not _is_number_or_mask(leaf.dtype) for leaf in leaves)
+    if (
+        not schema.name.startswith("aten::")
+        or any(leaf is OPAQUE for leaf in leaves)
+        or not any(isinstance(leaf, TensorSpec) for leaf in leaves)
+        or (has_integers and schema.name not in _RECURRENT)
+    ):
+        return None
+    restore = _RESTORED.get(schema.name)
+    if restore is not None:
+        names = [argument.name for argument in schema.arguments]
+        return restore({**dict(zip(names, call.args, strict=False)), **call.kwargs}, call)
+    if not schema.is_mutable or schema.name in _WRITES_STATISTICS:
+        return call.func, call.args, call.kwargs
+    # relu_ and its like: the same operator on a new tensor, so that it can be repeated.
+    name = schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    pure = getattr(packet, call.func._overloadname, None)
+    return None if pure is None or pure._schema.is_mutable else (pure, call.args, call.kwargs)
+
+
+def is_known_to_autocast(function: Any, device: str) -> bool:
+    """Return whether autocast has a rule of its own for a function."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return True
+    key = f"Autocast{device.upper()}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function._name, key))
+
+
+def _is_number_or_mask(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex or dtype is torch.bool
+
+
+def _convolution(given: dict[str, Any], call: Call) -> Bound | None:
+    dims = len(given["weight"].shape) - 2
+    if not 1 <= dims <= 3:
+        return None
+    first = (given["input"], given["weight"], given["bias"], given["stride"], given["padding"])
+    if given["transposed"]:
+        function = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[dims - 1]
+        return function, (*first, given["output_padding"], given["groups"], given["dilation"]), {}
+    return (torch.conv1d, torch.conv2d, torch.conv3d)[dims - 1], (*first, given["dilation"], given["groups"]), {}
+
+
+def _softmax(function: Callable[..., Any]) -> Callable[[dict[str, Any], Call], Bound]:
+    def restore(given: dict[str, Any], call: Call) -> Bound:
+        if given["half_to_float"]:
+            return call.func, call.args, call.kwargs
+        return function, (given["self"], given["dim"]), {}
+
+    return restore
+
+
+def _group_norm(given: dict[str, Any], call: Call) -> Bound:
+    order = (given["input"], given["group"], given["weight"], given["bias"], given["eps"])
+    return torch.nn.functional.group_norm, order, {}
+
+
+def _attention(given: dict[str, Any], call: Call) -> Bound:
+    named = {
+        "attn_mask": given.get("attn_mask", given.get("attn_bias")),
+        "dropout_p": given.get("dropout_p", 0.0),
+        "is_causal": given.get("is_causal", False),
+        "scale": given.get("scale"),
+    }
+    function = torch.nn.functional.scaled_dot_product_attention
+    return function, (given["query"], given["key"], given["value"]), named
+
+
+_RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
+    "aten::convolution": _convolution,
+    "aten::_softmax": _softmax(torch.softmax),
+    "aten::_log_softmax": _softmax(torch.log_softmax),
+    "aten::native_group_norm": _group_norm,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
+}

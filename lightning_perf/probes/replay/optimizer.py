@@ -1,0 +1,110 @@
+"""The optimizer's step on copies of a sample of its parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .watch import Stopwatch
+
+MAX_ELEMENTS = 2**24
+"""Parameters in the sample: 64 MiB of float32, and three to four times as much with gradients and states."""
+
+_OWN = ("params", "initial_lr", "param_names")
+
+
+class OptimizerItem:
+    """Steps of an optimizer, as it is and as changed.
+
+    Both work on random parameters and gradients of the same shapes, made here.
+
+    Args:
+        optimizer: The user's, of ``torch.optim``; it is only read.
+        changes: Arguments of the treatment, e.g. ``{"fused": True}``; empty for one that changes nothing here.
+        n_elements: The most parameters to copy.
+
+    Raises:
+        ValueError: It is not an optimizer whose step can be repeated.
+    """
+
+    def __init__(self, optimizer: Any, changes: dict[str, Any], n_elements: int = MAX_ELEMENTS) -> None:
+        reason = _refusal(optimizer)
+        if reason:
+            raise ValueError(reason)
+        sample, self.weight = _sample(optimizer, n_elements)
+        self.n_tensors = sum(len(tensors) for _, tensors in sample)
+        generators: dict[torch.device, torch.Generator] = {}
+        groups = [(group, [_copy(each, generators) for each in tensors]) for group, tensors in sample]
+        self._sides = {
+            False: _rebuilt(type(optimizer), groups, {}),
+            True: _rebuilt(type(optimizer), groups, changes) if changes else None,
+        }
+
+    def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
+        """Step once; return the marks around it."""
+        optimizer = self._sides[is_treated] or self._sides[False]
+        assert optimizer is not None
+        begin = watch.mark()
+        optimizer.step()
+        return [(begin, watch.mark())]
+
+
+def _refusal(optimizer: Any) -> str:
+    from torch.optim import optimizer as base
+
+    if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
+        return f"{type(optimizer).__name__} is not one of torch's optimizers, whose step can be repeated on copies"
+    if base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks:
+        return "hooks on all optimizers would see the replayed steps"
+    if any(each.is_sparse or hasattr(each, "to_local") for group in optimizer.param_groups for each in group["params"]):
+        return "sparse or sharded parameters are not replayed"
+    return ""
+
+
+def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[Any]]], float]:
+    """Return tensors by group, every k-th in the order of their size, and how many steps of them make a whole one."""
+    tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    if not tensors:
+        tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    if not tensors:
+        raise ValueError("the optimizer has no parameters with gradients")
+    total = sum(each.numel() for _, each in tensors)
+    every = max(1, math.ceil(total / n_elements))
+    by_size = sorted(range(len(tensors)), key=lambda place: -tensors[place][1].numel())
+    kept = sorted(by_size[every // 2 :: every] or by_size[-1:])
+    n_kept = sum(tensors[place][1].numel() for place in kept)
+    if n_kept > 2 * n_elements:
+        raise ValueError(f"a single parameter of {n_kept:,} elements is too large to copy")
+    groups: dict[int, tuple[dict[str, Any], list[Any]]] = {}
+    for place in kept:
+        group, each = tensors[place]
+        groups.setdefault(id(group), (group, []))[1].append(each)
+    # A step takes time per tensor and time per element: where the two disagree, the smaller share of a step counts.
+    return list(groups.values()), min(len(tensors) / len(kept), total / max(1, n_kept))
+
+
+def _copy(parameter: torch.Tensor, generators: dict[torch.device, torch.Generator]) -> torch.Tensor:
+    """A tensor of the same shape, strides and dtype with random numbers, and such a gradient."""
+    device = parameter.device
+    generator = generators.setdefault(device, torch.Generator(device=device).manual_seed(0))
+    made = torch.empty_like(parameter, requires_grad=False)
+    made.uniform_(generator=generator)
+    made.grad = torch.empty_like(made).uniform_(generator=generator)
+    return made.requires_grad_()
+
+
+def _rebuilt(kind: Any, groups: list[tuple[dict[str, Any], list[torch.Tensor]]], changes: dict[str, Any]) -> Any:
+    """An optimizer of the same class and arguments; both sides share parameters and gradients, not states."""
+    made = []
+    for group, tensors in groups:
+        kept = {name: _plain(value) for name, value in group.items() if name not in _OWN}
+        if changes:
+            kept.update(foreach=None, fused=None)
+        made.append({"params": tensors, **kept, **changes})
+    return kind(made, **{"lr": 1e-3, **changes})
+
+
+def _plain(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

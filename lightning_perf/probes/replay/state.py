@@ -1,0 +1,112 @@
+"""Keeps everything of the user's as it is while operators are replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import psutil
+import torch
+from torch.utils import _python_dispatch
+
+from lightning_perf.cgroups import read_memory_within_limit
+
+MEMORY_PART = 0.25
+"""Of the memory that is free, the most that replaying uses."""
+
+
+class Room(Protocol):
+    """The memory that replays may use."""
+
+    def free_bytes(self) -> int:
+        """Return how many bytes may be allocated."""
+
+    def scope(self) -> Any:
+        """Return a context in which allocations come out of this room."""
+
+
+class HostRoom:
+    """Part of the host's free memory."""
+
+    def free_bytes(self) -> int:
+        """Return a quarter of what is available, within the memory limit of the container."""
+        free = psutil.virtual_memory().available
+        within = read_memory_within_limit()
+        if within is not None:
+            free = min(free, within[1] - within[0])
+        return int(MEMORY_PART * max(0, free))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Allocate as usual."""
+        yield
+
+
+class CudaRoom:
+    """A memory pool of its own, no larger than what the training has used before: peaks stay where they are.
+
+    Args:
+        device: The device.
+        cuda: The module that allocates, ``torch.cuda``.
+    """
+
+    def __init__(self, device: Any, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+
+    def free_bytes(self) -> int:
+        """Return what is free on the device and below the peak of allocated memory."""
+        free, _ = self._cuda.mem_get_info(self._device)
+        below_peak = self._cuda.max_memory_allocated(self._device) - self._cuda.memory_allocated(self._device)
+        return int(max(0, min(MEMORY_PART * free, below_peak)))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Allocate from a pool that is given back to the device at the end."""
+        pool = self._cuda.MemPool()
+        with self._cuda.use_mem_pool(pool, device=self._device):
+            yield
+
+
+def refusal(device: torch.device) -> str:
+    """Return why operators cannot be replayed now without somebody noticing; empty where they can."""
+    if _python_dispatch._get_current_dispatch_mode() is not None:
+        return "a dispatch mode of the training's own would see the replayed operators"
+    if torch._C._autograd._profiler_enabled():
+        return "a profiler is recording, which would see the replayed operators"
+    try:
+        is_within = torch.autocast_increment_nesting() > 1 or torch.is_autocast_enabled(device.type)
+    finally:
+        torch.autocast_decrement_nesting()
+    return "the whole training runs within torch.autocast" if is_within else ""
+
+
+@contextmanager
+def unchanged(device: torch.device) -> Iterator[None]:
+    """Restore random streams, thread count and modes at the end, whatever ends it."""
+    with ExitStack() as undo:
+        undo.callback(torch.set_rng_state, torch.get_rng_state())
+        if device.type == "cuda":
+            undo.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
+        undo.callback(_restore_threads, torch.get_num_threads())
+        undo.enter_context(torch._C.DisableTorchFunction())
+        undo.enter_context(torch.inference_mode(False))
+        undo.enter_context(torch.enable_grad())
+        undo.enter_context(torch.autograd.set_detect_anomaly(False))
+        yield
+
+
+def _restore_threads(n_threads: int) -> None:
+    if torch.get_num_threads() != n_threads:
+        torch.set_num_threads(n_threads)
+
+
+@contextmanager
+def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """Change one of torch's settings, and restore it."""
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)

@@ -1,0 +1,65 @@
+"""Operators of one step, replayed as they are and as a treatment would run them."""
+
+from __future__ import annotations
+
+from .base import Record
+from .trial import Interval
+
+
+class Hypothesis(Record, frozen=True, kw_only=True):
+    """A treatment whose effect on this step's operators a rule asks to measure.
+
+    Attributes:
+        treatment: Id of the treatment, with its value where it takes one, e.g. ``"threads=2"``.
+        at_stake_s: Seconds of the steady span that it acts on; larger ones are replayed first.
+    """
+
+    treatment: str
+    at_stake_s: float
+
+
+class Replayed(Record, frozen=True, kw_only=True):
+    """The measured effect of one treatment on operators of a step.
+
+    Attributes:
+        treatment: As in ``Hypothesis``.
+        n_operators: Distinct operators (by name, shapes and dtypes) that were replayed.
+        n_rounds: Pairs of passes over them, one as they are and one with the treatment.
+        before_s: Seconds per step as they are, forward and backward; None where nothing was timed.
+        after_s: Seconds per step with the treatment.
+        seen_s: Seconds of the same operators in the sampled step; None where operators are not timed (on a device).
+        concerned_s: Seconds in the sampled step of all operators that the treatment changes, replayed or not; None on a
+            device.
+        speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None where the rounds do not give one.
+        took_s: Time spent on replaying.
+        reason: Why there is no speedup; empty otherwise.
+    """
+
+    treatment: str
+    n_operators: int = 0
+    n_rounds: int = 0
+    before_s: float | None = None
+    after_s: float | None = None
+    seen_s: float | None = None
+    concerned_s: float | None = None
+    speedup: Interval | None = None
+    took_s: float = 0.0
+    reason: str = ""
+
+
+class Replay(Record, frozen=True, kw_only=True):
+    """Replays of one run, made in pauses of the training on random tensors of the same shapes.
+
+    Attributes:
+        operators_s: Seconds of all operators of the sampled step, forward and backward; None on a device.
+        n_operators: Distinct forward operators of that step.
+        results: One entry per treatment that was replayed.
+        took_s: Time spent on replaying.
+        budget_s: The most it may take: 1 % of the run, at least 0.5 s, at most 10 s.
+    """
+
+    operators_s: float | None = None
+    n_operators: int = 0
+    results: tuple[Replayed, ...] = ()
+    took_s: float = 0.0
+    budget_s: float = 0.0

@@ -1,0 +1,88 @@
+"""PD509: metrics of torchmetrics take a share of the step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.user_lines import metric_lines_of
+from lightning_perf.rules.wording import percent
+
+CODE = "PD509"
+NAME = "costly-metrics"
+CATEGORY = "host"
+
+MIN_SHARE = 0.05  # RULES: 5 % of the step or more.
+MAX_LINES = 3
+
+DOCS = """\
+## What it measures
+The lines of your own code that call a metric of torchmetrics in a training step, by samples of the training thread's
+stack, with the operators that the metric runs.
+
+## Why it costs
+Calling a metric (`forward`) updates its state and computes its value for the batch; where `full_state_update` is True
+it updates twice. The value of a whole epoch is seldom needed in each step.
+
+## Example
+```python
+def training_step(self, batch, batch_idx):
+    self.log("f1", self.f1(predictions, targets))  # computed in each step
+```
+
+## Prescription
+Call `metric.update(...)` in the step and `metric.compute()` once at the end of the epoch; put metrics that share their
+state into one `MetricCollection`, whose compute groups update it once.
+
+## When it is wrong
+On a device, a metric that reads a value waits for work that was started before; that would be waited for elsewhere.
+
+## Sources
+torchmetrics' documentation of `forward`, `full_state_update` and compute groups; torchmetrics issue 984.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Add up the lines that call metrics."""
+    steady = steady_of(session)
+    if session.host_profile is None:
+        raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
+    steps_s = phase_s(steady, *STEP_PHASES)
+    found = metric_lines_of(session, *STEP_PHASES)
+    seconds, low_s = sum(time.seconds for time in found), sum(time.low_s for time in found)
+    if seconds < MIN_SHARE * steps_s or low_s < LOW_SHARE * steady.span_s:
+        return None
+    worst = found[0]
+    claims: dict[str, float] = {}
+    for time in found:
+        claims[time.phase] = claims.get(time.phase, 0.0) + time.high_s
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"Metrics take {percent(seconds / steps_s)} of the step. {worst.where} spends "
+            f"{percent(worst.seconds / steps_s)} of it{worst.doing}."
+        ),
+        evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="call update() in the step and compute() once at the end of the epoch",
+                safety="exact",
+                effort="minutes",
+                code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
+            ),
+        ),
+        claims=claims,
+        low_s=0.0,
+        basis="from nothing (updates alone cost as much) to all of the metrics' time",
+        confidence="medium",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,108 @@
+"""PD511: a line of the user's takes a share of the step outside torch operators."""
+
+from __future__ import annotations
+
+from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.host_signals import loops_of
+from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.user_lines import LineTime, is_collecting, is_metric, lines_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD511"
+NAME = "slow-host-code"
+CATEGORY = "host"
+
+# Less is within what samples of a short run can tell: 5 % of 500 samples is known to within 2 points.
+MIN_SHARE = 0.05
+# Callbacks, loggers, schedulers and loaders have rules of their own, which name the line too.
+PHASES = ("transfer", "forward", "backward", "optimizer", "other")
+MAX_LINES = 3
+# Samples of steps of 2.5 ms were off by up to 23 points, of 25 ms by 2 (benchmarks/host_lines).
+MIN_STEP_S = 5e-3
+
+DOCS = """\
+## What it measures
+The lines of your own code that the training thread is in, by samples of its stack: `training_step`, `forward`, hooks
+around a batch, closures of the optimizer, with the functions that they call. Torch operators and garbage collections
+are left out.
+
+## Why it costs
+While the host runs Python, parses a file or waits for another program, it starts no operator.
+
+## Example
+```python
+def training_step(self, batch, batch_idx):
+    config = json.loads(Path("config.json").read_text())
+    return self.loss(batch, config)
+```
+
+## Prescription
+Move the work out of the step: do it once in `__init__` or `setup`, keep its result, vectorize it, do it in the
+dataset's workers, or do it less often.
+
+## When it is wrong
+In steps of less than about 5 ms, samples are off by up to 20 points, and the confidence is lower. A line that is slow
+in few steps may be missed or overrated: the interval widens with the number of samples that hold it. On a device, a
+step may have to wait for the device anyway.
+
+## Sources
+Samples of `sys._current_frames()`; the method's errors on planted lines are in `benchmarks/host_lines`.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Look for the costliest line."""
+    steady = steady_of(session)
+    if session.host_profile is None:
+        raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
+    least_s = MIN_SHARE * phase_s(steady, *STEP_PHASES)
+    found = [time for time in lines_of(session, *PHASES) if time.seconds >= least_s and not _is_priced(session, time)]
+    if not found or found[0].low_s < LOW_SHARE * steady.span_s:
+        return None
+    worst = found[0]
+    each_s = worst.seconds / steady.n_steps
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of the step{worst.doing}. "
+            f"That is {duration(each_s)} per step outside torch operators, in {worst.phase}{_below(worst)}."
+        ),
+        evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary=f"move {worst.line.call or 'the work of this line'} out of the step, keep its result, "
+                "or do it less often",
+                safety="exact",
+                effort="minutes",
+                code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
+            ),
+        ),
+        claims={worst.phase: worst.high_s},
+        low_s=worst.low_s,
+        basis=f"the line goes away; its share is known from {worst.n} samples",
+        confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
+    )
+
+
+def _below(time: LineTime) -> str:
+    """The function that Lightning called, where it is not the line's own."""
+    return f", below {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
+
+
+def _is_priced(session: Session, time: LineTime) -> bool:
+    """Whether another rule prices the line: a loop over a tensor (PD304), a collection (PD508), a metric (PD509)."""
+    line = time.line
+    loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
+    in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)
+    return in_loop or is_collecting(session, line) or is_metric(line)
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

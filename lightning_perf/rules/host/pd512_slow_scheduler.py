@@ -1,0 +1,83 @@
+"""PD512: a learning-rate scheduler takes a share of the step."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.wording import duration, percent
+
+CODE = "PD512"
+NAME = "slow-scheduler"
+CATEGORY = "host"
+
+MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
+# A scheduler of torch's own with one parameter group takes 10 to 30 us per step; with Lightning's call around it this
+# is what a table lookup may leave.
+LEFT_S = 100e-6
+
+DOCS = """\
+## What it measures
+The time in `lr_scheduler_step`, which Lightning calls after each step (`interval="step"`) or epoch. It is a phase of
+its own and no part of the optimizer's.
+
+## Why it costs
+The host computes a learning rate while no operator runs. A `LambdaLR` calls its function once per parameter group.
+
+## Example
+```python
+LambdaLR(optimizer, lambda step: sum(math.exp(-i) for i in range(step)))
+```
+
+## Prescription
+Compute the schedule once and look it up, step the scheduler once per epoch where the schedule allows it, or use one of
+`torch.optim.lr_scheduler`'s own, which compute the next rate from the last one.
+
+## When it is wrong
+With `interval="epoch"` the learning rate changes less often, which changes the training. A table lookup does not.
+
+## Sources
+Timed around Lightning's own call; the line comes from samples of the stack.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Compare the scheduler's time with the threshold."""
+    steady = steady_of(session)
+    seconds = phase_s(steady, "scheduler")
+    share = seconds / steady.span_s
+    if share < MIN_SHARE:
+        return None
+    each_s = seconds / steady.n_steps
+    return timed_finding(
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=f"The learning-rate scheduler takes {percent(share)} of the time, {duration(each_s)} per step.",
+        evidence=(
+            Evidence(
+                metric="share of the time in learning-rate schedulers",
+                value=share,
+                unit="fraction",
+                threshold=MIN_SHARE,
+                n=steady.n_steps,
+            ),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="compute the schedule once and look it up",
+                safety="exact",
+                effort="minutes",
+                code="rates = [rate(step) for step in range(n_steps)]\nLambdaLR(optimizer, rates.__getitem__)",
+            ),
+        ),
+        claims={"scheduler": seconds},
+        low_s=seconds - LEFT_S * steady.n_steps,
+        basis=f"all of the scheduler's time but for at most {duration(LEFT_S)} per step",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -1,0 +1,77 @@
+"""What rules say of the lines of the user's code that take time, and what they leave to these lines."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lightning_perf.records import Evidence, Finding, Session, StageTimes
+
+from .gain import gain_from
+from .severity import severity_of
+from .signals import phase_s
+from .user_lines import LineTime, host_s, lines_of
+from .wording import percent
+
+MIN_PART = 0.3
+"""Of what a finding claims: a line that takes less of it is not where the time goes."""
+
+_CLAIMED = ("claimed",)
+_LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
+_PHASES_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110"), _LOADING),
+    **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
+    **dict.fromkeys(("PD502", "PD504", "PD505", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED),
+}
+"""Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
+
+# These claim the time of operators. PD303 and PD304 are about what the host does between operators.
+_ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
+
+
+def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
+    """Return a line's share of the time as evidence."""
+    return Evidence(
+        metric=f"time in {time.where}{time.doing}", value=time.seconds / steady.span_s, unit="fraction", n=time.n
+    )
+
+
+def with_line(finding: Finding, session: Session) -> Finding:
+    """Return the finding with the line of the user's that takes most of its time, if it is about host time.
+
+    Args:
+        finding: Of ``session``.
+        session: The session.
+    """
+    phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
+    if not phases or steady is None or finding.severity == "info":
+        return finding
+    line = next(iter(lines_of(session, *(phases if phases != _CLAIMED else tuple(finding.claims)))), None)
+    if line is None or line.seconds < MIN_PART * sum(finding.claims.values()) or line.where in finding.summary:
+        return finding
+    sentence = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}."
+    return msgspec.structs.replace(
+        finding, summary=finding.summary + sentence, evidence=(*finding.evidence, evidence_of(line, steady))
+    )
+
+
+def within_operators(finding: Finding, session: Session) -> Finding:
+    """Return the finding without the seconds that pass in the user's own lines, if it is about operators.
+
+    Threads, precision and fused operators change what operators take, and nothing else.
+    """
+    steady = session.steady
+    if finding.code not in _ABOUT_OPERATORS or steady is None or not finding.claims:
+        return finding
+    most_s = {name: max(0.0, phase_s(steady, name) - host_s(session, name)) for name in finding.claims}
+    claims = {name: min(seconds, most_s[name]) for name, seconds in finding.claims.items()}
+    if claims == finding.claims:
+        return finding
+    part = sum(claims.values()) / sum(finding.claims.values())
+    gain = finding.gain
+    if gain is not None:
+        # Each end keeps its part of what is left.
+        low_s, high_s = (part * steady.span_s * (1 - 1 / end) for end in (gain.low, gain.high))
+        gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines")
+    return msgspec.structs.replace(
+        finding, claims=claims, gain=gain, severity=severity_of(sum(claims.values()) / steady.span_s)
+    )

@@ -1,0 +1,148 @@
+"""What rules read from operators that were replayed with a treatment, and findings whose gain was measured so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session
+
+from .gain import timed_finding
+from .rule import Skip
+from .signals import computing_s, is_cpu_run, steady_of
+from .trace_signals import device_reading_of, device_savings
+
+
+class Diagnosis(NamedTuple):
+    """What a rule says, whatever the treatment gains.
+
+    Attributes:
+        code: The rule's code.
+        name: The rule's name.
+        category: The rule's category.
+        symptom: The fact, without a final period.
+        evidence: Further facts.
+        prescription: The treatment.
+        effect: The start of the clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
+        treatment: As in ``Hypothesis``; empty for the treatment of the prescription.
+        phases: Where the replayed operators run.
+    """
+
+    code: str
+    name: str
+    category: str
+    symptom: str
+    evidence: tuple[Evidence, ...]
+    prescription: Prescription
+    effect: str
+    treatment: str = ""
+    phases: tuple[str, ...] = ("forward", "backward")
+
+
+def replayed(session: Session, treatment: str) -> Replayed | None:
+    """Return the replay of a treatment; None where it was not replayed."""
+    results: Sequence[Replayed] = session.replay.results if session.replay is not None else ()
+    return next((one for one in results if one.treatment == treatment), None)
+
+
+def hypothesis_from(diagnose: Callable[[Session], Diagnosis | None]) -> Callable[[Session], Hypothesis | None]:
+    """Return what a rule asks to replay: the treatment of its diagnosis, where there is one."""
+
+    def hypothesis(session: Session) -> Hypothesis | None:
+        found = diagnose(session)
+        if found is None:
+            return None
+        at_stake_s = computing_s(session, steady_of(session), *found.phases)
+        return Hypothesis(treatment=found.treatment or found.prescription.treatment, at_stake_s=at_stake_s)
+
+    return hypothesis
+
+
+def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding | None:
+    """Return the finding with the measured speedup of a treatment.
+
+    Args:
+        session: The session.
+        diagnosis: What the rule says; None for nothing.
+
+    Returns:
+        None without a diagnosis, and where the treatment was measured not to be faster. Where it was not measured, a
+        finding of low severity that promises nothing and says how to measure it.
+    """
+    if diagnosis is None:
+        return None
+    result = replayed(session, diagnosis.treatment or diagnosis.prescription.treatment)
+    if result is None or result.speedup is None:
+        return not_measured(session, result, diagnosis)
+    speedup = result.speedup
+    if speedup.low <= 1.0:
+        return None
+    steady = steady_of(session)
+    low_s, high_s = saved_s(result)
+    phases = {name: computing_s(session, steady, name) for name in diagnosis.phases}
+    within_s = sum(phases.values())
+    low_s, high_s = (min(steady.n_steps * each, within_s) for each in _on_critical_path(session, low_s, high_s))
+    n = result.n_operators
+    times = f"{speedup.value:.1f}x" if speedup.value >= 1.15 else f"{speedup.value:.2f}x"
+    return timed_finding(
+        steady,
+        code=diagnosis.code,
+        name=diagnosis.name,
+        category=diagnosis.category,
+        summary=f"{diagnosis.symptom}; {diagnosis.effect} {times} faster on this machine (measured).",
+        evidence=(
+            *diagnosis.evidence,
+            Evidence(
+                metric="measured speedup of these operators", value=speedup.value, unit="ratio", n=result.n_rounds
+            ),
+        ),
+        prescriptions=(diagnosis.prescription,),
+        claims={name: high_s * seconds / within_s for name, seconds in phases.items() if within_s > 0},
+        low_s=low_s,
+        basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
+        confidence="high",
+        method="replayed",
+    )
+
+
+def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis) -> Finding:
+    """Return a finding of low severity without a gain, and with the command that measures it."""
+    treatment = diagnosis.prescription.treatment
+    reason = result.reason if result is not None else session.missing.get("replay", "operators were not replayed")
+    command = f"; measure it: lightning-perf trial --try {treatment} -- python train.py" if treatment else ""
+    return Finding(
+        code=diagnosis.code,
+        name=diagnosis.name,
+        category=diagnosis.category,
+        severity="low",
+        summary=f"{diagnosis.symptom}. The speedup was not measured{command}.",
+        evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
+        prescriptions=(diagnosis.prescription,),
+        confidence="low",
+    )
+
+
+def saved_s(result: Replayed) -> tuple[float, float]:
+    """Return the seconds per step that a treatment saves at least and at most.
+
+    The same operators took ``seen_s`` in the step itself and ``before_s`` when replayed: both are allowed for. Others
+    that the treatment changes stay as they are, or become as much faster.
+    """
+    speedup = result.speedup
+    assert speedup is not None
+    times = [seconds for seconds in (result.before_s, result.seen_s) if seconds is not None]
+    rest = max(1.0, result.concerned_s / result.seen_s) if result.concerned_s and result.seen_s else 1.0
+    return min(times) * (1 - 1 / speedup.low), max(times) * rest * (1 - 1 / speedup.high)
+
+
+def _on_critical_path(session: Session, low_s: float, high_s: float) -> tuple[float, float]:
+    """Seconds per step of the device's work that shorten the step: none for certain without a profiler window."""
+    if is_cpu_run(session):
+        return low_s, high_s
+    try:
+        reading, _ = device_reading_of(session)
+    except Skip:
+        return 0.0, high_s
+    n = reading.n_steps
+    low_s, high_s = device_savings(reading, n * low_s, n * high_s)
+    return low_s / n, high_s / n

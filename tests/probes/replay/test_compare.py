@@ -1,0 +1,113 @@
+"""The rounds of a comparison, with a clock that only the work advances."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from lightning_perf.probes.clock import FakeClock, FakeDevice
+from lightning_perf.probes.replay.compare import MAX_ROUNDS, compare, interval_of
+from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
+
+
+class Work:
+    """Takes the next of the times given for its side, the last one for ever."""
+
+    weight = 1.0
+
+    def __init__(self, clock, as_is, treated, weight=1.0, device=None):
+        self._times = {False: list(as_is), True: list(treated)}
+        self._clock, self._device, self.weight = clock, device, weight
+        self.sides = []
+
+    def run(self, is_treated, watch):
+        self.sides.append(is_treated)
+        times = self._times[is_treated]
+        begin = watch.mark()
+        spend = self._device.launch if self._device is not None else self._clock.advance
+        spend(times.pop(0) if len(times) > 1 else times[0])
+        return [(begin, watch.mark())]
+
+
+def compared(work, clock, limit_s=10.0, treated=nullcontext):
+    return compare(work, treated, HostWatch(clock), limit_s, clock)
+
+
+def test_comparison_gives_the_ratio_when_times_do_not_vary():
+    clock = FakeClock()
+    found = compared([Work(clock, [0.02], [0.01]), Work(clock, [0.03], [0.03], weight=2.0)], clock)
+    assert (found.before_s, found.after_s) == (pytest.approx(0.08), pytest.approx(0.07))
+    assert found.speedup.low == found.speedup.high == pytest.approx(8 / 7)
+    assert found.n_rounds == 3
+
+
+def test_comparison_takes_turns_when_it_runs_rounds():
+    clock = FakeClock()
+    work = Work(clock, [0.02], [0.01])
+    compared([work], clock)
+    assert work.sides == [False, True, False, True, True, False, False, True]
+
+
+def test_comparison_leaves_the_first_run_out_when_it_takes_longer():
+    clock = FakeClock()
+    found = compared([Work(clock, [0.009, 0.002], [0.009, 0.001])], clock)
+    assert found.speedup.value == pytest.approx(2)
+
+
+def test_comparison_stops_early_when_the_treatment_is_hopeless():
+    clock = FakeClock()
+    work = [Work(clock, [0.02], [1.0]), Work(clock, [0.02], [1.0])]
+    found = compared(work, clock)
+    assert found.speedup.high < 1
+    assert work[1].sides == [False]
+
+
+def test_comparison_keeps_to_its_time_when_rounds_do_not_agree():
+    clock = FakeClock()
+    noisy = [0.01, 0.01, 0.05] * 100
+    found = compared([Work(clock, noisy, noisy[1:])], clock, limit_s=1.0)
+    assert clock.now < 1.2e9
+    assert found.speedup.low < 1 < found.speedup.high
+    assert found.n_rounds <= MAX_ROUNDS
+
+
+def test_comparison_says_why_when_there_is_no_time_for_a_pass():
+    clock = FakeClock()
+    found = compared([Work(clock, [1.0], [1.0]), Work(clock, [1.0], [1.0])], clock, limit_s=0.5)
+    assert found.speedup is None
+    assert "one pass over the operators takes longer than the 0.5 s left" in found.reason
+
+
+def test_comparison_sets_the_treatment_for_whole_passes_when_it_is_a_setting():
+    clock = FakeClock()
+    inside = []
+
+    @contextmanager
+    def treated():
+        inside.append("on")
+        yield
+        inside.append("off")
+
+    work = Work(clock, [0.02], [0.01])
+    compared([work], clock, treated=treated)
+    assert inside == ["on", "off"] * 4
+
+
+def test_comparison_times_the_device_when_the_host_runs_ahead():
+    clock = FakeClock()
+    device = FakeDevice(clock)
+    watch = DeviceWatch(device.event)
+    begin = watch.mark()
+    device.launch(0.25)
+    end = watch.mark()
+    clock.advance(0.3)
+    assert watch.seconds(begin, end) == pytest.approx(0.25)
+
+
+def test_interval_holds_one_outlier_off_when_there_are_many_rounds():
+    assert interval_of([0.5] * 9 + [5.0]).high == pytest.approx(interval_of([0.5] * 10).high)
+
+
+def test_interval_is_absent_when_there_are_two_rounds():
+    assert interval_of([0.5, 0.5]) is None

@@ -1,0 +1,318 @@
+"""Replays of real operators: what is run again, and that nothing of the training's is touched."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_perf.probes.clock import FakeClock, now_ns
+from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.replay import CallLog, ReplayProbe
+from lightning_perf.probes.replay import probe as probe_module
+from lightning_perf.probes.replay.arena import Arena
+from lightning_perf.probes.replay.calls import TensorSpec
+from lightning_perf.probes.replay.functions import function_of
+from lightning_perf.probes.replay.operators import chosen
+from lightning_perf.probes.replay.optimizer import OptimizerItem
+from lightning_perf.probes.replay.state import CudaRoom
+from lightning_perf.probes.replay.treatments import treated_by
+from lightning_perf.probes.replay.watch import HostWatch
+from lightning_perf.records import Hypothesis
+
+CPU = torch.device("cpu")
+
+
+def logged(model, batch):
+    log = CallLog()
+    with ArithmeticCounter(model, now_ns=now_ns, times_operators=True, log=log) as counter:
+        counter.direction = "forward"
+        loss = model(batch).square().mean()
+        loss.backward()
+    assert not counter.failure
+    return log
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.1), nn.Linear(288, 8)
+    )
+
+
+def probe_of(model, optimizer=None, world_size=1, clock=now_ns, **more):
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=CPU),
+        world_size=world_size,
+        optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
+    )
+    return ReplayProbe(trainer, clock, **more)
+
+
+def asked(*treatments):
+    return tuple(Hypothesis(treatment=one, at_stake_s=1.0) for one in treatments)
+
+
+def call_of(log, name):
+    return next(call for call in log.calls if call.func._schema.name == name)
+
+
+def test_log_holds_forward_operators_with_their_backward_when_a_step_ran():
+    log = logged(layers(), torch.rand(2, 3, 8, 8))
+    convolution = call_of(log, "aten::convolution")
+    assert convolution.n == 1
+    assert convolution.specs[0].shape == (2, 3, 8, 8)
+    assert [spec.needs_grad for spec in convolution.specs] == [False, True, True]
+    assert convolution.backward_ns > 0
+    assert call_of(log, "aten::addmm").backward_ns > 0
+    assert log.total_ns >= sum(call.ns + call.backward_ns for call in log.calls)
+
+
+def test_log_counts_calls_that_share_a_weight_when_a_layer_runs_often():
+    layer = nn.Linear(4, 4)
+    log = logged(nn.Sequential(layer, layer, layer), torch.rand(2, 4))
+    assert sum(call.n for call in log.calls if call.func._schema.name == "aten::addmm") == 3
+    assert max(call.n_uses for call in log.calls) == 2  # the first of three has no gradient for its input
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_function_computes_the_same_when_it_stands_for_a_convolution(transposed):
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = kind(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)
+    function, args, kwargs = function_of(call_of(logged(model, torch.rand(2, 4, 9, 9)), "aten::convolution"))
+    x = torch.rand(2, 4, 9, 9)
+    filled = [x, model.weight, model.bias, *args[3:]]
+    assert torch.equal(function(*filled, **kwargs), model(x))
+
+
+def test_function_is_the_public_attention_when_a_kernel_was_seen():
+    class Attention(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    log = logged(Attention(), torch.rand(1, 2, 16, 8, requires_grad=True))
+    call = next(call for call in log.calls if "attention" in call.func._schema.name)
+    function, args, kwargs = function_of(call)
+    assert function is nn.functional.scaled_dot_product_attention
+    assert len(args) == 3
+    assert kwargs["is_causal"] is True
+
+
+def test_function_is_absent_when_the_time_depends_on_integers():
+    class Lookup(nn.Embedding):
+        def forward(self, x):
+            return super().forward(x.long())
+
+    assert function_of(call_of(logged(Lookup(8, 4), torch.rand(3)), "aten::embedding")) is None
+
+
+def test_autocast_reaches_operators_fed_by_lower_precision_when_it_has_no_rule_for_them():
+    log = logged(layers(), torch.rand(2, 3, 8, 8))
+    arena = Arena(CPU, 4096)
+    treated = treated_by("precision-bf16", log, CPU, arena.filled)
+    norm, relu = call_of(log, "aten::native_batch_norm"), call_of(log, "aten::relu_")
+    assert treated.concerns(call_of(log, "aten::convolution"))
+    assert treated.respec(norm.specs[0]).dtype is torch.bfloat16
+    assert [treated.respec(spec).dtype for spec in norm.specs[1:]] == [torch.float32] * (len(norm.specs) - 1)
+    assert treated.respec(relu.specs[0]).dtype is torch.bfloat16
+    assert {call.func._schema.name for call, _ in chosen(log, treated, is_timed=True)} >= {"aten::convolution"}
+
+
+def test_arena_makes_tensors_as_specified_when_asked():
+    spec = TensorSpec((4, 3), (1, 4), torch.bfloat16, True, -1)
+    made = Arena(CPU, 64).tensor(spec)
+    assert (tuple(made.shape), made.stride(), made.dtype) == ((4, 3), (1, 4), torch.bfloat16)
+    assert made.requires_grad
+    assert made.is_leaf
+
+
+@pytest.mark.parametrize("treatment", ["precision-bf16", "threads=2", "channels-last", "matmul-precision-high"])
+def test_replay_gives_an_interval_when_there_is_time(treatment):
+    model = layers()
+    probe = probe_of(model)
+    assert probe.answer(asked(treatment), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    (result,) = probe.record().results
+    assert result.reason == ""
+    assert result.speedup.low <= result.speedup.value <= result.speedup.high
+    assert result.n_operators > 0
+    assert result.before_s > 0
+
+
+def test_replay_converts_doubles_when_float32_is_asked():
+    model = nn.Linear(8, 8).double()
+    probe = probe_of(model)
+    probe.answer(asked("float32"), logged(model, torch.rand(4, 8, dtype=torch.float64)), trained_s=1000.0)
+    assert probe.record().results[0].speedup is not None
+
+
+def snapshot(model, optimizer):
+    state = [value.clone() for value in model.state_dict().values()]
+    moments = [value.clone() for one in optimizer.state.values() for value in one.values() if torch.is_tensor(value)]
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    streams = (torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].astype(np.int64)))
+    settings = (
+        random.getstate(), torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled(),
+        torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark, torch.is_anomaly_enabled(),
+    )  # fmt: skip
+    return state + moments + gradients + list(streams), settings
+
+
+def test_replay_leaves_everything_as_it_was_when_it_ran():
+    model = layers()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    optimizer.step()
+    before, settings = snapshot(model, optimizer)
+    probe = probe_of(model, optimizer)
+    treatments = ("precision-bf16", "threads=2", "fused-optimizer", "channels-last", "matmul-precision-high")
+    with torch.no_grad():
+        probe.answer(asked(*treatments), log, trained_s=1000.0)
+        assert not torch.is_grad_enabled()
+    after, settings_after = snapshot(model, optimizer)
+    assert settings == settings_after
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert [one.reason for one in probe.record().results] == [""] * len(treatments)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_replay_restores_the_threads_when_the_process_is_told_to_exit(monkeypatch, error):
+    def interrupted(*args):
+        torch.set_num_threads(3)
+        raise error
+
+    monkeypatch.setattr(probe_module, "compare", interrupted)
+    model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    n_threads, stream = torch.get_num_threads(), torch.get_rng_state()
+    with pytest.raises(error):
+        probe_of(model).answer(asked("threads=3"), log, trained_s=1000.0)
+    assert torch.get_num_threads() == n_threads
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_replay_tells_the_reason_when_it_fails(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("no such kernel\nmore")
+
+    monkeypatch.setattr(probe_module, "compare", broken)
+    model = layers()
+    probe = probe_of(model)
+    probe.answer(asked("precision-bf16"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert probe.record().results[0].reason == "RuntimeError: no such kernel"
+
+
+def test_replay_is_refused_when_others_would_see_or_wait_for_it():
+    model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    alone = probe_of(model, world_size=2)
+    assert not alone.answer(asked("precision-bf16"), log, 1000.0)
+    assert "several ranks" in alone.missing["replay"]
+    within = probe_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not within.answer(asked("precision-bf16"), log, 1000.0)
+    assert "within torch.autocast" in within.missing["replay"]
+    profiled = probe_of(model)
+    with torch.profiler.profile():
+        assert not profiled.answer(asked("precision-bf16"), log, 1000.0)
+    assert "profiler" in profiled.missing["replay"]
+
+
+def test_replay_says_what_is_missing_when_memory_is_short():
+    class Full:
+        def free_bytes(self):
+            return 1000
+
+        @contextmanager
+        def scope(self):
+            yield
+
+    model = layers()
+    probe = probe_of(model, room=Full())
+    probe.answer(asked("precision-bf16"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert "not enough for the largest operator" in probe.record().results[0].reason
+
+
+def test_replay_does_not_ask_again_when_a_treatment_was_answered():
+    model = layers()
+    probe = probe_of(model)
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    assert probe.answer(asked("channels-last"), log, 1000.0)
+    assert not probe.answer(asked("channels-last"), log, 1000.0)
+
+
+def test_optimizer_is_replayed_on_copies_of_a_sample_when_it_is_large():
+    parameters = [nn.Parameter(torch.rand(100)) for _ in range(40)]
+    optimizer = torch.optim.Adam(parameters, foreach=False, weight_decay=0.1)
+    for parameter in parameters:
+        parameter.grad = torch.rand(100)
+    before = [parameter.detach().clone() for parameter in parameters]
+    item = OptimizerItem(optimizer, {"fused": True}, n_elements=1000)
+    assert item.n_tensors == 10
+    assert item.weight == pytest.approx(4.0)
+    for is_treated in (False, True):
+        item.run(is_treated, HostWatch(FakeClock()))
+    assert [group["fused"] for group in item._sides[True].param_groups] == [True]
+    assert item._sides[False].param_groups[0]["weight_decay"] == 0.1
+    assert not optimizer.state
+    assert all(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
+
+
+def test_optimizer_is_refused_when_its_step_is_the_users():
+    class Own(torch.optim.SGD):
+        pass
+
+    with pytest.raises(ValueError, match="not one of torch's optimizers"):
+        OptimizerItem(Own([nn.Parameter(torch.rand(2))], lr=0.1), {"foreach": True})
+
+
+class FakeCuda:
+    """The parts of ``torch.cuda`` that a room uses."""
+
+    def __init__(self):
+        self.pools = []
+
+    def mem_get_info(self, device):
+        return 1000, 4000
+
+    def max_memory_allocated(self, device):
+        return 900
+
+    def memory_allocated(self, device):
+        return 700
+
+    def MemPool(self):
+        return object()
+
+    @contextmanager
+    def use_mem_pool(self, pool, device):
+        self.pools.append(pool)
+        yield
+        self.pools.remove(pool)
+
+
+def test_room_on_a_device_stays_below_the_peak_when_little_is_free():
+    cuda = FakeCuda()
+    room = CudaRoom(CPU, cuda)
+    assert room.free_bytes() == 200
+    with room.scope():
+        assert len(cuda.pools) == 1
+    assert cuda.pools == []
+
+
+def test_random_stream_is_restored_when_a_random_operator_is_replayed():
+    class Dropping(nn.Linear):
+        def forward(self, x):
+            return torch.native_dropout(super().forward(x), 0.5, True)[0]
+
+    model = Dropping(8, 8)
+    log = logged(model, torch.rand(4, 8))
+    assert function_of(call_of(log, "aten::native_dropout")) is not None
+    stream = torch.get_rng_state()
+    probe_of(model).answer(asked("threads=1"), log, trained_s=1000.0)
+    assert torch.equal(torch.get_rng_state(), stream)

@@ -1,0 +1,354 @@
+"""The sampler of the training thread's stack, on frames and clocks that the test makes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_perf.probes.host_lines import LineSampler, calls, sampler, stacks
+from lightning_perf.probes.host_lines.calls import OwnCode
+from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilder
+from lightning_perf.probes.host_lines.stacks import StackReader
+from lightning_perf.probes.pauses import GarbagePauses
+
+LIGHTNING_FILE = os.path.abspath(__import__("lightning").pytorch.__file__)
+
+
+def as_lightning(function: Any) -> Any:
+    """The function, as if it was defined in Lightning."""
+    code = function.__code__.replace(co_filename=LIGHTNING_FILE)
+    return type(function)(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+
+
+def run_by_lightning(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+run_by_lightning = as_lightning(run_by_lightning)
+
+
+def current() -> FrameType:
+    return sys._getframe(1)
+
+
+def helper() -> FrameType:
+    return current()
+
+
+def training_step() -> FrameType:
+    return helper()
+
+
+def lines(frame: FrameType) -> list[str]:
+    stack = StackReader().read(frame)
+    assert stack is not None
+    return [code.co_name for code, _, _ in stack.lines]
+
+
+def test_reader_keeps_the_users_frames_below_lightning_when_a_script_calls_it():
+    assert lines(run_by_lightning(training_step)) == ["training_step", "helper"]
+
+
+def test_reader_answers_none_when_lightning_is_not_on_the_stack():
+    assert StackReader().read(training_step()) is None
+
+
+def test_reader_names_the_library_function_when_a_line_calls_one():
+    seen: list[Any] = []
+    reader = StackReader()
+
+    class Watching(json.JSONDecoder):
+        def decode(self, *_: Any) -> None:
+            # as if json's own code ran: what this test's frame would add is left out
+            seen.append(reader.read(sys._getframe(1)))
+
+    def parse() -> Any:
+        return json.loads("{}", cls=Watching)
+
+    run_by_lightning(parse)
+    (stack,) = seen
+    assert [code.co_name for code, _, _ in stack.lines] == ["parse"]
+    assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
+
+
+def test_reader_reads_generated_code_as_its_modules_when_a_dataclass_is_made():
+    source = "def made():\n    return current()\n"
+    theirs = {"current": current, "__file__": LIGHTNING_FILE, "__name__": "lightning.pytorch"}
+    exec(compile(source, "<string>", "exec"), theirs)
+    assert lines(run_by_lightning(theirs["made"])) == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns before Python 3.11")
+@pytest.mark.parametrize(
+    ("source", "names", "call", "is_operator"),
+    [
+        ("module.probe()", {"module": json}, "module.probe", False),
+        ("module.probe()", {"module": torch}, "module.probe", True),
+        ("self.items.probe()", {}, "items.probe", None),
+    ],
+)
+def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_operator, tmp_path, monkeypatch):
+    seen: list[OwnCode] = []
+
+    def probe() -> None:
+        frame = sys._getframe(1)
+        seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
+
+    for module in names.values():
+        monkeypatch.setattr(module, "probe", probe, raising=False)
+    file = tmp_path / "planted.py"
+    file.write_text(f"def planted(self):\n    x = 1; {source}\n")
+    space = dict(names)
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    space["planted"](SimpleNamespace(items=SimpleNamespace(probe=probe)))
+    assert (seen[0].call, seen[0].is_operator) == (call, is_operator)
+
+
+@pytest.mark.parametrize(("text", "name"), [("a.b(c(d))", "a.b"), ("sorted(x)", "sorted"), ("x[0].sort()", ".sort")])
+def test_outermost_call_is_named_when_calls_are_nested(text, name):
+    call = next(node for node in calls._nodes(text) if type(node).__name__ == "Call")
+    assert calls._dotted(call.func) == name
+
+
+def test_statement_that_opens_a_block_is_parsed_when_it_is_one_line():
+    assert any(type(node).__name__ == "Call" for node in calls._nodes("if ready(x):"))
+
+
+def test_file_is_relative_when_it_lies_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert calls.shown_file(str(tmp_path / "model.py")) == "model.py"
+    assert calls.shown_file(json.__file__) == "json/__init__.py"
+
+
+# -- adding up --------------------------------------------------------------------------------------------------------
+
+
+def samples(*stacks_of: tuple[tuple[tuple[Any, int], ...], float, int]) -> PhaseSamples:
+    """Samples of stacks, each as ((function, line), …), milliseconds in all, how many."""
+    phase = PhaseSamples()
+    for path, ms, n in stacks_of:
+        stack = stacks.Stack(tuple((f.__code__, -1, line) for f, line in path), None, "user")
+        for _ in range(n):
+            phase.add(stack, ms * 1e6 / n, 0.0, 0.0)
+    return phase
+
+
+def found(phase: PhaseSamples) -> list[tuple[str, int, float]]:
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert profile is not None
+    return [(line.function, line.line, round(line.share, 3)) for line in profile.phases["forward"].lines]
+
+
+def test_line_of_the_function_called_is_named_when_it_holds_the_time():
+    phase = samples((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11),), 10, 5))
+    assert found(phase) == [("helper", 5, 0.9), ("training_step", 11, 0.1)]
+
+
+def test_calling_line_is_named_when_the_function_called_has_many_cheap_lines():
+    paths = [(((training_step, 10), (helper, line)), 10, 5) for line in range(20, 30)]
+    assert found(samples(*paths)) == [("training_step", 10, 1.0)]
+
+
+def test_lines_share_no_time_when_their_shares_are_added():
+    paths = [(((training_step, 10), (helper, line)), ms, 5) for line, ms in ((1, 60), (2, 30), (3, 10))]
+    assert sum(share for *_, share in found(samples(*paths))) == pytest.approx(1.0)
+
+
+def test_effective_samples_are_few_when_one_call_holds_most_of_the_time():
+    phase = samples((((helper, 1),), 900, 1), (((training_step, 1),), 100, 50))
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert profile is not None
+    assert profile.phases["forward"].n_samples == 51
+    assert profile.phases["forward"].n_effective < 2
+
+
+def test_memory_is_bounded_when_every_stack_is_another(monkeypatch):
+    monkeypatch.setattr("lightning_perf.probes.host_lines.profile.MAX_STACKS", 8)
+    phase = samples(*((((training_step, 1), (helper, line)), 1, 1) for line in range(1000)))
+    assert len(phase.stacks) <= 9
+    assert phase.n == 1000
+
+
+# -- the thread -------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """What the sampler reads of a run."""
+
+    def __init__(self) -> None:
+        current = SimpleNamespace(phase=2)
+        self.main = SimpleNamespace(n_steps=10, is_left_out=False, recent_median_ns=lambda: 1e9)
+        self.validation = SimpleNamespace(row=[0])
+        self.is_profiling = False
+        self.timeline = SimpleNamespace(
+            edges=None, is_frozen=False, current=current, phase_ns=[1], last_ns=0, phase=lambda: "forward"
+        )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = 0
+        self.late_ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += int(seconds * 1e9) + self.late_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def line_sampler(clock: Clock) -> LineSampler:
+    frame = run_by_lightning(training_step)
+    ident = threading.get_ident()
+    return LineSampler(Loop(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)  # type: ignore[arg-type]
+
+
+def test_late_sample_stands_for_the_time_it_was_late_when_a_call_held_the_lock(line_sampler, clock):
+    clock.late_ns = 200_000_000
+    line_sampler.burst()
+    profile = line_sampler.record(None)
+    assert profile.n_samples == 1
+    assert profile.sampled_s == pytest.approx(0.2 + sampler.PAUSE_S, rel=0.01)
+    assert profile.phases["forward"].lines[0].function == "helper"
+
+
+def test_slow_step_is_told_apart_when_it_lasts_three_times_the_median(line_sampler, clock):
+    line_sampler.burst()
+    assert line_sampler.record(None).slow_steps == {}
+    line_sampler._loop.timeline.phase_ns = [3_000_000_000]
+    line_sampler.burst()
+    profile = line_sampler.record(None)
+    assert profile.slow_steps["forward"].lines[0].function == "helper"
+    assert profile.slow_steps["forward"].n_samples < profile.n_samples
+
+
+def test_step_is_not_sampled_when_something_of_ours_slows_it(line_sampler):
+    line_sampler._loop.main.is_left_out = True
+    line_sampler.burst()
+    assert line_sampler.record(None) is None
+
+
+def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, clock):
+    line_sampler.burst()
+    line_sampler.cost_ns = 1_000_000_000
+    assert line_sampler._rest_s() >= 0.5 * (1 / sampler.MAX_SHARE - clock.ns / 1e9)
+
+
+def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
+    ident, frame = threading.get_ident(), training_step()
+    own = LineSampler(Loop(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
+    own.burst()
+    assert not own._stopping.is_set()
+    own.burst()
+    assert own._stopping.is_set()
+
+
+def test_sampling_ends_when_the_training_thread_is_gone(clock):
+    own = LineSampler(Loop(), now_ns=clock, frames=dict, sleep=clock.sleep)
+    own.burst()
+    assert own._stopping.is_set()
+
+
+def test_thread_ends_when_nobody_holds_the_sampler_any_more():
+    own = LineSampler(Loop())  # type: ignore[arg-type]
+    own.start()
+    thread = own._thread
+    assert thread is not None
+    del own
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_switch_interval_is_as_before_when_sleeping_raises():
+    usual = sys.getswitchinterval()
+
+    def fails(_: float) -> None:
+        assert sys.getswitchinterval() == pytest.approx(sampler.SWITCH_S)
+        raise OSError
+
+    with pytest.raises(OSError):
+        sampler._wait(fails, 1.0)
+    assert sys.getswitchinterval() == usual
+
+
+def test_switch_interval_stays_when_someone_else_set_it_meanwhile():
+    usual = sys.getswitchinterval()
+    try:
+        sampler._wait(lambda _: sys.setswitchinterval(0.02), 1.0)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_switch_interval_is_the_usual_one_when_a_process_is_forked_during_a_burst():
+    sampler._register_fork()
+    answers: list[int] = []
+
+    def forks(_: float) -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(round(sys.getswitchinterval() * 1e3))
+        answers.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    usual = sys.getswitchinterval()
+    sampler._wait(forks, 1.0)
+    assert answers == [round(usual * 1e3)]
+
+
+def test_reason_is_told_when_the_interpreter_has_no_global_lock(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    own = LineSampler(Loop())  # type: ignore[arg-type]
+    own.start()
+    assert own._thread is None
+    assert "global lock" in own.missing["host_profile"]
+
+
+# -- the collector ----------------------------------------------------------------------------------------------------
+
+
+def collects() -> None:
+    gc.collect()
+
+
+def test_collection_is_the_lines_when_it_asks_for_one():
+    pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "forward")
+    pauses.start()
+    try:
+        collects()
+    finally:
+        pauses.stop()
+    record = pauses.record(1.0)
+    asked = [one for one in record.asked if one.function == "collects"]
+    assert [(one.n, one.phase, one.line) for one in asked] == [(1, "forward", collects.__code__.co_firstlineno + 1)]
+    assert pauses.automatic_ns <= pauses.total_ns - round(asked[0].total_s * 1e9) + 1000
+
+
+def test_collection_is_automatic_when_nobody_asks_for_it():
+    pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "backward")
+    pauses.start()
+    try:
+        keep = [[i] for i in range(5000)]
+    finally:
+        pauses.stop()
+    record = pauses.record(1.0)
+    assert keep
+    assert record.asked == ()
+    assert set(record.automatic_by_phase_s) == {"backward"}

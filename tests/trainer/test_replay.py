@@ -1,0 +1,121 @@
+"""Operators of a real fit are replayed: findings agree with the record, and the fit stays as it is."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes import recorder
+from lightning_perf.probes.replay import probe as probe_module
+from lightning_perf.records import Machine, Session
+
+from .conftest import Make
+
+N_BATCHES, BATCH = 30, 64
+
+
+class Net(LightningModule):
+    """Mostly matrix products, with an optimizer that goes tensor by tensor; dropout shows changed random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 256), nn.Dropout(0.3), nn.Linear(256, 256), nn.Linear(256, 256))
+        self.losses: list[float] = []
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = self.body(batch[0]).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01, foreach=False)
+
+
+@pytest.fixture(autouse=True)
+def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the CPU has, the rule asks for a replay."""
+    real = recorder.read_machine
+
+    def machine(*args: Any, **kwargs: Any) -> Machine:
+        return msgspec.structs.replace(real(*args, **kwargs), has_fast_cpu_bf16=True)
+
+    monkeypatch.setattr(recorder, "read_machine", machine)
+
+
+def fitted(make: Make, doctor: PerfDoctor | None) -> tuple[Net, tuple[Any, ...]]:
+    """Fit for two epochs; return the module, and all state that a replay could have changed."""
+    seed_everything(3, verbose=False)
+    net = Net()
+    data = DataLoader(TensorDataset(torch.randn(N_BATCHES * BATCH, 8)), BATCH, shuffle=True)
+    make(*([doctor] if doctor is not None else []), max_epochs=2).fit(net, data)
+    state = (
+        net.losses, [value.tolist() for value in net.state_dict().values()], torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(), random.getstate(), torch.get_num_threads(), torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision(), torch.get_default_dtype(),
+    )  # fmt: skip
+    return net, state
+
+
+def diagnosed(make: Make, **arguments: Any) -> Session:
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False, select=("PD301", "PD308"), **arguments)
+    fitted(make, doctor)
+    assert doctor.session is not None
+    return doctor.session
+
+
+def test_finding_agrees_with_the_replay_whatever_the_cpu(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "LEAST_S", 5.0)
+    session = diagnosed(make_trainer)
+    assert session.replay is not None, session.missing
+    results = {result.treatment: result for result in session.replay.results}
+    asked = {"PD301": "precision-bf16", "PD308": "fused-optimizer"}
+    assert results.keys() <= set(asked.values())
+    findings = {finding.code: finding for finding in session.findings}
+    for code, treatment in asked.items():
+        finding, result = findings.get(code), results.get(treatment)
+        if finding is None:
+            continue  # its symptom is absent here, or it was measured not to be faster
+        if result is None or result.speedup is None:
+            assert (finding.severity, finding.gain) == ("low", None)
+            assert "not measured" in finding.summary
+        else:
+            assert result.speedup.low > 1
+            assert finding.gain is not None
+            assert finding.gain.method == "replayed"
+
+
+def test_training_is_the_same_when_operators_are_replayed(make_trainer: Make) -> None:
+    _, alone = fitted(make_trainer, None)
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False)
+    _, beside = fitted(make_trainer, doctor)
+    assert doctor.session is not None
+    assert doctor.session.replay is not None
+    assert alone == beside
+
+
+def test_replay_is_a_reason_when_it_fails(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(probe_module, "compare", broken)
+    session = diagnosed(make_trainer)
+    assert session.run.status == "finished"
+    assert session.probes_off == ()
+    assert session.replay is not None
+    assert {result.reason for result in session.replay.results} == {"RuntimeError: broken"}
+
+
+def test_nothing_is_replayed_when_told_not_to(make_trainer: Make) -> None:
+    session = diagnosed(make_trainer, replay=False)
+    assert session.replay is None
+    assert session.missing["replay"] == "replay=False"
+    assert all(finding.gain is None for finding in session.findings if finding.code in ("PD301", "PD308"))
