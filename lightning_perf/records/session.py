@@ -259,6 +259,9 @@ class Session(Record, frozen=True, kw_only=True):
 
 _MOST_NEARBY = 3
 
+# msgspec analyzes a type when it is first decoded; two threads that do so at once crash the interpreter.
+_DECODER: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
+
 
 def load(path: str | os.PathLike[str]) -> Session:
     """Reads a session; needs neither torch nor lightning.

@@ -53,6 +53,10 @@ class Head(msgspec.Struct, frozen=True):
     windows: tuple[Window, ...] = ()
 
 
+# Made here: two threads that first decode a type at once crash the interpreter.
+_decode_head = msgspec.json.Decoder(Head).decode
+
+
 class Entry(msgspec.Struct, frozen=True):
     """One thing that can be chosen.
 
@@ -170,7 +174,7 @@ class Catalogue:
         key = (path, stamp)
         if key not in self._heads:
             try:
-                self._heads[key] = (msgspec.json.decode(read_regular(path), type=Head), "")
+                self._heads[key] = (_decode_head(read_regular(path)), "")
             except FileNotFoundError:
                 return None, ""
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
