@@ -91,7 +91,7 @@ def test_a_file_is_refused_with_its_reason_when_it_is_no_whole_trace(
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read(tmp_path / "nowhere.json")
-    with pytest.raises(TraceError, match="directory"):
+    with pytest.raises(TraceError, match="folder"):
         read(tmp_path)
 
 

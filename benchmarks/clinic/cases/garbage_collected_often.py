@@ -1,6 +1,6 @@
 """A callback asks Python to collect garbage after every fourth step, as advice against leaks has it.
 ---
-expect: [PD508, PD504]
+expect: PD504
 half: score
 fix:
   callbacks=[Collects()]: callbacks=[]
