@@ -24,7 +24,7 @@ class Diagnosis(NamedTuple):
         evidence: Further facts.
         prescription: The treatment.
         effect: The start of the clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
-        treatment: As in ``Hypothesis``; empty for the treatment of the prescription.
+        replayed_as: As in ``Hypothesis.treatment``; empty for the treatment of the prescription.
         phases: Where the replayed operators run.
     """
 
@@ -35,7 +35,7 @@ class Diagnosis(NamedTuple):
     evidence: tuple[Evidence, ...]
     prescription: Prescription
     effect: str
-    treatment: str = ""
+    replayed_as: str = ""
     phases: tuple[str, ...] = ("forward", "backward")
 
 
@@ -53,7 +53,7 @@ def hypothesis_from(diagnose: Callable[[Session], Diagnosis | None]) -> Callable
         if found is None:
             return None
         at_stake_s = computing_s(session, steady_of(session), *found.phases)
-        return Hypothesis(treatment=found.treatment or found.prescription.treatment, at_stake_s=at_stake_s)
+        return Hypothesis(treatment=found.replayed_as or found.prescription.treatment, at_stake_s=at_stake_s)
 
     return hypothesis
 
@@ -71,7 +71,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     """
     if diagnosis is None:
         return None
-    result = replayed(session, diagnosis.treatment or diagnosis.prescription.treatment)
+    result = replayed(session, diagnosis.replayed_as or diagnosis.prescription.treatment)
     if result is None or result.speedup is None:
         return not_measured(session, result, diagnosis)
     speedup = result.speedup

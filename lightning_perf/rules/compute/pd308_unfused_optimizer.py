@@ -89,7 +89,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             code=f"torch.optim.{slow.class_name}(self.parameters(), ..., {flag}=True)",
         ),
         f"{flag}=True runs the step",
-        treatment=treatment,
+        replayed_as=treatment,
         phases=("optimizer",),
     )
 

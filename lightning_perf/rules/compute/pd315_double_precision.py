@@ -59,7 +59,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         _evidence(session, fraction),
         _prescription(session),
         "float32 runs their operators",
-        treatment="float32",
+        replayed_as="float32",
     )
 
 

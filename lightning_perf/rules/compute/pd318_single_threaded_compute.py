@@ -93,7 +93,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             code=f"torch.set_num_threads({n_wanted})",
         ),
         f"{n_wanted} threads run its operators",
-        treatment=f"threads={n_wanted}",
+        replayed_as=f"threads={n_wanted}",
         phases=("forward", "backward", "optimizer"),
     )
 
