@@ -18,6 +18,9 @@ from lightning_perf.seams import Undos, change_attribute
 _ENTRIES = ("_prepare_profiler", "_enable_profiler")
 """Torch's functions through which every profiler starts, in ``torch.autograd.profiler``."""
 
+_open_window: dict[str, SessionGuard] = {}
+"""The guard of the window that is open in this process, in whichever thread."""
+
 
 class SessionGuard:
     """Watches for another profiler that starts while a window is open.
@@ -34,13 +37,24 @@ class SessionGuard:
         self._thread = threading.get_ident()
 
     def install(self) -> None:
-        """Wrap torch's functions, until the undos are called."""
+        """Wrap torch's functions, until the undos are called.
+
+        Raises:
+            RuntimeError: A window is open in another thread.
+        """
         import torch.autograd.profiler
 
+        self._undos.note(self._release)
+        if _open_window.setdefault("guard", self) is not self:  # atomic
+            raise RuntimeError("another window is open in this process")
         for name in _ENTRIES:
             inner = getattr(torch.autograd.profiler, name, None)
             if inner is not None:
                 change_attribute(torch.autograd.profiler, name, partial(self._call, inner), self._undos)
+
+    def _release(self) -> None:
+        if _open_window.get("guard") is self:
+            del _open_window["guard"]
 
     @contextmanager
     def own_calls(self) -> Iterator[None]:
@@ -65,7 +79,7 @@ def is_profiler_started() -> bool:
     import torch.profiler
 
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    if enabled is not None and enabled():
+    if _open_window or (enabled is not None and enabled()):
         return True
     if torch.profiler.profiler.PROFILER_STEP_NAME not in _step_counts():
         return False

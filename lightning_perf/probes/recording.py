@@ -93,9 +93,9 @@ class Recording:
         started = time.perf_counter()
         options = self._options
         if options.emit == "kineto":
+            self._guard.install()
             with uncounted():
                 self._profile = _kineto_profile(options, self._device)
-            self._guard.install()
             with self._quietly(), self._guard.own_calls():
                 self._profile.start()
         elif options.warmup == 0:
