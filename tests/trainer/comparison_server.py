@@ -102,7 +102,12 @@ def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) ->
             "objects": observations.observe_trainers([run.trainers]),
             "files": observed_files.observe_files(folder),
         },
-        "probes_off": [repr(f) for one in run.used if one.session is not None for f in one.session.probes_off],
+        "probes_off": {
+            failure.probe: failure.error
+            for one in run.used
+            if one.session is not None
+            for failure in one.session.probes_off
+        },
     }
 
 

@@ -178,7 +178,11 @@ def own_function(run: Run) -> None:
             run.note(self.n_calls)
 
     model = Hooks()
-    next(model.parameters()).register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+
+    def halve(parameter: torch.Tensor) -> None:
+        parameter.grad.mul_(0.5)
+
+    next(model.parameters()).register_post_accumulate_grad_hook(halve)
     run.trainer().fit(model, varied())
 
 

@@ -14,6 +14,8 @@ from trainer.models import Tiny
 from .loops import Deep, varied
 from .registry import Run, SkipKind, kind
 
+_WRITES = ("traces", "json", "last save", "html")
+
 
 class Own(Logger):
     """A logger that notes what it is given, without PerfDoctor's figures."""
@@ -141,7 +143,7 @@ def long_name(run: Run) -> None:
     trainer.fit(Deep(), varied())
 
 
-@kind("log-folder-too-long", core=True)
+@kind("log-folder-too-long", may_fail=_WRITES, core=True)
 def too_long(run: Run) -> None:
     run.trainer(logger=Named(run.notes, "y" * 300)).fit(Deep(), varied())
 
@@ -162,7 +164,7 @@ class Named(Own):
         return self.folder
 
 
-@kind("log-folder-is-a-file")
+@kind("log-folder-is-a-file", may_fail=_WRITES)
 def is_a_file(run: Run) -> None:
     (run.folder / "file").write_text("mine")
     run.trainer(logger=Named(run.notes, str(run.folder / "file"))).fit(Deep(), varied())
@@ -173,7 +175,7 @@ def remote(run: Run) -> None:
     run.trainer(logger=Named(run.notes, "s3://bucket/run")).fit(Deep(), varied())
 
 
-@kind("session-file-is-a-fifo", core=True, limit_s=20.0)
+@kind("session-file-is-a-fifo", may_fail=_WRITES, core=True, limit_s=20.0)
 def fifo(run: Run) -> None:
     folder = run.folder / "logs"
     folder.mkdir()
@@ -182,7 +184,7 @@ def fifo(run: Run) -> None:
     run.trainer(logger=Named(run.notes, str(folder))).fit(Deep(), varied())
 
 
-@kind("session-file-is-a-folder")
+@kind("session-file-is-a-folder", may_fail=_WRITES)
 def is_a_folder(run: Run) -> None:
     for name in ("perf_session.json", "perf_report.html"):
         (run.folder / "logs" / name).mkdir(parents=True)
@@ -206,7 +208,7 @@ def mount_tmpfs(folder: Path, options: str) -> Any:
     return libc
 
 
-@kind("small-file-system")
+@kind("small-file-system", may_fail=_WRITES)
 def small_file_system(run: Run) -> None:
     folder = run.folder / "small"
     mount_tmpfs(folder, "size=64k")
@@ -216,7 +218,7 @@ def small_file_system(run: Run) -> None:
     (folder / "mine.bin").write_bytes(b"x" * 16_000)  # there is still room for the user's own
 
 
-@kind("full-file-system", core=True)
+@kind("full-file-system", may_fail=_WRITES, core=True)
 def full_file_system(run: Run) -> None:
     folder = run.folder / "small"
     mount_tmpfs(folder, "size=64k")
@@ -225,7 +227,7 @@ def full_file_system(run: Run) -> None:
     run.attempt(run.trainer(logger=logger, log_every_n_steps=2, max_epochs=3).fit, Deep(), varied(), varied(2))
 
 
-@kind("read-only-folder")
+@kind("read-only-folder", may_fail=_WRITES)
 def read_only(run: Run) -> None:
     folder = run.folder / "fixed"
     libc = mount_tmpfs(folder, "size=1m")

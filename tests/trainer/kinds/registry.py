@@ -26,6 +26,7 @@ class Kind:
         rounds: Times that ``make torture`` runs it at most.
         limit_s: Time limit of one run.
         ignore: Patterns of observations that differ between two bare runs.
+        may_fail: Probes that may be switched off here, and reports that may fail.
         configurations: The settings of PerfDoctor to compare with; fewer where runs are slow.
     """
 
@@ -36,6 +37,7 @@ class Kind:
     rounds: int = 1000
     limit_s: float = 60.0
     ignore: tuple[str, ...] = ()
+    may_fail: tuple[str, ...] = ()
     configurations: tuple[str, ...] = ("defaults", "windows", "everything")
 
 
