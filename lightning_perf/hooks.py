@@ -591,6 +591,8 @@ class DoctorHooks:
         self._looks = self._arithmetic = None
 
     def _conclude(self, trainer: Any, status: Status, error: BaseException | None) -> None:
+        for name in ("log", "log_dict"):  # Lightning sets them for each run; they would keep the module alive
+            vars(self).pop(name, None)
         if self._recorder is None:
             self._end(error)
             return

@@ -26,6 +26,8 @@ from lightning_perf.records.files import read_regular, require_room, write_whole
 
 from .machine import device_name, read_device, read_machine
 
+_decode = msgspec.json.Decoder(Ceilings).decode  # built once: building it in two threads at once crashes
+
 BUDGET_S = 3.0
 """Measuring takes no longer than this, whatever the device; starting a process for it comes on top."""
 
@@ -50,7 +52,7 @@ def cached(device: torch.device, folder: Path | None = None) -> Ceilings | None:
         folder: Of the cache; None for the user's own.
     """
     try:
-        found = msgspec.json.decode(read_regular(_file(device, folder)), type=Ceilings)
+        found = _decode(read_regular(_file(device, folder)))
     except (OSError, msgspec.MsgspecError):
         return None
     return found if _identity(device) == (found.device, found.name, found.torch, found.n_threads) else None
@@ -94,7 +96,7 @@ def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple
         if done.returncode != 0:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             return None, f"the process that measures the device ended with {done.returncode}: {(lines or [''])[-1]}"
-        found = msgspec.json.decode(done.stdout, type=Ceilings)
+        found = _decode(done.stdout)
     except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
         return None, f"the device was not measured: {type(error).__name__}"
     if not is_quiet(found):

@@ -19,6 +19,8 @@ from lightning_perf.records import TraceRecord
 from lightning_perf.records.files import RoomKeeper, require_room, whole_file
 from lightning_perf.seams import Undos
 
+from .kineto_session import SessionGuard, is_profiler_started, uncounted
+
 _AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
 
 _TEXT_BYTES_PER_EVENT = 512  # of a trace before it is packed; with shapes about 350
@@ -82,6 +84,8 @@ class Recording:
         self._profile: Any = None
         self._device = device
         self._undos = Undos()
+        self._guard = SessionGuard(self._give_way, self._undos)
+        self._is_displaced = False
         self._is_stopped = False
 
     def start(self) -> None:
@@ -89,8 +93,10 @@ class Recording:
         started = time.perf_counter()
         options = self._options
         if options.emit == "kineto":
-            self._profile = _kineto_profile(options, self._device)
-            with self._quietly():
+            self._guard.install()
+            with uncounted():
+                self._profile = _kineto_profile(options, self._device)
+            with self._quietly(), self._guard.own_calls():
                 self._profile.start()
         elif options.warmup == 0:
             _cuda_capture(True)
@@ -103,10 +109,12 @@ class Recording:
 
     def step(self) -> bool:
         """A step is over; whether the window is complete."""
+        if self._is_displaced:
+            raise RuntimeError("another torch.profiler started inside the window")
         started = time.perf_counter()
         self.n_done += 1
         if self._profile is not None:
-            with self._quietly():
+            with self._quietly(), self._guard.own_calls(), uncounted():
                 self._profile.step()
         elif self.n_done == self._options.warmup:
             _cuda_capture(True)
@@ -124,15 +132,20 @@ class Recording:
         except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
             self.reason = f"{self.reason}; stopping: {error}"
 
+    def _give_way(self) -> None:
+        self._is_displaced = True
+        self.abandon()
+
     def _stop(self) -> None:
         if self._is_stopped:
             return
         if self._options.emit != "kineto":
             _cuda_capture(False)
         elif self._profile is not None:
-            with self._quietly():
+            with self._quietly(), self._guard.own_calls():
                 self._profile.stop()
         self._is_stopped = True
+        self._undos.close()
 
     def n_events(self) -> int:
         """How many events were recorded."""
@@ -282,10 +295,7 @@ def active_profiler(emit: str = "kineto") -> str | None:
     Args:
         emit: What the window would record with; one for nsys is meant to open below nsys.
     """
-    import torch
-
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    if enabled is not None and enabled():
+    if is_profiler_started():
         return "another torch.profiler is active in this process"
     if emit != "nsys" and os.environ.get("NSYS_PROFILING_SESSION_ID"):
         return "nsys profiles this process; schedule windows for it with emit='nsys'"

@@ -33,7 +33,8 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
         value = fields.get(name)
         while type(value) in (list, tuple) and value:
             value = value[0]
-        if value and (type(value) is str or (plain.is_a(value, PurePath) and plain.is_library(type(value)))):
+        is_path = type(value) is str or (plain.is_a(value, PurePath) and plain.is_library(type(value)))
+        if is_path and value:  # only then: the truth value of an array or tensor raises
             path = Path(value)
             with contextlib.suppress(OSError, ValueError):  # a text, too long for a path or with a null in it
                 if path.exists():

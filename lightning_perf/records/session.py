@@ -314,6 +314,10 @@ def from_json(content: bytes | str, source: str) -> Session:
     return _from_document(document, source)
 
 
+# msgspec builds what it knows of a type at its first use, and crashes where two threads do so at once.
+msgspec.json.Decoder(Session)
+
+
 def _from_document(document: Any, source: str) -> Session:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1 or "run" not in document:

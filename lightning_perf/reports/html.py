@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.resources
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,14 +45,16 @@ _STATIC = importlib.resources.files(__package__) / "static"
 
 
 def to_page(session: Session) -> str:
-    """The whole diagnosis as one page.
+    """Return the whole diagnosis as one self-contained HTML page.
 
     Args:
         session: The session.
-
-    Returns:
-        HTML that holds all it needs.
     """
+    with warnings.catch_warnings():  # importing plotly adds filters, which the training's process must not keep
+        return _page(session)
+
+
+def _page(session: Session) -> str:
     drawn, left_out = _drawn(session)
     parts = [part for part in _parts(session, drawn, left_out) if part.items]
     scripts = [_plotly(), _static("report.js")] if drawn else []

@@ -17,6 +17,7 @@ from .changes import (
     change_ddp_arguments,
     change_refresh_rate,
     compile_module,
+    logged_metadata,
     write_checkpoints_beside,
 )
 from .endings import tap_end_of_run, tear_down
@@ -64,6 +65,7 @@ __all__ = [
     "lead_loggers_away",
     "live_console",
     "log_own_row",
+    "logged_metadata",
     "logged_step",
     "namespace",
     "redirected_logger",

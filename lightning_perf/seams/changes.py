@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 from .actions import namespace
 from .settings import ddp_arguments, refreshes_by_step
+from .timed import result_collections
 from .undo import Undo, change_attribute
 
 
@@ -17,6 +19,18 @@ def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
         return None
     name = "_refresh_rate" if "_refresh_rate" in vars(bar) else "refresh_rate"
     return change_attribute(bar, name, n_steps) if name in vars(bar) else None
+
+
+def logged_metadata(trainer: Any) -> Iterator[Any]:
+    """Yield what Lightning keeps of each value that was logged: its ``name``, ``fx`` (the hook) and ``prog_bar``.
+
+    A later ``self.log`` of the same name and hook must agree with it, in later epochs and fits too.
+    """
+    for results in result_collections(trainer):
+        for result in list(results.values()) if isinstance(results, dict) else ():
+            meta = getattr(result, "meta", None)
+            if hasattr(meta, "prog_bar"):
+                yield meta
 
 
 def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | None:

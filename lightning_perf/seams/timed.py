@@ -130,7 +130,7 @@ def tap_logging(
     )
     # with slots only, none of it can be replaced
     loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
-    results = list(_result_collections(trainer))
+    results = list(result_collections(trainer))
     put = Undos()
     undos.note(put.close)
 
@@ -152,7 +152,7 @@ def tap_logging(
     return put.close
 
 
-def _result_collections(trainer: Any) -> Iterator[Any]:
+def result_collections(trainer: Any) -> Iterator[Any]:
     """Where the loops collect what ``self.log`` is given."""
     training = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
     loops = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -250,6 +251,7 @@ def test_dataset_names_its_path_when_it_is_wrapped_or_lists_files(tmp_path: Path
     assert dataset_path(SimpleNamespace(dataset=SimpleNamespace(datasets=[images]))) == tmp_path
     assert dataset_path(SimpleNamespace(root="/does/not/exist", name="x")) is None
     assert dataset_path([1, 2]) is None
+    assert dataset_path(SimpleNamespace(samples=np.ones(3))) is None
 
 
 def test_disk_is_of_the_nearest_mount_when_mounts_nest(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
+from lightning_perf.seams import logged_metadata
 from lightning_perf.treatments import Applier, all_treatments, parse, parse_all
 
 from .test_applier import left_behind, process_state
@@ -114,3 +115,26 @@ def test_nothing_changes_when_one_of_several_loaders_cannot_be_rebuilt() -> None
     assert seen[0][0] is plain
     assert seen[0][1] is other
     assert "process_dataloader" not in vars(trainer.strategy)
+
+
+def test_metrics_can_be_logged_on_when_they_leave_the_bar_between_epochs_and_come_back() -> None:
+    class Shows(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("shown", 1.0, prog_bar=True, on_step=True, on_epoch=True)
+            return loss
+
+    live = FromEpochOne(
+        Applier(parse_all("prog-bar-off=metrics")), lambda t: {meta.prog_bar for meta in logged_metadata(t)}
+    )
+    trainer = Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[live])  # fmt: skip
+    module = Shows()
+    trainer.fit(module, loader(8))
+    assert live.seen[0] == {True}
+    assert live.seen[-1] == {False}
+    trainer.callbacks.remove(live)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(module, loader(8))  # Lightning keeps what it knows of a metric from one fit to the next
+    assert trainer.current_epoch == 4
+    assert {meta.prog_bar for meta in logged_metadata(trainer)} == {True}

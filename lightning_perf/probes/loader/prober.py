@@ -21,6 +21,8 @@ from .child import Child, Ended
 from .copying import refuses_copy
 from .stages import Note, Plan, probe
 
+_decode = msgspec.json.Decoder(Note).decode  # built once: building it in two threads at once crashes
+
 LIMIT_S = 20.0
 """Default for when the child is killed; it plans to be done a little earlier."""
 MIN_LIMIT_S = 2.0
@@ -122,7 +124,7 @@ class LoaderProber:
     def _record(self, ended: Ended) -> LoaderProbe:
         note: Note | None = None
         with contextlib.suppress(msgspec.MsgspecError):
-            note = msgspec.json.decode(ended.said, type=Note)
+            note = _decode(ended.said)
         wall_s = time.monotonic() - self._started_s
         if note is None:
             reason = ended.trouble or "its process ended without a word"

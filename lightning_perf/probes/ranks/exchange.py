@@ -17,6 +17,8 @@ import msgspec
 
 from lightning_perf.records import MissingRank, Ranks, RankSummary, StageTimes, together
 
+_decode = msgspec.json.Decoder(RankSummary | None).decode  # built once: building it in two threads at once crashes
+
 _POLL_S = 0.002
 
 _runs = itertools.count()
@@ -89,7 +91,7 @@ class Exchange:
         missing: list[MissingRank] = []
         for rank, told in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
             try:
-                found = msgspec.json.decode(told, type=RankSummary | None)
+                found = _decode(told)
             except msgspec.DecodeError as error:
                 missing.append(MissingRank(rank=rank, reason=f"it told what cannot be read: {error}"))
                 continue

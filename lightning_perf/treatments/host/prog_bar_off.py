@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 from lightning_perf.treatments.treatment import Treatment, Undo
@@ -44,7 +45,7 @@ class ProgBarOff(Treatment):
 
     def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
         if value == METRICS:
-            return _LogWithoutBar(module).undo
+            return _LogWithoutBar(trainer, module).undo
         bar = trainer.progress_bar_callback
         if bar is None:
             raise TreatmentError("prog-bar-off=bar expected a progress bar; there is none")
@@ -53,15 +54,26 @@ class ProgBarOff(Treatment):
 
 
 class _LogWithoutBar:
-    """Stands in for ``module.log``, through which ``log_dict`` goes as well."""
+    """Replacement of ``module.log``, through which ``log_dict`` goes as well.
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    What was logged before, and what will be logged after the undo, must agree with what is logged in between: Lightning
+    refuses a name that is logged with other arguments than the first time.
+    """
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self.trainer, self.module = trainer, module
         self.inner = module.log
         self.had_own = "log" in vars(module)
+        self.hidden: set[tuple[Any, Any]] = set()
+        for meta in seams.logged_metadata(trainer):
+            if meta.prog_bar:
+                self.hidden.add((meta.fx, meta.name))
+                meta.prog_bar = False
         module.log = self
 
     def __call__(self, name: str, value: Any, prog_bar: bool = False, *args: Any, **kwargs: Any) -> None:
+        if prog_bar:
+            self.hidden.add((getattr(self.module, "_current_fx_name", None), name))
         self.inner(name, value, False, *args, **kwargs)
 
     def undo(self) -> None:
@@ -70,6 +82,9 @@ class _LogWithoutBar:
                 self.module.log = self.inner
             else:
                 del self.module.log
+        for meta in seams.logged_metadata(self.trainer):
+            if (meta.fx, meta.name) in self.hidden:
+                meta.prog_bar = True
 
     def __reduce__(self) -> Any:
         return getattr, (self.module, "log")

@@ -1,0 +1,306 @@
+"""Runs kinds of training, each in a forked process of its own: ``python -m trainer.comparison_server``.
+
+Reads requests, one JSON object per line, from standard input and answers each with one line. Importing torch and
+Lightning takes seconds; a fork of a process that has imported them takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
+    "bare": None,
+    "defaults": {},
+    "windows": {"schedule": (1, 1, 2, 0)},
+    "everything": {
+        "schedule": (3, 1, 2, 0),
+        "probe_data": True,
+        "memory_snapshot": True,
+        "progress": True,
+        "reports": ["console", "tensorboard", "json", "html"],
+        "module_depth": 2,
+        "device_stats": True,
+        "apply": ["progress-refresh", "prog-bar-off", "anomaly-off"],
+        "profiler": {"record_shapes": True, "profile_memory": True, "with_flops": True},
+        "price_per_hour": 1.0,
+        "gco2_per_kwh": 100.0,
+    },
+}
+"""PerfDoctor's arguments in each configuration; None for a run without it."""
+
+_PROBE_LIMIT_S = 0.1  # of the loader's probe, so that runs stay short
+_GRACE_S = 5.0  # for processes that are about to end
+_BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+
+
+def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[Any]:
+    arguments = CONFIGURATIONS[configuration]
+    if arguments is None:
+        return []
+    module = "lightning_perf.pytorch_lightning" if namespace == "pytorch_lightning" else "lightning_perf"
+    if arguments.get("probe_data"):
+        prober = importlib.import_module("lightning_perf.probes.loader.prober")
+        prober.MIN_LIMIT_S = _PROBE_LIMIT_S
+        prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, False, 1)
+    return [importlib.import_module(module).PerfDoctor(**arguments)]
+
+
+def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) -> dict[str, Any]:
+    """Train, in the process that is to be observed, and return what was observed."""
+    import torch
+    from lightning.pytorch import seed_everything
+
+    from . import observations, observed_files
+    from .kinds.registry import KINDS, Run, SkipKind
+
+    folder = Path(request["folder"])
+    kind = KINDS[request["kind"]]
+    before = observations.functions_by_owner() if functions is None else functions()
+    torch.set_num_threads(1)
+    seed_everything(7, verbose=False)
+    run = Run(folder, _doctors(request["configuration"]), lambda name: _doctors(request["configuration"], name))
+    shown: list[Any] = []
+    warnings.simplefilter("default")
+    error: BaseException | None = None
+    with _recorded_warnings(shown):
+        try:
+            kind.train(run)
+        except SkipKind as skip:
+            return {"skipped": str(skip)}
+        except BaseException as raised:  # noqa: BLE001 - compared
+            error = raised
+        process = observations.observe_process()
+    return {
+        "error": _chain(error),
+        "traceback": "".join(traceback.format_exception(error)) if error is not None else "",
+        "observed": {
+            "error": _chain(error),
+            "notes": run.notes,
+            "warnings": sorted({one for one in shown if "lightning_perf" not in one}),
+            "process": process,
+            "replaced": observations.replaced_functions(before),
+            "objects": observations.observe_trainers([run.trainers]),
+            "files": observed_files.observe_files(folder),
+        },
+        "probes_off": {
+            failure.probe: failure.error
+            for one in run.used
+            if one.session is not None
+            for failure in one.session.probes_off
+        },
+    }
+
+
+@contextlib.contextmanager
+def _recorded_warnings(shown: list[str]) -> Any:
+    before = warnings.showwarning
+
+    def show(message: Any, category: Any, *_: Any, **__: Any) -> None:
+        shown.append(f"{category.__name__}: {message}")
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def _chain(error: BaseException | None) -> list[str]:
+    """Return types and texts of an exception and of those that led to it."""
+    chain = []
+    while error is not None and len(chain) < 10:
+        chain.append(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return chain
+
+
+def _prepare(folder: Path) -> None:
+    """Give this process a session, folders and standard streams of its own."""
+    os.setsid()
+    for name in ("work", "home", "tmp"):
+        (folder / name).mkdir(parents=True)
+    os.chdir(folder / "work")
+    variables = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "home/.cache"}
+    os.environ.update({name: str(folder / value) for name, value in variables.items()})
+    os.environ.update(COLUMNS="100", TORCHINDUCTOR_CACHE_DIR=str(folder / "tmp"))
+    output = os.open(folder.parent / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.closerange(3, 64)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    faulthandler.enable()
+    faulthandler.register(signal.SIGQUIT, all_threads=True)
+
+
+def _run_to_its_end(request: dict[str, Any], functions: Callable[[], Any] | None = None) -> None:
+    """Train, write down what was observed, and end the process as the interpreter would."""
+    status = 0
+    try:
+        result = _run(request, functions)
+        written = Path(request["folder"]).parent / "result.pickle"
+        written.with_suffix(".part").write_bytes(pickle.dumps(result))
+        written.with_suffix(".part").rename(written)
+    except BaseException:  # noqa: BLE001 - shown
+        traceback.print_exc()
+        status = 70
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+# -- the server ------------------------------------------------------------
+
+
+def _children() -> list[int]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+
+
+def _wait_for(pid: int, limit_s: float) -> int | None:
+    """Return a child's exit status; None if it had to be killed after showing its stacks."""
+    fd = os.pidfd_open(pid)
+    try:
+        import select
+
+        if not select.select([fd], [], [], limit_s)[0]:
+            os.kill(pid, signal.SIGQUIT)
+            time.sleep(0.5)
+            for member in [
+                pid,
+                *(p for p in map(_session_member, os.listdir("/proc")) if p is not None and p[1] == pid),
+            ]:
+                with contextlib.suppress(OSError):
+                    os.kill(member if isinstance(member, int) else member[0], signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return None
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(fd)
+
+
+def _session_member(name: str) -> tuple[int, int] | None:
+    try:
+        return int(name), os.getsid(int(name))
+    except (ValueError, OSError):
+        return None
+
+
+def _leftovers() -> list[str]:
+    """Return the commands of processes that outlived a run, and end them."""
+    deadline = time.monotonic() + _GRACE_S
+    while children := _children():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    names = []
+    for pid in children:
+        with contextlib.suppress(OSError):
+            names.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or str(pid))
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return names
+
+
+def _answer(request: dict[str, Any], functions: Callable[[], Any]) -> dict[str, Any]:
+    folder = Path(request["folder"])
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    folder.mkdir(parents=True)
+    began_s = time.monotonic()
+    sys.stdout.flush()
+    if request["fresh"]:
+        command = [sys.executable, "-m", __spec__.name, json.dumps(request)]
+        pid = subprocess.Popen(command, cwd=Path(__file__).parents[1]).pid
+    else:
+        pid = os.fork()
+        if pid == 0:
+            _prepare(folder)
+            _run_to_its_end(request, functions)
+    status = _wait_for(pid, request["limit_s"])
+    ended_s = time.monotonic()
+    return {"status": status, "wall_s": ended_s - began_s, "leftovers": _leftovers()}
+
+
+def _load_all() -> None:
+    """Import what runs need."""
+    import tensorboard.backend.event_processing.event_file_loader
+    import torch
+
+    torch.set_num_threads(1)
+    names = [
+        "torch._dynamo",
+        "torch.profiler",
+        "pytorch_lightning",
+        "torchmetrics",
+        "rich.console",
+        "psutil",
+        "plotly",
+        "lightning_perf.hooks",
+        "lightning_perf.doctor",
+        "lightning_perf.pytorch_lightning",
+        "tqdm",
+        "lightning_perf.reports.html",
+        "torch.utils.tensorboard",
+        "lightning.pytorch.cli",
+        "torch.func",
+    ]
+    for name in names:
+        importlib.import_module(name)
+    _doctors("everything")  # loads rules and treatments
+    with warnings.catch_warnings():
+        importlib.import_module("plotly.graph_objects").Figure().add_bar(y=[1])
+    importlib.import_module(".kinds", __package__)
+    assert tensorboard is not None
+    random.seed(0)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        request = json.loads(sys.argv[1])
+        importlib.import_module(".kinds", __package__)
+        _prepare(Path(request["folder"]))
+        _run_to_its_end(request)
+    _load_all()
+    from . import observations
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_BECOME_SUBREAPER, 1, 0, 0, 0)
+    functions = observations.functions_by_owner()
+    gc.collect()
+    gc.freeze()  # so that collections in children do not copy all of it
+    answers = os.fdopen(os.dup(1), "w", 1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    print(json.dumps({"threads": threading.active_count()}), file=answers)
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line), lambda: functions)), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""PerfDoctor changes nothing of a training: kinds of training, each run without it and with it in several settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fuzzing import FUZZ
+
+from .comparison import Server, assert_unchanged
+from .kinds import KINDS, Kind
+
+IS_TORTURE = "FUZZ" in os.environ
+ROUNDS_OF_ALL = 3
+
+
+def rounds() -> Iterator[tuple[Kind, tuple[str, ...], int]]:
+    """Yield each kind with the settings that it is compared in.
+
+    ``make test`` compares the core kinds in all of their settings. ``make torture`` has more rounds, each with one
+    setting per kind in turn: the first three with all kinds, the others with the core kinds.
+    """
+    for n in range(FUZZ):
+        for kind in KINDS.values():
+            if not IS_TORTURE and kind.core:
+                yield kind, kind.configurations, n
+            elif IS_TORTURE and n < kind.rounds and (kind.core or n < ROUNDS_OF_ALL):
+                yield kind, (kind.configurations[n % len(kind.configurations)],), n
+
+
+ROUNDS = list(rounds())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: Any) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("runs")) as started:
+        yield started
+
+
+@pytest.mark.parametrize(("kind", "settings", "n"), ROUNDS, ids=[f"{kind.name}-{n}" for kind, _, n in ROUNDS])
+def test_training_is_unchanged_when_measured(server: Server, kind: Any, settings: Any, n: int) -> None:
+    for configuration in settings:
+        assert_unchanged(server, kind, configuration)
+
+
+def test_there_are_at_least_sixty_kinds() -> None:
+    assert len(KINDS) >= 60
