@@ -259,9 +259,6 @@ class Session(Record, frozen=True, kw_only=True):
 
 _MOST_NEARBY = 3
 
-# msgspec analyzes a type when it is first decoded; two threads that do so at once crash the interpreter.
-_DECODER: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
-
 
 def load(path: str | os.PathLike[str]) -> Session:
     """Reads a session; needs neither torch nor lightning.
@@ -314,7 +311,7 @@ def from_json(content: bytes | str, source: str) -> Session:
     return _from_document(document, source)
 
 
-# msgspec builds what it knows of a type at its first use, and crashes where two threads do so at once.
+# msgspec analyzes a type at its first use; two threads that do so at once crash the interpreter.
 msgspec.json.Decoder(Session)
 
 
