@@ -1,9 +1,9 @@
-"""Does bf16 gain what PD301 predicts from the measured ceilings? On a CPU, in one run.
+"""Does bf16 gain what PD301 promises from its replay of operators? On a CPU, in one run.
 
-The device's ceilings are measured first. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A …); those in
+The device's ceilings are measured first, for the page. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A …); those in
 32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward and backward and
-optimizer, from one start of a batch to the next, warm-up left out; the gain is the ratio of the medians. At last, what
-the rule takes from any gain: the backward pass of fused attention, in both precisions.
+optimizer, from one start of a batch to the next, warm-up left out; the gain is the ratio of the medians. At last, an
+operator that bf16 may slow down: the backward pass of fused attention, in both precisions.
 
 Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (two minutes, on a machine that does
 nothing else).
@@ -165,8 +165,8 @@ def page(ceilings: Ceilings, results: list[Result]) -> str:
     lines = [
         "# What PD301 predicts of bf16, and what it gains",
         "",
-        "Written by `benchmarks/precision/run.py --write`. Both come from one run: the interval from the ceilings of",
-        "the device and the operators of one step in 32 bit, the gain as the ratio of the median steps.",
+        "Written by `benchmarks/precision/run.py --write`. Both come from one run: the interval from a replay of",
+        "the operators of one step in 32 bit, the gain as the ratio of the median steps.",
         "",
         f"{ceilings.name}, {ceilings.n_threads} threads, torch {ceilings.torch}: matrix products of "
         + ", ".join(f"{value / 1e9:,.0f} GFLOP/s in {name}" for name, value in speeds.items())
