@@ -1,9 +1,9 @@
 """Does bf16 gain what PD301 promises from its replay of operators? On a CPU, in one run.
 
-The device's ceilings are measured first, for the page. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A …); those in
-32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward and backward and
-optimizer, from one start of a batch to the next, warm-up left out; the gain is the ratio of the medians. At last, an
-operator that bf16 may slow down: the backward pass of fused attention, in both precisions.
+The device's ceilings are measured first, for the page. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A
+…); those in 32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward,
+backward and optimizer, from one start of a batch to the next, without warm-up; the gain is the ratio of the medians.
+Last comes an operator that bf16 may slow down: the backward pass of fused attention, in both precisions.
 
 Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (two minutes, on a machine that does
 nothing else).
