@@ -18,7 +18,7 @@ class SyncCall(Record, frozen=True, kw_only=True):
         file: The innermost file of the user's code; of Lightning's where none of the user's was running. Empty where
             no Python was (the backward pass of a device).
         line: 0 likewise.
-        function: The function that the line stands in.
+        function: Function that contains the line.
         per_step: Calls a step, of the steps looked at.
         cost_s: Host seconds a step inside these operators; None where only their number is known. On a CPU it is the
             operator's own work: nothing waits there.

@@ -14,7 +14,7 @@ class HostLine(Record, frozen=True, kw_only=True):
     Attributes:
         file: Relative to the working directory where it lies below it, else from its package on.
         line: Line number.
-        function: The function that the line stands in.
+        function: Function that contains the line.
         entry: The outermost function of the user's on the stack, which Lightning or a library called, e.g.
             ``"training_step"``.
         call: The function that the line spends most of its time in, e.g. ``"json.loads"``; empty where that is its own
@@ -105,7 +105,7 @@ class AskedCollection(Record, frozen=True, kw_only=True):
     Attributes:
         file: The user's, where a function of the user's called the library that collects.
         line: Line number.
-        function: The function that the line stands in.
+        function: Function that contains the line.
         phase: The phase in which it collects.
         is_users: Whether it is a line of the user's.
         n: Collections.

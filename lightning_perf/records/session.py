@@ -214,7 +214,7 @@ class Session(Record, frozen=True, kw_only=True):
             The file written.
 
         Raises:
-            SessionError: The file cannot be written, something else than a session stands there, or a required figure
+            SessionError: The file cannot be written, another kind of file is there, or a required figure
                 is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` says why.
         """
         content = _repaired(self).to_json()

@@ -32,7 +32,7 @@ def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
     entry: Any = None if frame is None else frame.f_locals.get("trainer_fn")
     if entry is None:
         return False
-    # ``detach`` lets go of ``end``, and of all that hangs on it.
+    # ``detach`` releases ``end`` and everything it references.
     undos.note(weakref.finalize(entry, end).detach)  # type: ignore[arg-type]
     return True
 
