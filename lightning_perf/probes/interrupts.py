@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import signal
 import traceback
-from types import CodeType
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from . import plain
 
 
 def raise_if_from_signal(error: BaseException) -> None:
@@ -18,10 +22,16 @@ def raise_if_from_signal(error: BaseException) -> None:
 
 
 def _handlers() -> set[CodeType]:
-    found = set()
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-        if isinstance(code, CodeType):
-            found.add(code)
-    return found
+    handlers = map(signal.getsignal, signal.valid_signals())
+    return {code for code in map(_code_of, handlers) if code is not None}
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that runs for a handler in Python; Lightning's handler of SIGTERM is a callable object."""
+    while type(handler) is partial:
+        handler = handler.func
+    if type(handler) is MethodType:
+        handler = handler.__func__
+    if type(handler) is not FunctionType:
+        handler = plain.class_attribute(type(handler), "__call__")
+    return handler.__code__ if type(handler) is FunctionType else None

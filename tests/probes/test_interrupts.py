@@ -1,0 +1,66 @@
+"""Errors that a signal handler raised while code of PerfDoctor ran go on into the training."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
+
+from lightning_perf.probes.interrupts import raise_if_from_signal
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")
+
+
+class Preempted(Exception):
+    """What the user's handler raises."""
+
+
+def raise_preempted(*_: Any) -> None:
+    raise Preempted
+
+
+class Handler:
+    """A handler with state."""
+
+    def __call__(self, *_: Any) -> None:
+        raise Preempted
+
+    def method(self, *_: Any) -> None:
+        raise Preempted
+
+
+HANDLERS: dict[str, Callable[..., None]] = {
+    "function": raise_preempted,
+    "method": Handler().method,
+    "partial": partial(partial(raise_preempted, "why"), "more"),
+    "callable object": Handler(),
+    "method of a callable object": Handler().__call__,
+    "composed by Lightning": _HandlersCompose([raise_preempted]),
+}
+
+
+@pytest.fixture
+def restored_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR2)
+    yield
+    signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize("kind", HANDLERS)
+def test_error_is_raised_again_when_a_signal_handler_raised_it(kind: str, restored_handler: None) -> None:
+    signal.signal(signal.SIGUSR2, HANDLERS[kind])
+    with pytest.raises(Preempted) as raised:
+        signal.raise_signal(signal.SIGUSR2)
+    with pytest.raises(Preempted):
+        raise_if_from_signal(raised.value)
+
+
+def test_error_is_kept_when_no_signal_handler_raised_it(restored_handler: None) -> None:
+    signal.signal(signal.SIGUSR2, Handler().method)
+    with pytest.raises(Preempted) as raised:
+        raise_preempted()
+    raise_if_from_signal(raised.value)
