@@ -587,14 +587,19 @@ class DoctorHooks:
             self._end()
         except BaseException:  # noqa: BLE001 - called by the interpreter, which has nobody to hand it to
             _log.debug("restoring what was patched failed", exc_info=True)
+        self._release()
+
+    def _release(self) -> None:
+        """Drop all references to the Trainer and its module."""
+        for name in ("log", "log_dict"):  # Lightning sets them for each run
+            vars(self).pop(name, None)
         self._recorder = self._loop = self._windows = self._memory = None
-        self._looks = self._arithmetic = None
+        self._looks = self._arithmetic = self._ranks = None
 
     def _conclude(self, trainer: Any, status: Status, error: BaseException | None) -> None:
-        for name in ("log", "log_dict"):  # Lightning sets them for each run; they would keep the module alive
-            vars(self).pop(name, None)
         if self._recorder is None:
             self._end(error)
+            self._release()
             return
         if self._loop is not None:
             self._guard("steps", self._loop.run_ends)
@@ -607,8 +612,7 @@ class DoctorHooks:
         self._end(error)
         self._guard("report", self._report_run, trainer, status, error)
         self._guard("post-mortem on screen", self._print_post_mortem, trainer)
-        self._recorder = self._loop = self._windows = self._memory = None
-        self._looks = self._arithmetic = None
+        self._release()
 
     def _print_post_mortem(self, trainer: Any) -> None:
         """Print what is known where memory ran out, last of all."""

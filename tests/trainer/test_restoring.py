@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -84,6 +86,18 @@ def test_everything_is_restored_when_callbacks_are_removed_and_the_run_fails(mak
     with contextlib.suppress(ValueError):  # the error and its traceback are gone after this
         trainer.fit(Fails(), loader())
     _assert_run_is_over(trainer, doctor, profiler)
+
+
+def test_module_is_released_when_callbacks_are_removed_and_the_run_fails(make_trainer: Make) -> None:
+    doctor = PerfDoctor(reports=())
+    module = Fails()
+    released = weakref.ref(module)
+    trainer = make_trainer(doctor, RemovesCallbacks("on_train_start", None))
+    with contextlib.suppress(ValueError):
+        trainer.fit(module, loader())
+    del module, trainer
+    gc.collect()
+    assert released() is None
 
 
 class UsesProfiler(Tiny):
