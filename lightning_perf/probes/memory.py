@@ -29,6 +29,7 @@ from . import oom, plain
 from .allocator import Allocator, allocator_of
 from .breakdown import ModelMemory, gradients_by_module, modules_held_by, with_gradients, with_peak
 from .census import roots_of
+from .compiler import has_compiled
 from .edges import EdgeReadings
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap import heap_in_use
@@ -190,7 +191,8 @@ class MemoryProbe:
     def _begin_breakdown(self, batch: Any) -> None:
         memory = self._count(batch)
         self._model_memory, self._gradients = memory, {}
-        if is_compiled(self._module):
+        # Hooks on all modules make torch warn about compiled ones, and compile again whatever calls modules.
+        if has_compiled() or is_compiled(self._module):
             self.missing["memory.breakdown.activations"] = "compiled modules save their tensors unseen"
             return
         self._saved = SavedTensors(memory.count, memory.modules, self._now_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -294,3 +295,27 @@ def test_no_step_is_skipped_when_gradients_are_finite(make_trainer):
     session = fitted(make_trainer, Finite(), plugins=[half_on_cpu()])
     assert session.loss_scaler is not None
     assert (session.loss_scaler.skips, session.loss_scaler.warmup_skips) == (0, 0)
+
+
+class CompiledElsewhere(LightningModule):
+    """A network whose compiled part is no child of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.held = [torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager")]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.held[0](self.layer(batch)).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_torch_warns_of_no_hooks_when_a_compiled_module_is_no_child_of_the_model(make_trainer: Make) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Using `torch.compile")
+        doctor = PerfDoctor(reports=())
+        make_trainer(doctor).fit(CompiledElsewhere(), DataLoader(Batches(is_ragged=False), batch_size=None))
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
