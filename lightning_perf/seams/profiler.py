@@ -153,8 +153,15 @@ class _ProfileAndSpan:
         return entered
 
     def __exit__(self, *exception: Any) -> Any:
+        try:
+            self.span.__exit__(*exception)
+        except BaseException:  # an interrupt: the user's profiler ends its action all the same
+            self._exit_profile(*sys.exc_info())
+            raise
+        return self._exit_profile(*exception)
+
+    def _exit_profile(self, *exception: Any) -> Any:
         spans = self.spans
-        self.span.__exit__(*exception)
         was_entering, spans.is_entering = spans.is_entering, True
         try:
             return self.open.pop().__exit__(*exception)

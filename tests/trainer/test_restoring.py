@@ -11,11 +11,11 @@ import weakref
 from typing import Any
 
 import pytest
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
 
 from lightning_perf import PerfDoctor
-from lightning_perf.seams import Undos, change_attribute, run_to_the_end
+from lightning_perf.seams import Undos, change_attribute, run_to_the_end, tap_profiler
 
 from .conftest import Make, assert_nothing_left
 from .models import Tiny, loader
@@ -142,6 +142,28 @@ def test_profiler_behaves_like_the_users_when_it_is_measured(make_trainer: Make,
         counts = {name: len(times) for name, times in profiler.recorded_durations.items()}
         assert (counts["mine"], counts["by hand"], counts["raises"]) == (4, 4, 4)
         assert "copied" not in counts
+
+
+class InterruptedAtItsEnd:
+    """A span at whose end a signal handler raises."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        raise SystemExit
+
+
+def test_users_profiler_ends_its_action_when_a_span_is_interrupted_at_its_end() -> None:
+    profiler = SimpleProfiler()
+    trainer = Trainer(profiler=profiler, logger=False, accelerator="cpu")
+    undos = Undos()
+    tap_profiler(trainer, lambda _: InterruptedAtItsEnd(), undos)
+    with pytest.raises(SystemExit), profiler.profile("mine"):
+        pass
+    assert profiler.current_actions == {}
+    assert len(profiler.recorded_durations["mine"]) == 1
+    undos.close()
 
 
 def test_attribute_is_restored_when_two_changes_are_undone_in_the_order_they_were_made() -> None:
