@@ -11,6 +11,7 @@ import msgspec
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import AppliedTreatment, Session
+from lightning_perf.seams import Undos
 from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.doses import Dose, parse, with_default
 
@@ -33,7 +34,7 @@ class LiveTreatments:
     def __init__(self, texts: Sequence[str]) -> None:
         # Workers come before what needs them.
         self._waiting: list[Dose] = sorted(map(parse, texts), key=lambda dose: dose.treatment.id != "loader-workers")
-        self._appliers: list[Applier] = []
+        self._undos = Undos()
         self.applied: tuple[AppliedTreatment, ...] = ()
 
     def requests(self, session: Session | None) -> list[Request]:
@@ -50,23 +51,20 @@ class LiveTreatments:
             self._waiting = [one for one in self._waiting if one.treatment.id != dose.treatment.id]
             applier = Applier([dose], partial(_tell_kept, text))
             reason = ""
+            self._undos.note(applier.undo)  # before the change: an interrupt may come meanwhile
             try:
                 applier.apply_live(trainer, module)
             except Exception as error:  # noqa: BLE001 - recorded; the training goes on without it
                 applier.undo()
                 reason = str(error) or type(error).__name__
-            else:
-                self._appliers.append(applier)
             record = AppliedTreatment(
                 treatment=text, finding=code, epoch=trainer.current_epoch, status="refused" if reason else "applied"
             )
             self._note(record, reason, trainer.is_global_zero)
 
     def undo(self) -> None:
-        """Puts everything back, last first."""
-        while self._appliers:
-            self._appliers[-1].undo()
-            self._appliers.pop()
+        """Restore everything, last first, whatever single treatments raise; calling it twice does no harm."""
+        self._undos.close()
 
     def _note(self, record: AppliedTreatment, reason: str, is_to_log: bool) -> None:
         self.applied = (*self.applied, msgspec.structs.replace(record, reason=reason))

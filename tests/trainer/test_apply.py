@@ -6,14 +6,15 @@ import logging
 import subprocess
 import sys
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_perf import PerfDoctor, load
+from lightning_perf import PerfDoctor, live, load
 from lightning_perf.errors import ConfigError
 
 from .conftest import Make, assert_nothing_left
@@ -146,6 +147,41 @@ def test_everything_is_put_back_when_the_training_fails_later(make_trainer: Make
     assert_nothing_left(trainer, profiler)
     assert trainer.train_dataloader is data
     assert doctor.session.applied[0].status == "applied"
+
+
+class Planted:
+    """Stands for an ``Applier``: writes down what is done to it."""
+
+    done: ClassVar[list[str]] = []
+
+    def __init__(self, doses: Any, refused: Any) -> None:
+        self.name = doses[0].treatment.id
+
+    def apply_live(self, trainer: Any, module: Any) -> None:
+        self.done.append(f"apply {self.name}")
+        if self.name == "log-every-n":
+            raise SystemExit
+
+    def undo(self) -> None:
+        self.done.append(f"undo {self.name}")
+        if self.name == "prog-bar-off":
+            raise OSError("planted")
+
+
+def test_every_treatment_is_undone_when_one_is_interrupted_and_one_cannot_be_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "Applier", Planted)
+    monkeypatch.setattr(Planted, "done", [])
+    names = ["loader-workers", "prog-bar-off", "log-every-n"]
+    texts = ["loader-workers=1", "prog-bar-off", "log-every-n=50"]
+    trainer = SimpleNamespace(current_epoch=1, is_global_zero=False)
+    treatments = live.LiveTreatments(texts)
+    with pytest.raises(SystemExit):
+        treatments.apply([(text, "PD000") for text in texts], trainer, None)
+    with pytest.raises(OSError, match="planted"):
+        treatments.undo()
+    assert Planted.done == [f"apply {name}" for name in names] + [f"undo {name}" for name in reversed(names)]
 
 
 def test_what_was_applied_is_in_the_file(make_trainer: Make, tmp_path: Any) -> None:
