@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session
 
 from .gain import timed_finding
@@ -107,7 +109,9 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
 
 def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis) -> Finding:
     """Return a finding of low severity without a gain, and with the command that measures it."""
-    treatment = diagnosis.prescription.treatment
+    # What was not measured is not applied: Session.trainer_flags() and loader_args() hand on only what is left here.
+    prescription = msgspec.structs.replace(diagnosis.prescription, trainer_flags={}, loader_args={})
+    treatment = prescription.treatment
     reason = result.reason if result is not None else session.missing.get("replay", "operators were not replayed")
     command = f"; measure it: lightning-perf trial --try {treatment} -- python train.py" if treatment else ""
     return Finding(
@@ -117,7 +121,7 @@ def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis
         severity="low",
         summary=f"{diagnosis.symptom}. The speedup was not measured{command}.",
         evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
-        prescriptions=(diagnosis.prescription,),
+        prescriptions=(prescription,),
         confidence="low",
     )
 
