@@ -351,3 +351,19 @@ def test_autocast_inspection_stops_when_the_time_is_up():
     probe.answer(asked("precision-bf16"), log, trained_s=1.0)
     (found,) = probe.record().results
     assert "no time to run each operator once" in found.reason
+
+
+def test_backends_keep_their_own_precision_when_tf32_was_replayed():
+    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    if not hasattr(torch.backends.mkldnn, "matmul") or not hasattr(torch.backends.mkldnn.matmul, "fp32_precision"):
+        pytest.skip("this torch has one precision for all backends")
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "none"
+    try:
+        with treated_by("matmul-precision-high", CallLog(), CPU, None).around_pass():
+            assert torch.get_float32_matmul_precision() == "high"
+        assert [backend.fp32_precision for backend in backends] == ["none", "none"]
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
