@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from lightning_perf.records import Evidence, Finding, Session, StageTimes
+from lightning_perf.records import SEVERITIES, Evidence, Finding, Session, StageTimes
 
 from .gain import gain_from
-from .severity import severity_of
+from .severity import severity_of, severity_of_gain
 from .signals import phase_s
 from .user_lines import LineTime, host_s, lines_of
 from .wording import percent
@@ -71,7 +71,9 @@ def within_operators(finding: Finding, session: Session) -> Finding:
     if gain is not None:
         # Each end keeps its part of what is left.
         low_s, high_s = (part * steady.span_s * (1 - 1 / end) for end in (gain.low, gain.high))
-        gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines")
-    return msgspec.structs.replace(
-        finding, claims=claims, gain=gain, severity=severity_of(sum(claims.values()) / steady.span_s)
-    )
+        gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines", gain.method)
+    severity = severity_of(sum(claims.values()) / steady.span_s)
+    if gain is not None and gain.method == "replayed":
+        severity = severity_of_gain(gain)
+    severity = max(severity, finding.severity, key=SEVERITIES.index)  # it claims less than before: never worse
+    return msgspec.structs.replace(finding, claims=claims, gain=gain, severity=severity)

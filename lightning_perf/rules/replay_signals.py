@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session
 
 from .gain import timed_finding
 from .rule import Skip
+from .severity import NARROW, severity_of
 from .signals import computing_s, is_cpu_run, steady_of
 from .trace_signals import device_reading_of, device_savings
 
@@ -83,8 +86,9 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     within_s = sum(phases.values())
     low_s, high_s = (min(steady.n_steps * each, within_s) for each in _on_critical_path(session, low_s, high_s))
     n = result.n_operators
-    times = f"{speedup.value:.1f}x" if speedup.value >= 1.15 else f"{speedup.value:.2f}x"
-    return timed_finding(
+    is_wide = speedup.high > NARROW * speedup.low
+    times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
+    finding = timed_finding(
         steady,
         code=diagnosis.code,
         name=diagnosis.name,
@@ -100,14 +104,26 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         claims={name: high_s * seconds / within_s for name, seconds in phases.items() if within_s > 0},
         low_s=low_s,
         basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
-        confidence="high",
+        confidence="low" if is_wide else "high",
         method="replayed",
     )
+    if not is_wide or finding.gain is None:
+        return finding
+    # Only the lower end of a wide interval is known, whatever part of the step the operators are.
+    known = severity_of(1 - 1 / finding.gain.low)
+    is_possible = known == "info" and finding.severity != "info"
+    return msgspec.structs.replace(finding, severity="low" if is_possible else known)
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.1f}" if speedup >= 1.15 else f"{speedup:.2f}"
 
 
 def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis) -> Finding:
     """Return a finding of low severity without a gain, and with the command that measures it."""
-    treatment = diagnosis.prescription.treatment
+    # What was not measured is not applied: Session.trainer_flags() and loader_args() hand on only what is left here.
+    prescription = msgspec.structs.replace(diagnosis.prescription, trainer_flags={}, loader_args={})
+    treatment = prescription.treatment
     reason = result.reason if result is not None else session.missing.get("replay", "operators were not replayed")
     command = f"; measure it: lightning-perf trial --try {treatment} -- python train.py" if treatment else ""
     return Finding(
@@ -117,7 +133,7 @@ def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis
         severity="low",
         summary=f"{diagnosis.symptom}. The speedup was not measured{command}.",
         evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
-        prescriptions=(diagnosis.prescription,),
+        prescriptions=(prescription,),
         confidence="low",
     )
 

@@ -352,3 +352,16 @@ def test_collection_is_automatic_when_nobody_asks_for_it():
     assert keep
     assert record.asked == ()
     assert set(record.automatic_by_phase_s) == {"backward"}
+
+
+def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
+    counted = []
+    pauses = GarbagePauses(time.perf_counter_ns)
+    pauses._generations[2] = [1, 10**9, 10**9]
+    pauses.automatic_ns = 10**9
+    monkeypatch.setattr(gc, "get_objects", lambda: counted.append(1) or [1, 2])
+    assert [pauses.record(1.0).n_objects for _ in range(3)] == [2, 2, 2]
+    assert len(counted) == 1
+    pauses.automatic_ns = 3 * 10**9
+    pauses.record(3.0)
+    assert len(counted) == 2

@@ -57,6 +57,9 @@ def test_rule_answers_as_the_case_says_when_checked(code, case):
     for key in ("loader_args", "trainer_flags"):
         if key in case:
             assert getattr(prescription, key) == case[key]
+    if "method" in case:
+        assert finding.gain is not None
+        assert finding.gain.method == case["method"]
     if "gain" in case:
         assert finding.gain is not None
         assert [finding.gain.low, finding.gain.high] == pytest.approx(case["gain"], rel=1e-3)

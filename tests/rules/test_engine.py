@@ -380,3 +380,12 @@ def test_gain_leaves_three_tenths_of_the_rest_when_steps_are_short(use_rules):
 def test_gain_stays_as_the_rule_said_when_nothing_cools_down(use_rules, changes):
     said_s, told_s = _left_s(use_rules, 6.0, **changes)
     assert said_s == pytest.approx(told_s)
+
+
+def test_slow_scheduler_prescribes_a_schedule_that_lasts_when_every_step_is_taken():
+    session = diagnose(build_session({"shares": {"scheduler": 0.5}}))
+    code = next(finding for finding in session.findings if finding.code == "PD512").prescriptions[0].code
+    made = []
+    names = {"n_steps": 5, "rate": float, "optimizer": None, "LambdaLR": lambda _, rate: made.append(rate)}
+    exec(code, names)
+    assert [made[0](step) for step in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]  # LambdaLR starts with step 0

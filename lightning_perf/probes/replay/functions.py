@@ -23,14 +23,15 @@ def function_of(call: Call) -> Bound | None:
     """Return the function for a call with its arguments, tensors still as ``TensorSpec``.
 
     Returns:
-        None for a call that cannot be replayed: it belongs to the user, writes to its arguments, or its time depends
-        on the values of integer tensors or of objects that the log does not hold.
+        None for a call that cannot be replayed: it belongs to the user, writes to its arguments, returns no tensor, or
+        its time depends on the values of integer tensors or of objects that the log does not hold.
     """
     schema = call.func._schema
     leaves = flat((call.args, tuple(call.kwargs.values())))
     has_integers = any(isinstance(leaf, TensorSpec) and not _is_number_or_mask(leaf.dtype) for leaf in leaves)
     if (
         not schema.name.startswith("aten::")
+        or not call.out_dtypes  # an assertion, which fails on random numbers, or a number read from a tensor
         or any(leaf is OPAQUE for leaf in leaves)
         or not any(isinstance(leaf, TensorSpec) for leaf in leaves)
         or (has_integers and schema.name not in _RECURRENT)

@@ -33,6 +33,9 @@ class OperatorItem:
         arena: Makes its tensors.
         treated: How the treatment runs it.
         are_uses_shared: Whether calls with the same parameter are replayed together.
+
+    Attributes:
+        once_s: Seconds of as much work in the sampled step as one run does.
     """
 
     def __init__(self, call: Call, bound: Bound, arena: Arena, treated: Treated, are_uses_shared: bool) -> None:
@@ -44,6 +47,7 @@ class OperatorItem:
         self._arena, self._treated = arena, treated
         self._n_uses = min(call.n_uses, MAX_SHARED_USES) if are_uses_shared else 1
         self.weight = call.n / self._n_uses
+        self.once_s = call.seconds / self.weight
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Run forward and backward once; return the marks around each."""

@@ -14,7 +14,7 @@ from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .arena import Arena
 from .calls import CallLog
-from .compare import Item, compare
+from .compare import MIN_ROUNDS, Item, compare
 from .operators import OperatorItem, arena_elements, chosen
 from .optimizer import MAX_ELEMENTS, OptimizerItem
 from .state import CudaRoom, HostRoom, Room, refusal, unchanged
@@ -139,7 +139,7 @@ class ReplayProbe:
         if name not in _OPTIMIZERS:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
-            found, treated = self._operators(treatment, self._log)
+            found, treated = self._operators(treatment, self._log, begin + round(limit_s * 1e9))
             if not items and self._device.type == "cpu":  # the optimizer's operators are not timed in the step
                 seen_s = sum(item.call.seconds for item in found)
                 concerned_s = sum(call.seconds for call in self._log.calls if treated.concerns(call))
@@ -148,6 +148,11 @@ class ReplayProbe:
             return Replayed(treatment=treatment, reason="no operator of the step can be replayed with it")
         assert self._watch is not None
         left_s = limit_s - (self._now_ns() - begin) / 1e9
+        if self._device.type == "cpu":
+            needed_s = 2 * (MIN_ROUNDS + 1) * sum(item.once_s for item in items if isinstance(item, OperatorItem))
+            if needed_s > left_s:
+                reason = f"replaying these operators takes about {needed_s:.1f} s, and {left_s:.1f} s are left"
+                return Replayed(treatment=treatment, reason=reason)
         comparison = compare(items, treated.around_pass, self._watch, left_s, self._now_ns)
         return Replayed(
             treatment=treatment,
@@ -161,10 +166,16 @@ class ReplayProbe:
             reason=comparison.reason,
         )
 
-    def _operators(self, treatment: str, log: CallLog) -> tuple[list[OperatorItem], Treated]:
+    def _operators(self, treatment: str, log: CallLog, until_ns: int) -> tuple[list[OperatorItem], Treated]:
         free = self._room.free_bytes()
         everything = Arena(self._device, arena_elements(log.calls, free))
-        treated = treated_by(treatment, log, self._device, everything.filled)
+
+        def filled(value: Any) -> Any:
+            if self._now_ns() > until_ns:
+                raise TimeoutError("there was no time to run each operator once with the treatment")
+            return everything.filled(value)
+
+        treated = treated_by(treatment, log, self._device, filled)
         if treated is None:
             raise ValueError(f"{treatment} cannot be replayed")
         calls = chosen(log, treated, is_timed=self._device.type == "cpu")

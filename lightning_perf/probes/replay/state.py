@@ -105,8 +105,29 @@ def _restore_threads(n_threads: int) -> None:
 def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
     """Change one of torch's settings, and restore it."""
     before = read()
-    write(value)
     try:
+        write(value)
         yield
     finally:
         write(before)
+
+
+@contextmanager
+def matmul_precision(value: str) -> Iterator[None]:
+    """Change ``float32_matmul_precision``, and restore it with what each backend had by itself.
+
+    torch writes it to both backends, and "highest" as "ieee" where "none" stood (2.9 and newer).
+    """
+    own = (getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn))
+    backends: list[Any] = [each for each in own if _has_precision(each)]
+    before = [each.fp32_precision for each in backends]
+    try:
+        with setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, value):
+            yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def _has_precision(backend: Any) -> bool:
+    return getattr(backend, "fp32_precision", None) is not None

@@ -11,7 +11,7 @@ import torch
 
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import function_of, is_known_to_autocast
-from .state import setting
+from .state import matmul_precision, setting
 
 Respec = Callable[[TensorSpec], TensorSpec]
 
@@ -53,8 +53,7 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
     if name == "threads":
         return Treated(partial(setting, torch.get_num_threads, torch.set_num_threads, int(value)))
     if name == "matmul-precision-high":
-        write = torch.set_float32_matmul_precision
-        return Treated(partial(setting, torch.get_float32_matmul_precision, write, "high"), concerns=_has_float32)
+        return Treated(partial(matmul_precision, "high"), concerns=_has_float32)
     if name == "float32":
         return Treated(respec=_to_float32, concerns=partial(_is_changed_by, _to_float32))
     if name == "channels-last":

@@ -71,7 +71,7 @@ def check(session: Session) -> Finding | None:
                 summary="compute the schedule once and look it up",
                 safety="exact",
                 effort="minutes",
-                code="rates = [rate(step) for step in range(n_steps)]\nLambdaLR(optimizer, rates.__getitem__)",
+                code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
             ),
         ),
         claims={"scheduler": seconds},

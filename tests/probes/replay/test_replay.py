@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -316,3 +317,53 @@ def test_random_stream_is_restored_when_a_random_operator_is_replayed():
     stream = torch.get_rng_state()
     probe_of(model).answer(asked("threads=1"), log, trained_s=1000.0)
     assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_function_is_absent_when_a_call_only_checks_a_tensor():
+    class Checked(nn.Linear):
+        def forward(self, x):
+            torch._assert_async((x == x).all())
+            return super().forward(x)
+
+    log = logged(Checked(4, 4), torch.rand(2, 4))
+    assert function_of(call_of(log, "aten::_assert_async")) is None
+    assert function_of(call_of(log, "aten::addmm")) is not None
+
+
+def test_replay_starts_nothing_when_operators_took_longer_than_the_time_left(monkeypatch):
+    model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    for call in log.calls:
+        call.ns = 10**9
+    monkeypatch.setattr(probe_module, "compare", lambda *args: pytest.fail("replayed"))
+    probe = probe_of(model)
+    probe.answer(asked("threads=2"), log, trained_s=1.0)
+    (found,) = probe.record().results
+    assert "s are left" in found.reason
+    assert found.speedup is None
+
+
+def test_autocast_inspection_stops_when_the_time_is_up():
+    model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    ticks = itertools.count(0, 10**9)
+    probe = probe_of(model, clock=lambda: next(ticks))
+    probe.answer(asked("precision-bf16"), log, trained_s=1.0)
+    (found,) = probe.record().results
+    assert "no time to run each operator once" in found.reason
+
+
+def test_backends_keep_their_own_precision_when_tf32_was_replayed():
+    backends = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    if not hasattr(torch.backends.mkldnn, "matmul") or not hasattr(torch.backends.mkldnn.matmul, "fp32_precision"):
+        pytest.skip("this torch has one precision for all backends")
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "none"
+    try:
+        with treated_by("matmul-precision-high", CallLog(), CPU, None).around_pass():
+            assert torch.get_float32_matmul_precision() == "high"
+        assert [backend.fp32_precision for backend in backends] == ["none", "none"]
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
