@@ -165,7 +165,8 @@ class DoctorHooks:
             setattr(cls, "state_key", cls.__qualname__)  # noqa: B010 - a property to a type checker
 
     def _forget(self) -> None:
-        """The state between runs: what one run showed is no diagnosis of the next."""
+        """Reset the state between runs: what one run showed is no diagnosis of the next."""
+        self._pid = os.getpid()  # of the process that set the run up
         self.session: Session | None = None
         self._recorder: Recorder | None = None
         self._loop: LoopProbe | None = None
@@ -567,6 +568,8 @@ class DoctorHooks:
                 self._switch_off("ranks", error)
 
     def _finish(self, trainer: Any, status: Status, error: BaseException | None = None) -> None:
+        if os.getpid() != self._pid:  # a child that the user's code forked and that leaves through here
+            return
         try:
             self._conclude(trainer, status, error)
         except BaseException:  # an interrupt: Lightning may call no other hook of ours
@@ -583,6 +586,8 @@ class DoctorHooks:
 
     def _run_is_lost(self) -> None:
         """The run is over, and none of the hooks that end it was called."""
+        if os.getpid() != self._pid:
+            return
         try:
             self._end()
         except BaseException:  # noqa: BLE001 - called by the interpreter, which has nobody to hand it to
@@ -746,7 +751,7 @@ class DoctorHooks:
         if probe == "arithmetic":
             self._arithmetic = None
             if recorder is not None and recorder.arithmetic is not None:
-                recorder.arithmetic.close()
+                self._guard("arithmetic teardown", recorder.arithmetic.close)
         if probe in ("windows", "setup", "steps"):
             self._windows = None
         if probe in ("setup", "steps") and recorder is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import os
 import pickle
 import threading
 import weakref
@@ -51,6 +52,33 @@ def test_everything_is_restored_when_another_callback_raises_in_on_exception(
     assert error.value is not None
     assert doctor.session is not None
     assert doctor.session.run.status == "failed"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forked_child_writes_and_restores_nothing_when_it_leaves_through_the_trainer(make_trainer: Make) -> None:
+    class Forks(Callback):
+        """Forks a child that raises SystemExit through the Trainer's loops."""
+
+        in_child = False
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2 and os.fork() == 0:
+                self.in_child = True
+                raise SystemExit(0)
+
+    forks, doctor = Forks(), PerfDoctor(reports=())
+    trainer = make_trainer(doctor, forks)
+    code = 0
+    try:
+        trainer.fit(Tiny(), loader())
+    except SystemExit:
+        if not forks.in_child:
+            raise
+        code = 7 if doctor._recorder is None else 3  # None: the child has ended the parent's run
+    if forks.in_child:
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+    assert doctor.session.run.status == "finished"
 
 
 class RemovesCallbacks(Callback):
