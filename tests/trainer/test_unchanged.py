@@ -14,20 +14,19 @@ from .comparison import Server, assert_unchanged
 from .kinds import KINDS, Kind
 
 IS_TORTURE = "FUZZ" in os.environ
-ROUNDS_OF_ALL = 3
 
 
 def rounds() -> Iterator[tuple[Kind, tuple[str, ...], int]]:
     """Yield each kind with the settings that it is compared in.
 
-    ``make test`` compares the core kinds in all of their settings. ``make torture`` has more rounds, each with one
-    setting per kind in turn: the first three with all kinds, the others with the core kinds.
+    ``make test`` compares the core kinds in all of their settings. ``make torture`` has more rounds, of all kinds, each
+    with one setting per kind in turn.
     """
     for n in range(FUZZ):
         for kind in KINDS.values():
             if not IS_TORTURE and kind.core:
                 yield kind, kind.configurations, n
-            elif IS_TORTURE and n < kind.rounds and (kind.core or n < ROUNDS_OF_ALL):
+            elif IS_TORTURE and n < kind.rounds:
                 yield kind, (kind.configurations[n % len(kind.configurations)],), n
 
 
