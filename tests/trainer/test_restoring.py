@@ -59,11 +59,13 @@ def test_forked_child_writes_and_restores_nothing_when_it_leaves_through_the_tra
     class Forks(Callback):
         """Forks a child that raises SystemExit through the Trainer's loops."""
 
-        in_child = False
+        in_child, child = False, 0
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 2 and os.fork() == 0:
-                self.in_child = True
+            if batch_idx == 2:
+                self.child = os.fork()
+                self.in_child = self.child == 0
+            if self.in_child:
                 raise SystemExit(0)
 
     forks, doctor = Forks(), PerfDoctor(reports=())
@@ -77,7 +79,7 @@ def test_forked_child_writes_and_restores_nothing_when_it_leaves_through_the_tra
         code = 7 if doctor._recorder is None else 3  # None: the child has ended the parent's run
     if forks.in_child:
         os._exit(code)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+    assert os.waitstatus_to_exitcode(os.waitpid(forks.child, 0)[1]) == 3
     assert doctor.session.run.status == "finished"
 
 

@@ -283,6 +283,7 @@ class Dies(Varied):
         r"^process\.files_open",
         r"^process\.signals\.SIG(TERM|CHLD)",
         r"^process\.threads: 'QueueFeederThread'",
+        r"^warnings: .*ResourceWarning",
     ),
 )
 def worker_killed(run: Run) -> None:
