@@ -28,9 +28,13 @@ class SessionGuard:
     Args:
         on_other: Called before another profiler of this thread starts; must not raise.
         undos: Where the restoring of torch's functions is noted.
+
+    Attributes:
+        has_prepared: Whether a profiler is known to have been prepared; False after an interrupt inside of that.
     """
 
     def __init__(self, on_other: Callable[[], None], undos: Undos) -> None:
+        self.has_prepared = False
         self._on_other = on_other
         self._undos = undos
         self._is_own = False
@@ -68,7 +72,9 @@ class SessionGuard:
     def _call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._is_own and threading.get_ident() == self._thread:
             self._on_other()
-        return inner(*args, **kwargs)
+        outcome = inner(*args, **kwargs)
+        self.has_prepared = True
+        return outcome
 
 
 def is_profiler_started() -> bool:

@@ -143,6 +143,10 @@ class Recording:
             _cuda_capture(False)
         elif self._profile is not None:
             with self._quietly(), self._guard.own_calls():
+                if not self._guard.has_prepared and self._profile.profiler is not None:
+                    # Torch ends a warm-up by recording for a moment, which crashes the process where an interrupt kept
+                    # Kineto from being prepared. To prepare it twice does no harm.
+                    self._profile.profiler._prepare_trace()
                 self._profile.stop()
         self._is_stopped = True
         self._undos.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +149,43 @@ def test_window_fails_once_when_the_profiler_cannot_start(fit, tmp_path, monkeyp
     session = fit(doctor(tmp_path, (5, 2, 3, 0)))
     assert [window.status for window in session.windows] == ["failed"]
     assert "no CUPTI" in session.windows[0].reason
+
+
+_FAILS_TO_PREPARE = """
+import sys
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lightning_perf import PerfDoctor
+
+prepare = torch.autograd.profiler._prepare_profiler
+
+
+def fail(*_, **__):
+    torch.autograd.profiler._prepare_profiler = prepare
+    raise RuntimeError("no CUPTI")
+
+
+torch.autograd.profiler._prepare_profiler = fail
+doctor = PerfDoctor(schedule=(5, 2, 3, 1), out_dir=sys.argv[1], reports=(), ceilings=False)
+Trainer(
+    max_steps=20, limit_val_batches=0, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, callbacks=[doctor],
+).fit(BoringModel())
+print(doctor.session.run.n_steps, doctor.session.windows[0].reason)
+"""
+
+
+def test_training_goes_on_when_the_profiler_cannot_be_prepared(tmp_path):
+    # In a process of its own: torch crashes where a profiler is started and ended that was not prepared.
+    run = subprocess.run(
+        [sys.executable, "-c", _FAILS_TO_PREPARE, str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "20 by schedule; RuntimeError: no CUPTI"
 
 
 def test_window_is_not_read_when_it_holds_too_many_events(fit, tmp_path):

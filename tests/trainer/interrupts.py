@@ -57,11 +57,14 @@ class LineTrace:
         self.seen: Counter[Line] = Counter()
         self.has_raised = False
         self._at, self._occurrence = at, occurrence
+        # Python 3.11 holds no reference of its own to a trace function that it is about to call: one that raises inside
+        # a callback of the garbage collector is dropped, and must not be freed by that.
+        self._call_tracer, self._line_tracer = self._on_call, self._on_line
 
     def run(self, function: Callable[[], Any]) -> BaseException | None:
         """Run a function; return what it raised."""
         before = sys.gettrace()
-        sys.settrace(self._on_call)
+        sys.settrace(self._call_tracer)
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - the caller judges it
@@ -72,7 +75,7 @@ class LineTrace:
 
     def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
-        return self._on_line if name.startswith(PACKAGE) else None
+        return self._line_tracer if name.startswith(PACKAGE) else None
 
     def _on_line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
@@ -81,7 +84,7 @@ class LineTrace:
             if line == self._at and self.seen[line] == self._occurrence:
                 self.has_raised = True
                 raise Interrupted(f"planted at {line[0]}:{line[1]}")
-        return self._on_line
+        return self._line_tracer
 
 
 def process_state() -> dict[str, Any]:
