@@ -63,7 +63,9 @@ TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trai
   tests/reports/test_html.py tests/reports/test_console.py tests/reports/test_figures.py tests/tensorboard_plugin \
   tests/cli/test_trial.py tests/cli/test_report.py tests/cli/test_analyze.py
 torture: $(STAMP)
-	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q
+	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -m alone
+	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -m 'not alone' \
+	  -n 2 --dist worksteal
 
 # The oldest Lightning that is supported, in an environment of its own: what touches the Trainer. Its RichProgressBar
 # fails with a rich from 14.1 on, by itself too.
