@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import TraceRecord
 from lightning_perf.records.files import RoomKeeper, require_room, whole_file
 from lightning_perf.seams import Undos
@@ -130,6 +131,7 @@ class Recording:
         try:
             self._stop()
         except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
+            raise_if_from_signal(error)
             self.reason = f"{self.reason}; stopping: {error}"
 
     def _give_way(self) -> None:
