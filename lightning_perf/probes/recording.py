@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
+import io
 import os
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -209,8 +211,19 @@ class Recording:
         return name
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[io.FileIO]:
+    """Open a file for reading, and close it also where an interrupt comes before the block is entered."""
+    file = io.FileIO.__new__(io.FileIO)  # ``open`` would lose the file if a signal handler raised as it returns
+    try:
+        io.FileIO.__init__(file, path)
+        yield file
+    finally:
+        file.close()
+
+
 def _require_end(plain: Path) -> None:
-    with plain.open("rb") as file:
+    with _reading(plain) as file:
         file.seek(max(0, plain.stat().st_size - _END_BYTES))
         if not file.read().rstrip().endswith(b"}"):
             raise OSError(errno.EIO, "the profiler wrote only a part of the trace", str(plain))
@@ -218,7 +231,7 @@ def _require_end(plain: Path) -> None:
 
 def _pack(source: Path, target: Path) -> None:
     with (
-        source.open("rb") as plain,
+        _reading(source) as plain,
         whole_file(target) as file,
         gzip.GzipFile(fileobj=RoomKeeper(file, target.parent), mode="wb", filename="") as packed,
     ):
@@ -226,7 +239,7 @@ def _pack(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as plain, whole_file(target) as file:
+    with _reading(source) as plain, whole_file(target) as file:
         shutil.copyfileobj(plain, RoomKeeper(file, target.parent), _COPY_BYTES)
 
 
