@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from lightning_perf import arguments, seams
+from lightning_perf.interrupts import is_from_signal, raise_if_from_signal
 from lightning_perf.live import LiveTreatments
 from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.arithmetic import ArithmeticProbe
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.probes.interrupts import raise_if_from_signal
 from lightning_perf.probes.looks import StepLooks
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
@@ -581,7 +581,7 @@ class DoctorHooks:
         try:
             self._finish(trainer, "failed", error)
         finally:
-            if is_own and not isinstance(error, Exception):  # an interrupt within our work
+            if is_own and (not isinstance(error, Exception) or is_from_signal(error)):  # an interrupt
                 seams.tear_down(trainer)
 
     def _run_is_lost(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf.errors import TreatmentError
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import AppliedTreatment, Session
 from lightning_perf.seams import Undos
 from lightning_perf.treatments.applier import Applier
@@ -55,6 +56,7 @@ class LiveTreatments:
             try:
                 applier.apply_live(trainer, module)
             except Exception as error:  # noqa: BLE001 - recorded; the training goes on without it
+                raise_if_from_signal(error)
                 applier.undo()
                 reason = str(error) or type(error).__name__
             record = AppliedTreatment(

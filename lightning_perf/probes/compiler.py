@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import CompilerWatch, GraphBreak, Recompile
 
 from .code_lines import USER, Place, owner_of
@@ -122,6 +123,7 @@ class CompilerProbe:
             self._leave_out()
             self._compiled_steps.add(self._step)
         except Exception as error:  # noqa: BLE001 - the recorder reports it; the user's function is compiled all the same
+            raise_if_from_signal(error)
             self.error, self._began_ns = error, None
 
     def _ends(self, *args: Any) -> None:
@@ -133,6 +135,7 @@ class CompilerProbe:
                 self._began_ns = None
             self.poll()
         except Exception as error:  # noqa: BLE001 - as above
+            raise_if_from_signal(error)
             self.error, self._began_ns = error, None
 
     def record(self) -> CompilerWatch | None:

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
@@ -110,6 +111,7 @@ class ArithmeticCounter:
             self._is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
+            raise_if_from_signal(error)
             self.failure = f"{type(error).__name__}: {error}"
             self.__exit__()
         return self
@@ -147,6 +149,7 @@ class ArithmeticCounter:
             try:
                 self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
             except Exception as error:  # noqa: BLE001 - a private function, asked within the user's forward: reported
+                raise_if_from_signal(error)
                 self.failure = f"{type(error).__name__}: {error}"
                 return
             self._paths.append(self._running[-1] if self._running else "")
@@ -173,6 +176,7 @@ class ArithmeticCounter:
             try:
                 known = self._known[func] = describe(func)
             except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
+                raise_if_from_signal(error)
                 self.failure = f"{type(error).__name__}: {error}"
                 return func(*args, **kwargs)
         if known.is_composite:  # as it stays whole in inference mode
@@ -189,6 +193,7 @@ class ArithmeticCounter:
                 if self.log is not None:
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
+            raise_if_from_signal(error)
             self.failure = f"counting {known.name}: {type(error).__name__}: {error}"
         if self._now_ns is not None:
             self.own_ns += self._now_ns() - end

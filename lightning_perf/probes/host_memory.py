@@ -44,16 +44,15 @@ class ResidentMemory:
             if self._file is not None:
                 fields = os.pread(self._file, 128, 0).split()
                 return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else None
-            assert self._process is not None
-            return int(self._process.memory_info().rss)
+            return None if self._process is None else int(self._process.memory_info().rss)
         except (OSError, psutil.Error):
             return None
 
     def close(self) -> None:
-        """Closes the file; calling it twice does no harm."""
+        """Close the file; calling it twice does no harm."""
         if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None  # first: an interrupt must not have a number closed twice
+            os.close(file)
             self._process = psutil.Process(self.pid) if psutil.pid_exists(self.pid) else None
 
 

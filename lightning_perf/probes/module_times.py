@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
@@ -180,6 +181,7 @@ class ModuleTimes:
         return event
 
     def _fail(self, error: Exception) -> None:
+        raise_if_from_signal(error)
         self.failure = self.failure or f"{type(error).__name__}: {error}"
         self._last = None
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LiveTensor
 
 from . import plain
@@ -149,7 +150,8 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
                 known = largest.get(storage.key)
                 if known is None or plain.n_elements(value) > plain.n_elements(known[1]):
                     largest[storage.key] = (storage, value)
-        except Exception:  # noqa: BLE001 - a tensor without readable storage holds nothing that could be told
+        except Exception as error:  # noqa: BLE001 - a tensor without readable storage holds nothing that could be told
+            raise_if_from_signal(error)
             continue
     ordered = sorted(largest.values(), key=lambda pair: -pair[0].n_bytes)[:_MAX_TENSORS]
     return tuple(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from lightning_perf.interrupts import suppress
 
 from .flop_formulas import Formula, formula_of, is_uncounted, name_of
 from .plain import field, is_plain_tensor, is_readable_tensor

@@ -17,6 +17,8 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from lightning_perf.interrupts import raise_if_from_signal
+
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _BASE = torch._C.TensorBase
 _LIBRARIES = ("builtins", "pathlib", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "numpy")
@@ -190,7 +192,8 @@ def attributes(value: Any) -> dict[str, Any]:
     """Return an object's own attributes; an empty dict where it has none."""
     try:
         found = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001 - it has none, or computes them
+    except Exception as error:  # noqa: BLE001 - it has none, or computes them
+        raise_if_from_signal(error)
         return {}
     return found if type(found) is dict else {}
 

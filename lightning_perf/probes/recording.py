@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
+import io
 import os
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import TraceRecord
 from lightning_perf.records.files import RoomKeeper, require_room, whole_file
 from lightning_perf.seams import Undos
@@ -130,6 +133,7 @@ class Recording:
         try:
             self._stop()
         except Exception as error:  # noqa: BLE001 - the window is recorded as incomplete anyway
+            raise_if_from_signal(error)
             self.reason = f"{self.reason}; stopping: {error}"
 
     def _give_way(self) -> None:
@@ -207,8 +211,19 @@ class Recording:
         return name
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[io.FileIO]:
+    """Open a file for reading, and close it also where an interrupt comes before the block is entered."""
+    file = io.FileIO.__new__(io.FileIO)  # ``open`` would lose the file if a signal handler raised as it returns
+    try:
+        io.FileIO.__init__(file, path)
+        yield file
+    finally:
+        file.close()
+
+
 def _require_end(plain: Path) -> None:
-    with plain.open("rb") as file:
+    with _reading(plain) as file:
         file.seek(max(0, plain.stat().st_size - _END_BYTES))
         if not file.read().rstrip().endswith(b"}"):
             raise OSError(errno.EIO, "the profiler wrote only a part of the trace", str(plain))
@@ -216,7 +231,7 @@ def _require_end(plain: Path) -> None:
 
 def _pack(source: Path, target: Path) -> None:
     with (
-        source.open("rb") as plain,
+        _reading(source) as plain,
         whole_file(target) as file,
         gzip.GzipFile(fileobj=RoomKeeper(file, target.parent), mode="wb", filename="") as packed,
     ):
@@ -224,7 +239,7 @@ def _pack(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as plain, whole_file(target) as file:
+    with _reading(source) as plain, whole_file(target) as file:
         shutil.copyfileobj(plain, RoomKeeper(file, target.parent), _COPY_BYTES)
 
 

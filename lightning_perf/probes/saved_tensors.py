@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _python_dispatch
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.seams import Undos, change_attribute
 
 from . import module_walk
@@ -72,6 +73,7 @@ class SavedTensors:
             if not self.failure:
                 self._put()
         except Exception as error:  # noqa: BLE001 - told in the record: it was not measured
+            raise_if_from_signal(error)
             self.failure = f"{type(error).__name__}: {error}"
             self._remove()
         self.own_ns += self._now_ns() - begin
@@ -152,6 +154,7 @@ class SavedTensors:
                         self.by_module[name] -= n_bytes
                         self._count.forget(storage.key)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on whatever happens
+            raise_if_from_signal(error)
             self.failure = f"{type(error).__name__}: {error}"
         self.own_ns += self._now_ns() - begin
 
@@ -166,6 +169,7 @@ class SavedTensors:
             if added:
                 self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))
         except Exception as error:  # noqa: BLE001 - told in the record; the step needs its tensor whatever happens
+            raise_if_from_signal(error)
             self.failure = f"{type(error).__name__}: {error}"
         self.own_ns += self._now_ns() - begin
         return tensor

@@ -19,6 +19,7 @@ from torch.utils.data import sampler as torch_samplers
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_perf import seams
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LoaderSettings, Settings, TorchSettings, TrainerSettings
 
 from . import plain
@@ -87,6 +88,7 @@ def _guard(missing: dict[str, str], path: str, read: Callable[[], T]) -> T | Non
     except _Unknown as unknown:
         missing[path] = str(unknown)
     except Exception as error:  # noqa: BLE001 - whatever the user's object raises is reported as the reason
+        raise_if_from_signal(error)
         # Not str(error): that is the user's code too.
         missing[path] = "reading it raised " + "".join(traceback.format_exception_only(type(error), error)).strip()
     return None

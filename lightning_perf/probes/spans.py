@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import PHASES
-
-from .interrupts import raise_if_from_signal
 
 N_PHASES = len(PHASES)
 PHASE_INDEX = {name: index for index, name in enumerate(PHASES)}

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import STEP_PHASES, DeviceTimes, Distribution, Epoch, StageTimes
 from lightning_perf.stats.quantiles import LogHistograms
 from lightning_perf.stats.steady import warmup_length
@@ -143,7 +144,8 @@ class StageProbe:
             if type(batch) is self._batch_type:
                 self._samples = self._size_of(batch)  # written out: one function less at each step
                 return
-        except Exception:  # noqa: BLE001 - a batch of another shape: looked into anew
+        except Exception as error:  # noqa: BLE001 - a batch of another shape: looked into anew
+            raise_if_from_signal(error)
             self._batch_type = None
         self._samples = self._batch_size(batch)
 
@@ -365,7 +367,8 @@ class StageProbe:
             # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
             self._batch_type, self._size_of = type(batch), size_reader(batch)
             return self._size_of(batch)
-        except Exception:  # noqa: BLE001 - as it says above
+        except Exception as error:  # noqa: BLE001 - as it says above
+            raise_if_from_signal(error)
             self._batch_type = None
             return -1
 

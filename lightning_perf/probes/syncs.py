@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_perf.interrupts import raise_if_from_signal
+
 from .clock import now_ns as host_now_ns
 from .code_lines import CodeLines, Moment, Place, Sight, Visits
 from .dispatch_modes import leave_mode
@@ -164,6 +166,7 @@ class StepLook(_Mode):  # type: ignore[misc]
         site.ns += ns
 
     def _fail(self, error: Exception) -> None:
+        raise_if_from_signal(error)
         self.failure = self.failure or f"{type(error).__name__}: {error}"
 
     # -- what it comes to ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Telemetry
 
 from . import plain
@@ -191,6 +192,7 @@ class TelemetryProbe:
         try:
             function()
         except Exception as error:  # noqa: BLE001 - kept for the training thread, which reports it
+            raise_if_from_signal(error)
             self.error = error
 
     def _elapsed_s(self) -> float:
@@ -260,6 +262,7 @@ def open_telemetry(
     try:
         host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
     except Exception as error:  # noqa: BLE001 - told in missing; the device can be sampled without it
+        raise_if_from_signal(error)
         missing["telemetry.host"] = f"{type(error).__name__}: {error}"
         _log.debug("the host could not be read", exc_info=True)
     probe = TelemetryProbe(host, gpu, PackageEnergy(), now_ns=now_ns, start_ns=start_ns, step=step, hz=hz)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from lightning_perf import seams
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import TraceRecord, Window
 
 from .clock import NEVER
@@ -187,6 +188,7 @@ class WindowProbe:
             self._recording = Recording(self.options, self._device, self._step, reason)
             self._recording.start()
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
+            raise_if_from_signal(error)
             if self._recording is not None:
                 self._recording.abandon()
                 self._recording = None
@@ -275,6 +277,7 @@ class WindowProbe:
                 return
             window = self._read(recording)
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
+            raise_if_from_signal(error)
             recording.abandon()
             reason = f"{recording.reason}; {type(error).__name__}: {error}"
             window = _window(recording.first_step, 0, "failed", reason, recording.cost_s)
@@ -333,6 +336,7 @@ class WindowProbe:
                     recording.remove(self._folder / file)
                     file = None
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
+            raise_if_from_signal(error)
             status, reason = "failed", f"{reason}; {type(error).__name__}: {error}"
         if self._no_files is not None and status != "failed":
             reason = f"{reason}; {self._no_files}"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lightning_perf import rules
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import (
     SEVERITIES,
     Confidence,
@@ -180,6 +181,7 @@ def preflight(
         except Skip:
             continue
         except Exception as error:  # noqa: BLE001 - a rule must not end the user's training; it is reported
+            raise_if_from_signal(error)
             _log.warning("%s could not look at the settings: %s: %s", rule.code, type(error).__name__, error)
             continue
         if finding is not None:
@@ -206,6 +208,7 @@ def hypotheses(
         except Skip:
             continue
         except Exception as error:  # noqa: BLE001 - a rule must not end the user's training; it is reported
+            raise_if_from_signal(error)
             _log.warning("%s could not ask for a replay: %s: %s", rule.code, type(error).__name__, error)
             continue
         if asked is not None:
@@ -219,6 +222,7 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
     except Skip as skip:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=str(skip))
     except Exception as error:  # noqa: BLE001 - whatever a rule raises is told in its outcome
+        raise_if_from_signal(error)
         reason = f"{type(error).__name__}: {error}"
         return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
     return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 from weakref import WeakSet
 
+from lightning_perf.interrupts import is_from_signal, raise_if_from_signal
+
 Undo = Callable[[], None]
 """Restores what a seam replaced; calling it twice does no harm."""
 
@@ -36,7 +38,8 @@ class Undos:
 
         Raises:
             Exception: The first error of an undo, once the others have run.
-            BaseException: An interrupt (``SystemExit``, ``KeyboardInterrupt``), at once: call it again for the rest.
+            BaseException: An interrupt (``SystemExit``, ``KeyboardInterrupt``, whatever a signal handler raised), at
+                once: call it again for the rest.
         """
         error: Exception | None = None
         while self._undos:
@@ -44,6 +47,7 @@ class Undos:
             try:
                 undo()
             except Exception as raised:  # noqa: BLE001 - raised again after the others
+                raise_if_from_signal(raised)
                 error = error or raised
             with contextlib.suppress(ValueError):  # two threads may close it
                 self._undos.remove(undo)
@@ -61,9 +65,9 @@ def run_to_the_end(function: Callable[..., None], *args: Any) -> None:
     for _ in range(_ATTEMPTS):
         try:
             function(*args)
-        except Exception:
-            raise
-        except BaseException as raised:  # noqa: BLE001 - raised again below
+        except BaseException as raised:
+            if isinstance(raised, Exception) and not is_from_signal(raised):
+                raise
             interrupt = raised
         else:
             break

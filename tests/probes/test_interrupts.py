@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
-from lightning_perf.probes.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import raise_if_from_signal, suppress
+from lightning_perf.seams import Undos, run_to_the_end
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")
 
@@ -57,6 +59,52 @@ def test_error_is_raised_again_when_a_signal_handler_raised_it(kind: str, restor
         signal.raise_signal(signal.SIGUSR2)
     with pytest.raises(Preempted):
         raise_if_from_signal(raised.value)
+
+
+def test_error_is_raised_again_when_the_handler_was_reset_before_it_raised(restored_handler: None) -> None:
+    def reset_and_raise(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise_preempted()
+
+    signal.signal(signal.SIGUSR2, reset_and_raise)
+    with pytest.raises(Preempted) as raised:
+        signal.raise_signal(signal.SIGUSR2)
+    with pytest.raises(Preempted):
+        raise_if_from_signal(raised.value)
+
+
+def test_error_passes_when_a_signal_handler_raises_where_its_type_is_suppressed(restored_handler: None) -> None:
+    signal.signal(signal.SIGUSR2, raise_preempted)
+    with suppress(Preempted):
+        raise Preempted
+    with pytest.raises(Preempted), suppress(Preempted):
+        signal.raise_signal(signal.SIGUSR2)
+
+
+def test_error_is_kept_when_a_function_is_given_a_number_and_another_frame() -> None:
+    def fails(number: int, frame: Any) -> None:
+        raise Preempted
+
+    with pytest.raises(Preempted) as raised:
+        fails(signal.SIGUSR2, sys._getframe().f_back)
+    raise_if_from_signal(raised.value)
+
+
+def test_undo_is_repeated_when_a_signal_handler_raises_within_it(restored_handler: None) -> None:
+    interruptions = [signal.SIGUSR2]
+    done = []
+
+    def undo() -> None:
+        while interruptions:
+            signal.raise_signal(interruptions.pop())
+        done.append(True)
+
+    signal.signal(signal.SIGUSR2, raise_preempted)
+    undos = Undos()
+    undos.note(undo)
+    with pytest.raises(Preempted):
+        run_to_the_end(undos.close)
+    assert done == [True]
 
 
 def test_error_is_kept_when_no_signal_handler_raised_it(restored_handler: None) -> None:

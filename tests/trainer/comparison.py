@@ -123,11 +123,9 @@ class Server:
 def differences(one: Any, other: Any, ignore: tuple[str, ...] = ()) -> list[str]:
     """Return what differs between two observations, without what two bare runs differ in."""
     patterns = [re.compile(pattern) for pattern in (*_IGNORED, *ignore)]
-    return [
-        f"{path}: {before} -> {after}"
-        for path, before, after in _differences("", one, other)
-        if not any(pattern.search(path) for pattern in patterns)
-    ]
+    found = [(path, f"{path}: {before} -> {after}") for path, before, after in _differences("", one, other)]
+    # A pattern with a colon is of the path and the values.
+    return [line for path, line in found if not any(p.search(line if ": " in p.pattern else path) for p in patterns)]
 
 
 def _differences(path: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:

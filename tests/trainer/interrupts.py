@@ -1,4 +1,4 @@
-"""Raise ``SystemExit`` at one line of the package, as a signal handler may; compare the process before and after."""
+"""Raise at one line of the package, as a signal handler may; compare the process before and after."""
 
 from __future__ import annotations
 
@@ -45,18 +45,42 @@ class Interrupted(SystemExit):
     """What the planted signal handler raises."""
 
 
+class Preempted(RuntimeError):
+    """What the handler of a real signal raises, of the type that torch's handler raises."""
+
+
+def interrupt(why: str) -> None:
+    """Raise ``SystemExit`` as a signal handler may."""
+    raise Interrupted(why)
+
+
+def preempt(why: str) -> None:
+    """Raise an ``Exception`` in the handler of a real signal, which is reset before."""
+    before = signal.getsignal(signal.SIGUSR2)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGUSR2, before)
+        raise Preempted(why)
+
+    signal.signal(signal.SIGUSR2, handler)
+    signal.raise_signal(signal.SIGUSR2)
+
+
 class LineTrace:
     """Counts the package's lines run by this thread, and raises at one of them.
 
     Args:
         at: The line to raise at; None to only count.
         occurrence: How often the line has run when it raises, 1 for the first time.
+        raise_there: Raises, given a message.
     """
 
-    def __init__(self, at: Line | None = None, occurrence: int = 1) -> None:
+    def __init__(
+        self, at: Line | None = None, occurrence: int = 1, raise_there: Callable[[str], None] = interrupt
+    ) -> None:
         self.seen: Counter[Line] = Counter()
         self.has_raised = False
-        self._at, self._occurrence = at, occurrence
+        self._at, self._occurrence, self._raise = at, occurrence, raise_there
         # Python 3.11 holds no reference of its own to a trace function that it is about to call: one that raises inside
         # a callback of the garbage collector is dropped, and must not be freed by that.
         self._call_tracer, self._line_tracer = self._on_call, self._on_line
@@ -83,7 +107,7 @@ class LineTrace:
             self.seen[line] += 1
             if line == self._at and self.seen[line] == self._occurrence:
                 self.has_raised = True
-                raise Interrupted(f"planted at {line[0]}:{line[1]}")
+                self._raise(f"planted at {line[0]}:{line[1]}")
         return self._line_tracer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,17 +11,19 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_perf import PerfDoctor, hooks
-from lightning_perf.probes import arithmetic, looks
+from lightning_perf.probes import arithmetic, looks, steps
+from lightning_perf.probes.recording import Recording
 from tests.fuzzing import FUZZ
 
 from .conftest import Make
-from .interrupts import Interrupted, Line, LineTrace, process_state, training_state
+from .interrupts import Interrupted, Line, LineTrace, Preempted, interrupt, preempt, process_state, training_state
 from .models import Manual, Tiny, loader
 
 N_SAMPLED = 12 * FUZZ
 """Lines tried per test: a fixed sample in ``make test``, more where ``FUZZ`` says so."""
 
 _RESTORING = ("seams/", "hooks.py", "probes/")
+_ON_THE_TRAINING_THREAD = (*_RESTORING, "rules/", "reports/")
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +54,8 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 
-def _sampled_lines(seen: dict[Line, int], n: int) -> list[Line]:
-    lines = sorted(line for line in seen if line[0].startswith(_RESTORING))
+def _sampled_lines(seen: dict[Line, int], n: int, folders: tuple[str, ...] = _RESTORING) -> list[Line]:
+    lines = sorted(line for line in seen if line[0].startswith(folders))
     return lines if n >= len(lines) else sorted(random.Random(n).sample(lines, n))
 
 
@@ -79,17 +82,51 @@ def test_everything_is_restored_when_a_line_of_ours_is_interrupted(make_trainer:
     assert not left, "\n".join(f"{line}: {differences}" for line, differences in left.items())
 
 
-def test_signal_handlers_are_restored_when_the_report_of_a_failed_run_is_interrupted(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("make_model", [Tiny, FailsLate])
+def test_error_of_a_signal_handler_reaches_the_user_when_a_line_of_ours_is_interrupted(
+    make_trainer: Make, make_model: Any
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise Interrupted
+    counted = LineTrace()
+    _train(make_trainer, make_model(), counted)
+    for line in _sampled_lines(counted.seen, N_SAMPLED, _ON_THE_TRAINING_THREAD):
+        before = process_state()
+        model = make_model()
+        trace = LineTrace(line, raise_there=preempt)
+        trainer, error = _train(make_trainer, model, trace)
+        # Not all lines run each time; Python lets nothing through of what callbacks of the garbage collector raise.
+        if not trace.has_raised or line[0] == "probes/pauses.py":
+            continue
+        assert isinstance(error, Preempted), (line, error)
+        assert _differences(before, process_state()) == {}, line
+        assert not any(training_state(trainer, model).values()), line
 
-    monkeypatch.setattr(hooks, "diagnose", interrupted)
+
+@pytest.mark.parametrize("raise_there", [interrupt, preempt])
+def test_signal_handlers_are_restored_when_the_report_of_a_failed_run_is_interrupted(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, raise_there: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr(hooks, "diagnose", lambda *_: raise_there("while diagnosing"))
     before = process_state()
     model = FailsLate()
     trainer = make_trainer(PerfDoctor(reports=(), every_n_epochs=9))
-    with pytest.raises(Interrupted):
+    with pytest.raises((Interrupted, Preempted)):
         trainer.fit(model, loader(12))
     assert _differences(before, process_state()) == {}
     assert not any(training_state(trainer, model).values())
+
+
+def test_error_of_a_signal_handler_reaches_the_user_when_a_window_is_read(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recording, "n_events", lambda _: preempt("while reading"))
+    trainer = make_trainer(PerfDoctor(schedule=(1, 1, 1, 1), reports=()))
+    with pytest.raises(Preempted):
+        trainer.fit(Tiny(), loader(12))
+
+
+def test_error_of_a_signal_handler_reaches_the_user_when_the_size_of_a_batch_is_read(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "size_reader", lambda _: preempt("while reading a size"))
+    with pytest.raises(Preempted):
+        make_trainer(PerfDoctor(reports=())).fit(Tiny(), loader(12))

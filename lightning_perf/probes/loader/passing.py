@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records.loader_probe import LoaderProbe, WorkerPoint
 
 from .batch import BatchContents
@@ -49,6 +50,7 @@ def time_passing(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProb
                 break
         del batches
     except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
+        raise_if_from_signal(error)
         text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {one_line(error)}"
         return msgspec.structs.replace(probe, reason=f"{probe.reason}; {text}")
     missing = dict(probe.missing)

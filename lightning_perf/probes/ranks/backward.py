@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.clock import DeviceEvent
 from lightning_perf.probes.spans import PHASE_INDEX, Timeline
 from lightning_perf.seams import remove_hook
@@ -142,7 +143,8 @@ class BackwardWatch:
         return statistics.median(self._waiting_ns) / 1e9 if self._waiting_ns else None
 
     def fail(self, error: Exception) -> None:
-        """Keeps the first error of a place that must not raise; ``after_backward`` raises it."""
+        """Keep the first error of a place that must not raise; ``after_backward`` raises it."""
+        raise_if_from_signal(error)
         self._error = self._error or error
 
     def _step_ends(self) -> None:

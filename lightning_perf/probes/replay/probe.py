@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import torch
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.clock import DeviceEvent
-from lightning_perf.probes.interrupts import raise_if_from_signal
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .arena import Arena

@@ -1,0 +1,69 @@
+"""Tell errors of PerfDoctor's own code from those that a signal handler raised while that code ran.
+
+Torch's handler of SIGCHLD raises where a loader worker was killed, in whatever code happens to run; users' handlers may
+raise to end a training. Such an error is meant for the training, not for the code that it interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import signal
+import traceback
+from functools import partial
+from itertools import pairwise
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Return whether a signal handler in Python raised this error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(_is_handler_call(frame, caller) for caller, frame in pairwise(frames)):
+        return True
+    handlers = _handlers()  # for one that no longer has its arguments
+    return any(frame.f_code in handlers for frame in frames)
+
+
+def raise_if_from_signal(error: BaseException) -> None:
+    """Raise an error again if a signal handler raised it."""
+    if is_from_signal(error):
+        raise error
+
+
+class suppress(contextlib.suppress):
+    """``contextlib.suppress`` that lets errors of signal handlers pass."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        """Suppress an error of the given kinds unless a signal handler raised it."""
+        return bool(super().__exit__(kind, error, trace)) and error is not None and not is_from_signal(error)
+
+
+def _is_handler_call(frame: FrameType, interrupted: FrameType) -> bool:
+    """Return whether a frame was called with a signal's number and the frame that it interrupted."""
+    code = frame.f_code
+    n_named = code.co_argcount
+    arguments = [frame.f_locals.get(name) for name in code.co_varnames[:n_named]]
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = frame.f_locals.get(code.co_varnames[n_named + code.co_kwonlyargcount])
+        arguments += rest if type(rest) is tuple else ()
+    return any(
+        after is interrupted and isinstance(before, int) and before in signal.valid_signals()
+        for before, after in pairwise(arguments)
+    )
+
+
+def _handlers() -> set[CodeType]:
+    handlers = map(signal.getsignal, signal.valid_signals())
+    return {code for code in map(_code_of, handlers) if code is not None}
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that runs for a handler in Python; Lightning's handler of SIGTERM is a callable object."""
+    while type(handler) is partial:
+        handler = handler.func
+    if type(handler) is MethodType:
+        handler = handler.__func__
+    if type(handler) is not FunctionType:
+        handler = inspect.getattr_static(type(handler), "__call__", None)
+    return handler.__code__ if type(handler) is FunctionType else None
