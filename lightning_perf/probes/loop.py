@@ -522,13 +522,27 @@ class _LastHookSpan:
         self.action: str | None = None
 
     def __enter__(self) -> str | None:
-        self._span.__enter__()
+        try:
+            self._span.__enter__()
+        except BaseException as error:  # an interrupt: the hook itself is not called
+            self._end(error)
+            raise
         return self.action
 
     def __exit__(self, *exception: Any) -> None:
-        self._span.__exit__(*exception)
-        if exception and exception[1] is not None and self._loop.on_lost is not None:
-            self._loop.on_lost(exception[1], self._is_own)
+        error = exception[1] if exception else None
+        try:
+            self._span.__exit__(*exception)
+        except BaseException as interrupt:
+            error = interrupt
+            raise
+        finally:
+            if error is not None:
+                self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        if self._loop.on_lost is not None:
+            self._loop.on_lost(error, self._is_own)
 
 
 class _EpochSpan:
