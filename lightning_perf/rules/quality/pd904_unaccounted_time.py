@@ -102,6 +102,7 @@ def _in_a_trace(session: Session) -> Finding | None:
     if reading.share(unexplained_s) <= MAX_SHARE:
         return None
     words, _ = max(parts.items(), key=lambda item: item[1])
+    words = words if trace.device is not None else words.removesuffix(" while the device waits")
     site = late_place(trace)
     where = f", longest for {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
     return Finding(
