@@ -94,7 +94,8 @@ class Communication(Record, frozen=True, kw_only=True):
         waiting_s: Of ``exposed_s``, the seconds in which this rank waited for ranks that came later; None unless other
             ranks' traces were read beside it.
         least_exposed_s: ``exposed_s`` of the step with least of it, in which this rank came last or not much earlier,
-            and waited for the network alone; None without steps.
+            and waited for the network alone; without the time in host waits that later left the device idle; None
+            without steps.
     """
 
     total_s: float
@@ -448,6 +449,47 @@ class CodeSite(Record, frozen=True, kw_only=True):
     max_repeats: int
 
 
+class LatePlace(Record, frozen=True, kw_only=True):
+    """One place that launches work late, for another reason than data, memory or an earlier wait for the device.
+
+    Attributes:
+        site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call that
+            launched; empty for the time after the last piece of work.
+        n: How often.
+        total_s: Seconds that the device was idle before it.
+        between_s: Of these, the seconds in which the host was in no operator and no runtime call.
+        function: The user's function; empty without stacks.
+    """
+
+    site: str
+    n: int
+    total_s: float
+    between_s: float
+    function: str = ""
+
+
+class CriticalPath(Record, frozen=True, kw_only=True):
+    """What the analysed span waits for, in exclusive seconds.
+
+    Attributes:
+        causes: Seconds that add up to ``span_s``. The device works and is waited for: ``compute``, ``communication``
+            and no kernel beside it, ``pageable_copy``, ``transfer`` (from pinned memory), ``device_to_host``,
+            ``device_copy``. The device is idle: ``loader``, ``startup``, ``allocator``, ``sync`` (the host had waited
+            for the device and is late), ``blocked`` (the host is in a call that waits for the device), ``launch`` (it
+            is in operators and other runtime calls), ``between`` (it is in neither), ``queue`` (the work was launched
+            in time), ``edges`` (in a trace without steps: before the first and after the last piece of work).
+            ``sync_communication``: only collectives run, and the host waits for them instead of launching other work.
+            ``hidden``: the device works while the host is what is waited for. On a trace without device work:
+            ``compute`` (operators), ``communication``, ``loader``, ``between``.
+        kinds: Seconds of ``compute`` by kind of kernel.
+        late: Where ``launch``, ``between`` and ``blocked`` were spent, most time first, at most 8.
+    """
+
+    causes: dict[str, float] = {}
+    kinds: dict[str, float] = {}
+    late: tuple[LatePlace, ...] = ()
+
+
 class WhatIf(Record, frozen=True, kw_only=True):
     """The step if one cause were gone.
 
@@ -490,6 +532,8 @@ class TraceRecord(Record, frozen=True, kw_only=True):
         operator_mean_s: Mean host seconds of these; None without any.
         what_if: One entry a cause that was seen.
         ranks: The traces of several ranks of this run beside one another; on the first of them only, None elsewhere.
+        critical_path: What the analysed span waits for; None where a device was not recorded, and in records of
+            older versions.
     """
 
     source: str
@@ -526,6 +570,7 @@ class TraceRecord(Record, frozen=True, kw_only=True):
     operator_mean_s: float | None = None
     what_if: tuple[WhatIf, ...] = ()
     ranks: TraceRanks | None = None
+    critical_path: CriticalPath | None = None
 
     @property
     def windows(self) -> tuple[TraceStep, ...]:

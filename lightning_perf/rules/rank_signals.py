@@ -12,6 +12,10 @@ from .trace_signals import Reading, reading_of
 
 MAX_NAMED = 4
 
+MIN_SMALL_PER_STEP = 50
+# A MiB takes at least this long over the links that GPUs have (about 10 to 100 GB/s): shorter ones moved less.
+MAX_SMALL_S = 100e-6
+
 
 def ranks_of(session: Session) -> Ranks:
     """The ranks of the run, at least two of which told what they measured.
@@ -76,6 +80,18 @@ def waited_s(session: Session, reading: Reading) -> float:
         return 0.0
     share = (own.waiting_s - min(waits.values())) / own.step_s
     return min(communication.exposed_s, share * reading.trace.span_s)
+
+
+def small_part(reading: Reading) -> float:
+    """Return the part of a trace's collectives that move less than 1 MiB; 0 where they are few or steps are unknown."""
+    communication = reading.trace.communication
+    if communication is None or not reading.trace.steps or communication.n_per_step <= 0:
+        return 0.0
+    small = communication.small_per_step
+    if small is None:  # sizes were not recorded
+        is_small = communication.median_s is not None and communication.median_s < MAX_SMALL_S
+        small = communication.n_per_step if is_small else 0.0
+    return min(1.0, small / communication.n_per_step) if small > MIN_SMALL_PER_STEP else 0.0
 
 
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:

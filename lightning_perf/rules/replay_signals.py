@@ -13,7 +13,7 @@ from .gain import timed_finding
 from .rule import Skip
 from .severity import NARROW, severity_of
 from .signals import computing_s, is_cpu_run, steady_of
-from .trace_signals import device_reading_of, device_savings
+from .trace_signals import device_reading_of, device_savings, reading_of, trace_claims
 
 
 class Diagnosis(NamedTuple):
@@ -29,6 +29,7 @@ class Diagnosis(NamedTuple):
         effect: The start of the clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
         replayed_as: As in ``Hypothesis.treatment``; empty for the treatment of the prescription.
         phases: Where the replayed operators run.
+        at_stake: Share of a trace's time on the critical path that it is about and that no other finding claims.
     """
 
     code: str
@@ -40,6 +41,7 @@ class Diagnosis(NamedTuple):
     effect: str
     replayed_as: str = ""
     phases: tuple[str, ...] = ("forward", "backward")
+    at_stake: float = 0.0
 
 
 def replayed(session: Session, treatment: str) -> Replayed | None:
@@ -135,7 +137,19 @@ def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis
         evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
         prescriptions=(prescription,),
         confidence="low",
+        claims=_at_stake(session, diagnosis),
     )
+
+
+def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
+    """Return what a finding without a speedup is about, by which a trace's findings are ranked; empty for timed steps.
+
+    Beside timed steps it must not pass for time that is explained.
+    """
+    if not diagnosis.at_stake or session.steady is not None:
+        return {}
+    reading = reading_of(session)
+    return trace_claims(reading, diagnosis.at_stake * reading.trace.span_s)
 
 
 def saved_s(result: Replayed) -> tuple[float, float]:

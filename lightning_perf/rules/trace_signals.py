@@ -12,6 +12,7 @@ import numpy as np
 from lightning_perf.records import (
     STEP_PHASES,
     Confidence,
+    CriticalPath,
     DeviceActivity,
     Distribution,
     Evidence,
@@ -30,16 +31,11 @@ from .severity import LOW_SHARE
 from .signals import MIN_SPAN_S, MIN_STEPS, phase_s
 from .wording import duration
 
-# Late launches for this much of the time: the host decides how long a step takes. NVIDIA's and the lectures' examples
-# of launch-bound work idle for more; TraceML calls a device idle for 30 % underused.
+# Late launches for this much of the time: the host decides how long a step takes. NVIDIA's examples of launch-bound
+# work idle for more; TraceML calls a device idle for 30 % underused.
 MIN_LATE_SHARE = 0.30
 
-# A launch costs 5 to 10 us, the operators around it up to some hundred. What is later than this for each kernel is not
-# launching: something else ran in between.
-MAX_LATE_PER_KERNEL_S = 1e-3
-
 ELEMENTWISE_KINDS = ("elementwise", "normalization", "reduction", "copy")
-HALF_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 
 _PHASE_OF_TRACE = {"data_loading": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 _AMD_WITH_MATRIX_UNITS = re.compile(r"\bMI\d{2,3}")
@@ -174,34 +170,47 @@ def trace_finding(
         low_s: Seconds of the trace that go away at least.
         high_s: Seconds that go away at most, exclusive to the cause.
         basis: What both rest on; what the shares are applied to is added.
-        phases: Where the time is spent; no more than these took is claimed. By default the parts of a step other than
-            waiting for data, and where they are shorter than the claim the whole step: a device's cost shows wherever
-            the host next waits for it.
+        phases: As for ``trace_claims``.
         confidence: Of the diagnosis itself; a trace without steps lowers it.
     """
-    span = reading.span
-    wanted = tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
-    steps_s = phase_s(span, *STEP_PHASES)
-    scale = steps_s / reading.trace.span_s
-    if not tuple(phases) and high_s * scale > phase_s(span, *wanted):
-        wanted = STEP_PHASES
-    within_s = phase_s(span, *wanted)
-    part = min(1.0, high_s * scale / within_s) if within_s > 0 else 0.0
     if confidence == "high" and not reading.trace.steps:
         confidence = "medium"
     return timed_finding(
-        span,
+        reading.span,
         code=code,
         name=name,
         category=category,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
-        claims={name: part * span.phases[name].total_s for name in wanted if name in span.phases},
-        low_s=low_s * scale,
+        claims=trace_claims(reading, high_s, phases),
+        low_s=low_s * _scale(reading),
         basis=f"{basis} ({reading.basis})",
         confidence=confidence,
     )
+
+
+def trace_claims(reading: Reading, seconds: float, phases: Iterable[str] = ()) -> dict[str, float]:
+    """Return seconds of a trace as seconds of the span that its shares are applied to, by phase.
+
+    Args:
+        reading: The trace, and the span.
+        seconds: Of the trace.
+        phases: Where the time is spent; no more than these took is claimed. By default the parts of a step other than
+            waiting for data, and where they are shorter than the claim the whole step: a device's cost shows wherever
+            the host next waits for it.
+    """
+    span, wanted = reading.span, tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
+    seconds *= _scale(reading)
+    if not tuple(phases) and seconds > phase_s(span, *wanted):
+        wanted = STEP_PHASES
+    within_s = phase_s(span, *wanted)
+    part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
+    return {name: part * span.phases[name].total_s for name in wanted if name in span.phases}
+
+
+def _scale(reading: Reading) -> float:
+    return phase_s(reading.span, *STEP_PHASES) / reading.trace.span_s
 
 
 def share_evidence(reading: Reading, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
@@ -251,31 +260,30 @@ def idle_limit_s(reading: Reading) -> float:
     return min(idle_s, timed * trace.span_s)
 
 
-def launching_s(trace: TraceRecord) -> float:
-    """Seconds in which the device was idle because the host launched late, and the host was not waiting itself.
+def path_of(trace: TraceRecord) -> CriticalPath:
+    """Return what the trace's time was spent waiting for.
 
-    What a wait for the device or the driver's memory cost is left out, and so are waits longer than all of the
-    device's work, which waited for something else.
+    Raises:
+        Skip: An older version analyzed the trace.
     """
-    if trace.idle is None or trace.device is None:
-        return 0.0
-    late_s = sum(s for phase, s in trace.idle.host_wait_by_phase_s.items() if phase != "data_loading")
-    if trace.syncs is not None:
-        waited_s = trace.syncs.wait_s + trace.syncs.blocking_copy_wait_s
-        late_s -= (trace.syncs.idle_after_s or 0.0) + max(0.0, waited_s - trace.device.busy_s)
-    if trace.allocator is not None:
-        late_s -= trace.allocator.exposed_s
-    return max(0.0, late_s)
+    if trace.critical_path is None:
+        raise Skip("this record of a trace holds no critical path: analyze the trace again")
+    return trace.critical_path
 
 
-def is_launch_bound(trace: TraceRecord) -> bool:
-    """Whether the device waits for launches so often that the host decides how long a step takes."""
-    late_s = launching_s(trace)
-    return late_s >= MIN_LATE_SHARE * trace.span_s and late_s <= MAX_LATE_PER_KERNEL_S * max(1, trace.n_kernels)
+def path_s(trace: TraceRecord, *causes: str) -> float:
+    """Return the seconds of these causes on the critical path; raise Skip where it is not known."""
+    causes_s = path_of(trace).causes
+    return sum(causes_s.get(cause, 0.0) for cause in causes)
+
+
+def launching_s(trace: TraceRecord) -> float:
+    """Return the seconds in which the device is idle because the host launches late and waits for nothing itself."""
+    return path_s(trace, "launch", "between")
 
 
 def device_savings(reading: Reading, low_s: float, high_s: float) -> tuple[float, float]:
-    """What faster kernels save of the step, which takes the longer of host and device.
+    """Return what faster kernels save of the step, which takes the longer of host and device.
 
     Args:
         reading: The trace.
@@ -283,12 +291,17 @@ def device_savings(reading: Reading, low_s: float, high_s: float) -> tuple[float
         high_s: Seconds of device work saved at most.
 
     Returns:
-        Seconds of the trace saved at least (no more than the host leaves) and at most (all, unless launch-bound).
-        What is below ``LOW_SHARE`` of the trace is not worth a finding: ``is_worth_saying``.
+        Seconds of the trace saved at least (no more than the host leaves) and at most, on the critical path.
     """
     needed_s = sum(step.host_needed_s or 0.0 for step in reading.trace.windows)
     slack_s = max(0.0, reading.trace.span_s - needed_s)
-    return min(low_s, slack_s), min(high_s, slack_s) if is_launch_bound(reading.trace) else high_s
+    return min(on_path_s(reading.trace, low_s), slack_s), on_path_s(reading.trace, high_s)
+
+
+def on_path_s(trace: TraceRecord, seconds: float) -> float:
+    """Return the part of the kernels' seconds that the step waits for, as of all kernels."""
+    computing_s = trace.device.compute_s if trace.device is not None else 0.0
+    return seconds * min(1.0, path_s(trace, "compute") / computing_s) if computing_s > 0 else 0.0
 
 
 def is_worth_saying(reading: Reading, high_s: float) -> bool:

@@ -15,6 +15,7 @@ from .across import RankLog, log_rank
 from .attribute import OperatorTimes, describe_code, describe_operators
 from .collectives import describe_communication, find_collectives
 from .columns import Trace
+from .critical_path import describe_critical_path
 from .idle import describe_device, describe_idle
 from .intervals import SECOND
 from .kernels import describe_kernels
@@ -90,6 +91,7 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         code_sites=describe_code(timeline, times, stacks),
         n_operators=len(tops),
         operator_mean_s=float(np.mean(trace.durations[tops])) / SECOND if len(tops) else None,
+        critical_path=describe_critical_path(timeline, stacks, collectives),
     )
     whole = msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
     return _checked(whole), log_rank(timeline, collectives)
@@ -149,7 +151,7 @@ def _why_no_device(timeline: Timeline) -> str:
     if timeline.has_unknown_device:
         names = sorted({str(device.get("name")) for device in timeline.trace.origin.devices} - {"None"})
         return f"the trace is of a device we do not know ({', '.join(names) or 'unnamed'}): only the host side was read"
-    if timeline.trace.origin.devices or len(timeline.runtime):
+    if timeline.hides_device:
         return (
             "the trace has a GPU but not a single kernel: the device side was not recorded (another profiler may have "
             "held it); do not read it as an idle device"
@@ -159,6 +161,6 @@ def _why_no_device(timeline: Timeline) -> str:
 
 def _verdict(timeline: Timeline) -> Verdict | None:
     """Only that nothing can be said; diagnoses are the rules' business."""
-    if timeline.has_device_work or not (timeline.trace.origin.devices or len(timeline.runtime)):
+    if not timeline.hides_device:
         return None
     return Verdict(category="unknown", code=None, text=_why_no_device(timeline))

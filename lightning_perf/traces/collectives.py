@@ -14,10 +14,11 @@ import numpy.typing as npt
 from lightning_perf.records import CollectiveTime, Communication, ShardTraffic
 
 from .columns import Details
-from .intervals import SECOND, Times
+from .intervals import SECOND, Intervals, Times
 from .kinds import ANNOTATION, COLLECTIVE_PREFIXES, OPERATOR
 from .nesting import Nesting, Rows
 from .phases import Phases
+from .syncs import costly_waits
 from .timeline import Timeline
 
 SMALL_BYTES: Final = 1 << 20
@@ -260,8 +261,17 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
             collectives.exposed[inside],
         ),
         shards=_shard_traffic(timeline, collectives, phases, inside),
-        least_exposed_s=(int(exposed.covered(steps.starts, steps.ends).min()) / SECOND if steps.n_steps else None),
+        least_exposed_s=_least_of_steps(timeline, exposed),
     )
+
+
+def _least_of_steps(timeline: Timeline, exposed: Intervals) -> float | None:
+    steps = timeline.steps
+    if not steps.n_steps:
+        return None
+    if timeline.has_device_work:
+        exposed = exposed - costly_waits(timeline)
+    return int(exposed.covered(steps.starts, steps.ends).min()) / SECOND
 
 
 def collective_times(

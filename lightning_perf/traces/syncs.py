@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lightning_perf.records import Syncs, SyncSite
 
 from .idle import late_gaps
-from .intervals import SECOND, Times
+from .intervals import SECOND, Intervals, Times
 from .kinds import OPERATOR
 from .nesting import Rows
 from .stacks import Site, Stacks
@@ -27,15 +27,15 @@ def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     def in_span(rows: Rows) -> Rows:
         return rows[steps.host_step_of(trace.starts[rows]) >= 0]
 
-    waits = in_span(timeline.wait_rows)
-    explicit = trace.rows_named(waits, lambda name: bool(SYNC_NAME.match(name)))
+    calls = in_span(waiting_rows(timeline))
+    explicit = trace.rows_named(calls, lambda name: bool(SYNC_NAME.match(name)))
     copies = in_span(timeline.blocking_copy_rows)
     items = in_span(trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
-    if timeline.has_device_work or len(waits):
-        calls = np.sort(np.concatenate((waits, copies)))
-        costs: Times | None = lost_to_waits(timeline, calls) if timeline.has_device_work else None
-    else:
-        calls, costs = items, None
+    costs: Times | None = None
+    if timeline.has_device_work:
+        costs = _costs(timeline, calls)
+    elif not len(calls):
+        calls = items
     sites = _sites(timeline, stacks, calls, costs)
     return Syncs(
         n=len(explicit),
@@ -48,14 +48,39 @@ def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     )
 
 
-def lost_to_waits(timeline: Timeline, calls: Rows) -> Times:
-    """For each call, nanoseconds that the device was idle later because the host had waited in it.
+def waiting_rows(timeline: Timeline) -> Rows:
+    """Return the calls in which a host thread waits for the device, blocking copies among them."""
+    return np.sort(np.concatenate((timeline.wait_rows, timeline.blocking_copy_rows)))
+
+
+def costly_waits(timeline: Timeline) -> Intervals:
+    """Return the moments of waits that later left the device idle."""
+    calls = waiting_rows(timeline)
+    return timeline.trace.intervals(calls[_costs(timeline, calls) > 0])
+
+
+def _costs(timeline: Timeline, calls: Rows) -> Times:
+    starts, ends, launched = late_gaps(timeline)
+    return lost_to_waits(timeline, calls, ends - starts, launched)[0]
+
+
+def lost_to_waits(timeline: Timeline, calls: Rows, gaps: Times, launched: Times) -> tuple[Times, Times]:
+    """Charge the device's idle time to the waits of the host before it.
 
     While the host waits for a busy device it enqueues nothing, and loses that much of its lead. The loss shows in the
     gaps before work that the host launches late after the wait, up to the time waited; a host that was late anyway
     (the device was idle during the wait) loses nothing by waiting. A gap is charged to the latest wait that has not
     been charged with all of its lead. The costs are those of all waits together: with one of them gone, the next may
     wait the longer.
+
+    Args:
+        timeline: The trace.
+        calls: Rows of calls in which the host waits.
+        gaps: Nanoseconds that the device was idle because the host was late, for each late gap.
+        launched: When the work was launched that ended each gap.
+
+    Returns:
+        For each call the nanoseconds that it is charged with, and for each gap those that were charged.
     """
     trace = timeline.trace
     lost = [0] * len(calls)
@@ -65,8 +90,8 @@ def lost_to_waits(timeline: Timeline, calls: Rows) -> Times:
     waits = zip(order.tolist(), ends[order].tolist(), strict=True)
     wait = next(waits, None)
     open_waits: list[int] = []
-    starts, stops, launched = late_gaps(timeline)
-    for gap, launch in zip((stops - starts).tolist(), launched.tolist(), strict=True):
+    left = gaps.tolist()
+    for i, (gap, launch) in enumerate(zip(gaps.tolist(), launched.tolist(), strict=True)):
         while wait is not None and wait[1] <= launch:
             if lead[wait[0]]:
                 open_waits.append(wait[0])
@@ -78,7 +103,8 @@ def lost_to_waits(timeline: Timeline, calls: Rows) -> Times:
             gap -= charged
             if lost[latest] == lead[latest]:
                 open_waits.pop()
-    return np.array(lost, dtype=np.int64)
+        left[i] = gap
+    return np.array(lost, dtype=np.int64), gaps - np.array(left, dtype=np.int64)
 
 
 def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None) -> tuple[SyncSite, ...]:

@@ -58,6 +58,11 @@ class Timeline:
         return len(self.trace.rows(UNKNOWN_DEVICE)) > 0
 
     @cached_property
+    def hides_device(self) -> bool:
+        """Whether there was a device whose work the trace does not show."""
+        return not self.has_device_work and bool(self.trace.origin.devices or len(self.runtime))
+
+    @cached_property
     def communication_rows(self) -> Rows:
         """Collective kernels."""
         return communication_rows(self.trace)

@@ -83,9 +83,7 @@ def describe_allocator(timeline: Timeline) -> Allocator | None:
 def describe_startup(timeline: Timeline) -> Startup | None:
     """One-off costs anywhere in the trace; None where none was seen."""
     trace = timeline.trace
-    rows = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ONE_OFF.search(name)))
-    rows = rows[trace.durations[rows] >= ONE_OFF_NS]
-    rows = _not_repeated(timeline, rows)
+    rows = startup_rows(timeline)
     if not len(rows):
         return None
     return Startup(
@@ -93,6 +91,13 @@ def describe_startup(timeline: Timeline) -> Startup | None:
         span_s=int(trace.ends[rows].max() - trace.span[0]) / SECOND,
         calls=_by_name(timeline, rows),
     )
+
+
+def startup_rows(timeline: Timeline) -> Rows:
+    """Return the calls that set something up once."""
+    trace = timeline.trace
+    rows = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ONE_OFF.search(name)))
+    return _not_repeated(timeline, rows[trace.durations[rows] >= ONE_OFF_NS])
 
 
 def _not_repeated(timeline: Timeline, rows: Rows) -> Rows:

@@ -66,16 +66,8 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
 
 def _claims(record: TraceRecord) -> dict[str, float]:
     """Seconds of the analysed span that are exclusive to each cause."""
-    copies, idle = record.copies, record.idle
-    late = dict(idle.host_wait_by_phase_s) if idle else {}
-    late.pop("data_loading", None)
-    return {
-        "loader": record.loader.exposed_s if record.loader else 0.0,
-        "sync": (record.syncs.idle_after_s or 0.0) if record.syncs else 0.0,
-        "pageable_copy": copies.h2d_pageable_exposed_s if copies else 0.0,
-        "transfer": copies.h2d_exposed_s if copies else 0.0,
-        "device_to_host": copies.d2h_exposed_s if copies else 0.0,
-        "allocator": record.allocator.exposed_s if record.allocator and record.device else 0.0,
-        "communication": record.communication.exposed_s if record.communication else 0.0,
-        "launch": sum(late.values()),
-    }
+    causes = record.critical_path.causes if record.critical_path else {}
+    if record.device is None:
+        causes = {cause: causes.get(cause, 0.0) for cause in ("loader", "communication")}
+    joined = {"launch": ("launch", "between"), "sync": ("sync", "sync_communication")}
+    return {cause: sum(causes.get(part, 0.0) for part in joined.get(cause, (cause,))) for cause in _MEANING}

@@ -188,7 +188,34 @@ def build_trace(description: dict[str, Any], is_cpu: bool = False) -> TraceRecor
         document["steps"] = [cpu, cpu, cpu]
     if rest.pop("n_steps", None) == 0:
         document |= {"steps": [], "whole": {**STEP, "name": "trace", "duration_s": 0.3, "device_busy_s": 0.24}}
-    return msgspec.convert(_merged(document, rest), TraceRecord)
+    document = _merged(document, rest)
+    document.setdefault("critical_path", _critical_path(document))
+    return msgspec.convert(document, TraceRecord)
+
+
+def _critical_path(trace: dict[str, Any]) -> dict[str, Any]:
+    """What the other fields of a trace say of its critical path; its kernels run one after another."""
+
+    def seconds(part: str, field: str) -> float:
+        return float((trace.get(part) or {}).get(field) or 0.0)
+
+    by_phase = (trace.get("idle") or {}).get("host_wait_by_phase_s", {})
+    kinds = {kind: time["total_s"] for kind, time in ((trace.get("kernels") or {}).get("kinds") or {}).items()}
+    late = sum(by_phase.values()) - by_phase.get("data_loading", 0.0)
+    sync, allocator = seconds("syncs", "idle_after_s"), seconds("allocator", "exposed_s")
+    pageable = seconds("copies", "h2d_pageable_exposed_s")
+    causes = {
+        "compute": seconds("device", "compute_s"),
+        "communication": seconds("communication", "exposed_s"),
+        "pageable_copy": pageable,
+        "transfer": max(0.0, seconds("copies", "h2d_exposed_s") - pageable),
+        "device_to_host": seconds("copies", "d2h_exposed_s"),
+        "loader": seconds("loader", "exposed_s"),
+        "allocator": allocator,
+        "sync": sync,
+        "launch": max(0.0, late - sync - allocator),
+    }
+    return {"causes": causes, "kinds": {kind: s for kind, s in kinds.items() if kind != "communication"}}
 
 
 def build_session(description: dict[str, Any] | None = None) -> Session:

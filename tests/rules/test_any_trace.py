@@ -85,6 +85,12 @@ TRACE = _some(
     attention=_maybe(st.fixed_dictionaries(
         {"n": COUNT, "host_s": SECONDS, "device_s": SECONDS, "share": SHARE, "rows": _maybe(COUNT)})),
     code_sites=st.lists(SITE, max_size=2),
+    critical_path=_maybe(_some(
+        causes=st.dictionaries(st.sampled_from([*CAUSES, "compute", "between", "blocked", "queue", "edges"]), SECONDS),
+        kinds=st.dictionaries(st.sampled_from(KINDS), SECONDS),
+        late=st.lists(st.fixed_dictionaries({
+            "site": st.just("f.py:1"), "function": st.just("f"), "n": COUNT, "total_s": SECONDS,
+            "between_s": SECONDS}), max_size=2))),
     what_if=st.lists(st.fixed_dictionaries(
         {"cause": st.sampled_from(CAUSES), "step_s": SECONDS, "low_s": SECONDS, "high_s": SECONDS, "claim_s": SECONDS,
          "basis": st.just("")}), max_size=8),

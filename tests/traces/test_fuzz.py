@@ -71,6 +71,9 @@ def read_or_refuse(file: Path) -> TraceRecord | None:
         assert sum(step.categories.values()) == pytest.approx(step.duration_s, rel=1e-9, abs=1e-9)
         assert min(step.categories.values()) >= 0
         assert step.busy_fraction is None or 0 <= step.busy_fraction <= 1
+    if record.critical_path is not None:
+        assert sum(record.critical_path.causes.values()) == pytest.approx(record.span_s, rel=1e-9, abs=1e-9)
+        assert min(record.critical_path.causes.values(), default=0.0) >= 0
     for each in record.what_if:
         assert 0 <= each.low_s <= each.high_s <= each.step_s * (1 + 1e-12)
     if record.syncs and record.syncs.idle_after_s is not None and record.device:

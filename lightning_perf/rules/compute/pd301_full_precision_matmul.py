@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.kernel_signals import MIN_MATRIX_SHARE, full_precision_s
 from lightning_perf.rules.model_signals import counted
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.trace_signals import (
-    HALF_PRECISIONS,
-    device_savings,
     is_blind,
     matrix_units,
     reading_of,
@@ -23,11 +22,6 @@ CODE = "PD301"
 NAME = "full-precision-matmul"
 CATEGORY = "compute"
 
-# Below this share of the computing matrix products do not decide the step.
-MIN_MATRIX_SHARE = 0.40
-# torch-tb-profiler advises mixed precision where Tensor Cores are hardly used.
-MAX_TENSOR_CORE_FRACTION = 0.05
-
 MATRIX_OPERATORS = (
     "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution",
     "aten::convolution_backward",  # its products are in its own time: nothing is called below it
@@ -35,9 +29,10 @@ MATRIX_OPERATORS = (
 
 DOCS = """\
 ## What it measures
-The share of matrix products and convolutions in the computing: in a profiler window or trace by the names of kernels
-and operators, else by the operators of one sampled step. These operators are then replayed on random tensors of the
-same shapes, as they are and as autocast would run them in 16 bit, forward and backward, with all casts.
+The share of matrix products and convolutions in the computing: in a profiler window or trace by the names of operators
+and of kernels, else by the operators of one sampled step. Kernels count only while the step waits for the device and
+not for the host. These operators are then replayed on random tensors of the same shapes, as they are and as autocast
+would run them in 16 bit, forward and backward, with all casts.
 
 ## Why it costs
 Matrix units multiply 16-bit numbers many times faster than 32-bit ones, and 16-bit tensors need half of the memory
@@ -80,7 +75,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     setting = () if precision is None else (Evidence(metric="precision", value=precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
     effect = f"{prescription.treatment.removeprefix('precision-')} runs these operators"
-    return Diagnosis(CODE, NAME, CATEGORY, symptom, (evidence, *setting), prescription, effect)
+    return Diagnosis(CODE, NAME, CATEGORY, symptom, (evidence, *setting), prescription, effect, at_stake=time_share)
 
 
 def _matrix_shares(session: Session) -> tuple[float, float]:
@@ -105,13 +100,10 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return (matrix_s / all_s if all_s > 0 else 0.0), reading.share(matrix_s)
     if kernels is None:
         return 0.0, 0.0
-    fraction = kernels.matrix_tensor_core_fraction
-    half_s = sum(kernels.matrix_precisions.get(each, 0.0) for each in HALF_PRECISIONS)
-    if (fraction or 0.0) > MAX_TENSOR_CORE_FRACTION or half_s > MAX_TENSOR_CORE_FRACTION * kernels.matrix_s:
-        return 0.0, 0.0
-    if fraction is None and precision is None:
+    seconds = full_precision_s(trace)
+    if seconds and kernels.matrix_tensor_core_fraction is None and precision is None:
         raise Skip("the names of the matrix kernels do not tell their precision")
-    return work_share(trace, *MATRIX_KINDS), reading.share(device_savings(reading, 0.0, kernels.matrix_s)[1])
+    return work_share(trace, *MATRIX_KINDS), reading.share(seconds)
 
 
 def _sampled_shares(session: Session) -> tuple[float, float]:

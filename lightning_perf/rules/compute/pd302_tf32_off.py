@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
-    device_savings,
     is_worth_saying,
     matrix_units,
     share_evidence,
 )
 from lightning_perf.rules.wording import percent
+from lightning_perf.traces.kernels import MATRIX_KINDS
 
 CODE = "PD302"
 NAME = "tf32-off"
@@ -65,7 +66,8 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     matrix_s = kernels.matrix_precisions.get("fp32", 0.0) if kernels is not None else 0.0
     if not has_tf32 or reading.share(matrix_s) < MIN_SHARE:
         return None
-    if not is_worth_saying(reading, device_savings(reading, 0.0, matrix_s)[1]):
+    on_path_s = matrix_s / kernels.matrix_s * kind_path_s(reading.trace, *MATRIX_KINDS) if kernels is not None else 0.0
+    if not is_worth_saying(reading, on_path_s):
         return None
     return Diagnosis(
         CODE,
@@ -84,6 +86,8 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             code='torch.set_float32_matmul_precision("high")',
         ),
         "TF32 runs these operators",
+        # Where nearly all matrix kernels are in 32 bit, PD301 is about the same time.
+        at_stake=0.0 if full_precision_s(reading.trace) else reading.share(on_path_s),
     )
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, TraceRecord
+from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, trace_or_live
+from lightning_perf.rules.launch_signals import (
+    MAX_MEDIAN_KERNEL_S,
+    is_launch_bound,
+    late_place,
+    tiny_operators,
+)
 from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -14,9 +20,7 @@ from lightning_perf.rules.trace_signals import (
     compile_prescription,
     device_reading_of,
     idle_limit_s,
-    is_launch_bound,
     launching_s,
-    place,
     share_evidence,
     trace_finding,
 )
@@ -26,10 +30,6 @@ from lightning_perf.stats.roofline import least_of_step
 CODE = "PD303"
 NAME = "launch-bound"
 CATEGORY = "compute"
-
-# A launch takes the host 5 to 10 us and the operator around it some times that: kernels shorter than 20 us (median)
-# are over before the next one is there.
-MAX_MEDIAN_KERNEL_S = 20e-6
 
 DOCS = """\
 ## What it measures
@@ -121,13 +121,13 @@ def _from_trace(session: Session) -> Finding | None:
     reading, device = device_reading_of(session)
     trace = reading.trace
     kernels = trace.kernels
-    if kernels is None or kernels.median_s is None or kernels.median_s >= MAX_MEDIAN_KERNEL_S:
+    tiny = tiny_operators(session, reading)
+    late_s = launching_s(trace) - (tiny.saved_s if tiny is not None else 0.0)  # PD304's
+    if kernels is None or kernels.median_s is None or not is_launch_bound(reading, late_s):
         return None
-    if not is_launch_bound(trace):
-        return None
-    late_s = launching_s(trace)
     capped_s = min(late_s, idle_limit_s(reading))
     is_capped = capped_s < 0.5 * late_s
+    site = late_place(trace)
     waited = "device idle because launches were late" + (", while profiled" if trace.steps else "")
     return trace_finding(
         reading,
@@ -137,7 +137,7 @@ def _from_trace(session: Session) -> Finding | None:
         summary=(
             f"{percent(reading.share(capped_s))} of the time the device waits for the host to launch kernels. "
             f"{kernels.n_per_step:.0f} kernels {'a step' if trace.steps else 'in the trace'}, the median runs for "
-            f"{duration(kernels.median_s)}{_where(trace)}."
+            f"{duration(kernels.median_s)}{f'; the longest waits are for {site}' if site else ''}."
         ),
         evidence=(
             share_evidence(reading, waited, late_s, MIN_LATE_SHARE),
@@ -169,13 +169,6 @@ def _prescriptions() -> tuple[Prescription, ...]:
             effort="minutes",
         ),
     )
-
-
-def _where(trace: TraceRecord) -> str:
-    if not trace.code_sites:
-        return ""
-    site = max(trace.code_sites, key=lambda site: site.n_operators)
-    return f"; most are launched by {place(site.site, site.function)}"
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

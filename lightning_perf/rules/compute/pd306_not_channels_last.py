@@ -7,8 +7,7 @@ from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, repl
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
-    device_savings,
-    is_worth_saying,
+    on_path_s,
     share_evidence,
     work_share,
 )
@@ -27,8 +26,8 @@ MIN_HALF_FRACTION = 0.5
 DOCS = """\
 ## What it measures
 In a profiler window of a model that spends at least 30 % of its kernels' time in convolutions, mostly in 16 bit: the
-time in kernels that only convert between the layouts NCHW and NHWC. Operators of one step are then replayed with their
-images in channels_last.
+time on the critical path in kernels that only convert between the layouts NCHW and NHWC. Operators of one step are then
+replayed with their images in channels_last.
 
 ## Why it costs
 Matrix units convolve with channels last. Tensors with channels first are converted before each convolution and back
@@ -60,20 +59,21 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     kernels = reading.trace.kernels
     share = work_share(reading.trace, "convolution")
-    if kernels is None or share < MIN_CONVOLUTION_SHARE or reading.share(kernels.layout_s) < MIN_SHARE:
+    if kernels is None or share < MIN_CONVOLUTION_SHARE:
+        return None
+    spent_s = on_path_s(reading.trace, kernels.layout_s)
+    if reading.share(spent_s) < MIN_SHARE:
         return None
     half_s = sum(kernels.matrix_precisions.get(precision, 0.0) for precision in HALF)
     if half_s < MIN_HALF_FRACTION * kernels.matrix_s:
-        return None
-    if not is_worth_saying(reading, device_savings(reading, 0.0, kernels.layout_s)[1]):
         return None
     return Diagnosis(
         CODE,
         NAME,
         CATEGORY,
-        f"{percent(reading.share(kernels.layout_s))} of step time is spent in {kernels.layout_n} conversions of layout",
+        f"{percent(reading.share(spent_s))} of step time is spent in {kernels.layout_n} conversions of layout",
         (
-            share_evidence(reading, "converting layouts", kernels.layout_s, MIN_SHARE),
+            share_evidence(reading, "converting layouts, on the critical path", spent_s, MIN_SHARE),
             Evidence(
                 metric="convolutions in the kernels' time",
                 value=share,
@@ -93,6 +93,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             ),
         ),
         "channels_last runs these operators",
+        at_stake=reading.share(spent_s),
     )
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session, TraceRecord
+from lightning_perf.rules.kernel_signals import kind_path_s
+from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     ELEMENTWISE_KINDS,
     compile_prescription,
     device_reading_of,
-    device_savings,
     is_worth_saying,
-    kind_s,
+    path_s,
     share_evidence,
-    trace_finding,
-    work_s,
     work_share,
 )
 from lightning_perf.rules.wording import percent
@@ -23,13 +22,12 @@ NAME = "bandwidth-bound-elementwise"
 CATEGORY = "compute"
 
 MIN_SHARE = 0.40
-# A chain of n elementwise operators fused into one reads and writes once instead of n times: the sources give 2 to 4x.
-HIGH_SPEED_UP = 3.0
 
 DOCS = """\
 ## What it measures
-In a profiler window, the share of elementwise, normalisation, reduction and copy kernels in the time of all kernels
-but collectives. They do less than one operation for each byte, so memory decides their time, not arithmetic.
+In a profiler window, the share of elementwise, normalization, reduction and copy kernels in the computing that the step
+waits for. They do less than one operation for each byte, so memory decides their time, not arithmetic. The softmax of
+written-out attention is PD309's, converting layouts PD306's.
 
 ## Why it costs
 Each such kernel reads its whole input and writes its whole output. Fused, a chain of them reads and writes once.
@@ -53,42 +51,35 @@ the bottleneck table.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the share of kernels that memory decides with the threshold."""
+    """Report kernels that only move numbers through memory where they take most of the computing."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     trace = reading.trace
-    spent_s = kind_s(trace, *ELEMENTWISE_KINDS)
-    if trace.attention is not None:  # the softmax over scores is the attention's, PD309
-        spent_s -= min(kind_s(trace, "normalization"), trace.attention.device_s)
-    everything_s = work_s(trace)
-    if everything_s <= 0 or spent_s / everything_s < MIN_SHARE:
+    spent_s, everything_s = kind_path_s(trace, *ELEMENTWISE_KINDS), path_s(trace, "compute")
+    if everything_s <= 0 or spent_s / everything_s < MIN_SHARE or not is_worth_saying(reading, spent_s):
         return None
-    low_s, high_s = device_savings(reading, 0.0, spent_s * (1 - 1 / HIGH_SPEED_UP))
-    if not is_worth_saying(reading, high_s):
-        return None
-    return trace_finding(
-        reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(spent_s / everything_s)} of the kernels' time only moves numbers through memory. "
-            f"{_kinds(trace)}."
-        ),
-        evidence=(
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{percent(reading.share(spent_s))} of the time is kernels that only move numbers through memory. "
+        f"{_kinds(trace)}",
+        (
             Evidence(
-                metric="elementwise, normalisation, reduction and copy kernels in the kernels' time",
+                metric="elementwise, normalization, reduction and copy kernels in the computing",
                 value=spent_s / everything_s,
                 unit="fraction",
                 threshold=MIN_SHARE,
                 n=trace.n_kernels,
             ),
-            share_evidence(reading, "these kernels", spent_s),
+            share_evidence(reading, "these kernels on the critical path", spent_s),
         ),
-        prescriptions=(compile_prescription(": it fuses chains of them"),),
-        low_s=low_s,
-        high_s=high_s,
-        basis=f"these kernels at most {HIGH_SPEED_UP:g}x faster when fused",
-        confidence="medium",
+        compile_prescription(": it fuses chains of them"),
+        "torch.compile runs these operators",
+        at_stake=reading.share(spent_s),
     )
 
 

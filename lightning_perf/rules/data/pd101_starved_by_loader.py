@@ -14,7 +14,15 @@ from lightning_perf.rules.loader_plan import CORES, WorkerPlan, plan_evidence, p
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
-from lightning_perf.rules.trace_signals import Reading, is_blind, reading_of, share_evidence, trace_finding, without
+from lightning_perf.rules.trace_signals import (
+    Reading,
+    is_blind,
+    path_s,
+    reading_of,
+    share_evidence,
+    trace_finding,
+    without,
+)
 from lightning_perf.rules.wording import duration, number_of, percent
 
 CODE = "PD101"
@@ -175,7 +183,8 @@ def _in_a_trace(session: Session) -> Finding | None:
     if loader is None:
         raise Skip("the trace holds no fetches of a loader")
     gone = without(reading, "loader")
-    if gone is None or reading.share(loader.exposed_s) < MIN_SHARE:
+    exposed_s = path_s(trace, "loader")
+    if gone is None or reading.share(exposed_s) < MIN_SHARE:
         return None
     what_if, low_s, high_s = gone
     who = "the device waits for data" if trace.device is not None else "each step waits for data"
@@ -186,12 +195,12 @@ def _in_a_trace(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{percent(reading.share(loader.exposed_s))} of the time {who}. {loader.n} fetches, the median takes "
+            f"{percent(reading.share(exposed_s))} of the time {who}. {loader.n} fetches, the median takes "
             f"{duration(loader.p50_s)}, the longest {duration(loader.max_s)}; without waiting {span} would take "
             f"{duration(what_if.low_s)} to {duration(what_if.high_s)}."
         ),
         evidence=(
-            share_evidence(reading, f"share of the time {who}", loader.exposed_s, MIN_SHARE),
+            share_evidence(reading, f"share of the time {who}", exposed_s, MIN_SHARE),
             share_evidence(reading, "host waiting for data, waits behind kernels included", loader.total_s),
             Evidence(metric="time of a fetch", value=loader.p50_s, unit="s", n=loader.n),
             Evidence(metric="longest fetch", value=loader.max_s, unit="s", n=loader.n),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.rank_signals import waited_s
+from lightning_perf.rules.rank_signals import small_part, waited_s
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
     is_blind,
+    path_s,
     per_step,
     reading_of,
     share_evidence,
@@ -26,9 +27,10 @@ MIN_SHARE = 0.10
 DOCS = """\
 ## What it measures
 In a profiler window, the time in which collectives ran and no other kernel did, as a share of the time (on a CPU: the
-time in collectives). Where other ranks are known, by their traces or by what they told at an epoch's end, the part in
-which this rank waited for later ranks is left out: that is PD701's. Without their traces the step with least of it
-counts for all: ranks on busy machines take turns in being late, and in that step this one came last.
+time in collectives). Many small collectives are PD708's, and collectives after which the host is late because it
+waited for them are PD501's. Where other ranks are known, by their traces or by what they reported at an epoch's end,
+the part in which this rank waited for later ranks is left out: that is PD701's. Without their traces the step with
+least of it counts for all: ranks on busy machines take turns in being late, and in that step this one came last.
 
 ## Why it costs
 Gradients are exchanged while backward still computes others: what of it runs after or between the computing makes the
@@ -113,10 +115,11 @@ def check(session: Session) -> Finding | None:
         return None
     waiting_s = waited_s(session, reading)
     is_compared = communication.waiting_s is not None
-    exposed_s = communication.exposed_s
+    exposed_s = path_s(trace, "communication")
     if not is_compared and communication.least_exposed_s is not None:
         exposed_s = min(exposed_s, communication.least_exposed_s * len(trace.steps))
-    exposed_s -= waiting_s
+    # Small ones are PD708's.
+    exposed_s = (exposed_s - waiting_s) * (1 - small_part(reading))
     if reading.share(exposed_s) < MIN_SHARE:
         return None
     gone = without(reading, "communication")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Communication, Evidence, Finding, Prescription, Session
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.rank_signals import MIN_SMALL_PER_STEP, small_part
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import is_blind, reading_of, share_evidence, trace_finding, without
+from lightning_perf.rules.trace_signals import is_blind, path_s, reading_of, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD708"
 NAME = "many-small-collectives"
 CATEGORY = "distributed"
 
-MIN_PER_STEP = 50
-# A MiB takes at least this long over the links that GPUs have (about 10 to 100 GB/s): shorter ones moved less.
-MAX_MEDIAN_S = 100e-6
 MIN_SHARE = 0.02
 
 DOCS = """\
@@ -51,10 +49,10 @@ def check(session: Session) -> Finding | None:
     communication = reading.trace.communication
     if communication is None or not reading.trace.steps:
         return None
-    small = _small_per_step(communication)
-    part = min(1.0, small / communication.n_per_step) if communication.n_per_step > 0 else 0.0
-    exposed_s = part * communication.exposed_s
-    if small <= MIN_PER_STEP or reading.share(exposed_s) < MIN_SHARE:
+    part = small_part(reading)
+    small = part * communication.n_per_step
+    exposed_s = part * path_s(reading.trace, "communication")
+    if not part or reading.share(exposed_s) < MIN_SHARE:
         return None
     gone = without(reading, "communication")
     return trace_finding(
@@ -67,7 +65,7 @@ def check(session: Session) -> Finding | None:
             f"time. The median takes {duration(communication.median_s or 0.0)}."
         ),
         evidence=(
-            Evidence(metric="small collectives a step", value=small, unit="count", threshold=MIN_PER_STEP),
+            Evidence(metric="small collectives a step", value=small, unit="count", threshold=MIN_SMALL_PER_STEP),
             share_evidence(reading, "small collectives while no other kernel ran", exposed_s, MIN_SHARE),
         ),
         prescriptions=(
@@ -86,11 +84,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _small_per_step(communication: Communication) -> float:
-    if communication.small_per_step is not None:
-        return communication.small_per_step
-    is_small = communication.median_s is not None and communication.median_s < MAX_MEDIAN_S
-    return communication.n_per_step if is_small else 0.0
-
-
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD702",))
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -11,6 +11,7 @@ from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     idle_limit_s,
+    path_s,
     per_step,
     place,
     share_evidence,
@@ -29,9 +30,10 @@ MIN_SHARE = 0.10
 
 DOCS = """\
 ## What it measures
-In a profiler window, the time that the device had nothing to do because the host had waited for it and so launched
-late: after `.item()`, `.cpu()`, `nonzero()`, a blocking copy, an explicit synchronisation. Neither the number of such
-calls nor the time that the host waits in them counts: while the host waits for a busy device nothing is lost yet.
+In a profiler window, the time that the device had nothing to compute because the host waited for it and so launched
+late: the device was idle, or ran only collectives, beside which no other work was launched. The host waits in
+`.item()`, `.cpu()`, `nonzero()`, a blocking copy, an explicit synchronization. Neither the number of such calls nor the
+time that the host waits in them counts: while the host waits for a busy device nothing is lost yet.
 
 Without a window, the lines of your own code that a few sampled steps were seen to wait at, or, on a CPU, would wait at
 on a device: in at least every other step. There the share of the step that the calls themselves took is charged, no
@@ -143,7 +145,8 @@ def _prescription(at: str) -> Prescription:
 def _from_trace(session: Session) -> Finding | None:
     reading, _ = device_reading_of(session)
     syncs = reading.trace.syncs
-    lost_s = min(syncs.idle_after_s or 0.0, idle_limit_s(reading)) if syncs is not None else 0.0
+    delayed_s = path_s(reading.trace, "sync_communication")
+    lost_s = min(path_s(reading.trace, "sync"), idle_limit_s(reading)) + delayed_s
     if syncs is None or reading.share(lost_s) < MIN_SHARE:
         return None
     gone = without(reading, "sync")
@@ -155,11 +158,13 @@ def _from_trace(session: Session) -> Finding | None:
         name=NAME,
         category=CATEGORY,
         summary=(
-            f"{percent(reading.share(lost_s))} of the time the device is idle because the host had waited for it. "
+            f"{percent(reading.share(lost_s))} of the time the device has nothing to compute because the host waits "
+            f"for it and launches late. "
             f"{_costliest(sites)}; such waits: {per_step(reading, n)}."
         ),
         evidence=(
-            share_evidence(reading, "device idle after the host had waited", lost_s, MIN_SHARE),
+            share_evidence(reading, "device idle after the host had waited", lost_s - delayed_s, MIN_SHARE),
+            *((share_evidence(reading, "only collectives while it waited", delayed_s),) if delayed_s else ()),
             *(
                 Evidence(
                     metric=f"idle after {place(s.site, s.function)} ({s.call})",
@@ -177,13 +182,13 @@ def _from_trace(session: Session) -> Finding | None:
         prescriptions=(_prescription(_at(sites)),),
         low_s=gone[1] if gone else 0.0,
         high_s=min(lost_s, gone[2]) if gone else lost_s,
-        basis="at most the device's idle time after the waits; nothing, if another wait takes their place",
+        basis="at most the time that the device computes nothing; nothing, if another wait takes their place",
     )
 
 
 def _costliest(sites: list[SyncSite]) -> str:
     if not sites:
-        return "The trace does not tell where"
+        return "The trace does not show where"
     site = sites[0]
     return (
         f"{place(site.site, site.function)} costs most: {site.n} x {site.call}, "

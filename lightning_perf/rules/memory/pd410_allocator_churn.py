@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Allocator, Evidence, Finding, Prescription, Session, TraceRecord
+from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import device_reading_of, per_step, share_evidence, trace_finding, without
+from lightning_perf.rules.trace_signals import (
+    device_reading_of,
+    path_s,
+    per_step,
+    share_evidence,
+    trace_finding,
+    without,
+)
 from lightning_perf.rules.wording import percent
 
 CODE = "PD410"
@@ -46,11 +53,10 @@ def check(session: Session) -> Finding | None:
     allocator = reading.trace.allocator
     if allocator is None:
         raise Skip("the trace holds no calls of the driver")
-    exposed_s = max(0.0, allocator.exposed_s - _startup_s(reading.trace, allocator))
+    exposed_s = path_s(reading.trace, "allocator")
     if reading.share(exposed_s) < MIN_SHARE:
         return None
     gone = without(reading, "allocator")
-    part = exposed_s / allocator.exposed_s
     calls = ", ".join(f"{call.name}: {per_step(reading, call.n)}" for call in allocator.calls[:2])
     return trace_finding(
         reading,
@@ -74,18 +80,10 @@ def check(session: Session) -> Finding | None:
                 code=_setting(device.kind),
             ),
         ),
-        low_s=part * gone[1] if gone else 0.0,
-        high_s=min(exposed_s, part * gone[2]) if gone else exposed_s,
+        low_s=gone[1] if gone else 0.0,
+        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
         basis="the calls, during which the device had nothing to do",
     )
-
-
-def _startup_s(trace: TraceRecord, allocator: Allocator) -> float:
-    """Seconds of such calls that only start the program: in a trace with steps they lie before these."""
-    if trace.steps or trace.startup is None:
-        return 0.0
-    names = {call.name for call in allocator.calls}
-    return sum(call.total_s for call in trace.startup.calls if call.name in names)
 
 
 def _setting(kind: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
+from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
+from lightning_perf.rules.trace_signals import is_blind, launching_s, path_s, reading_of, share_evidence
 from lightning_perf.rules.wording import percent
 
 CODE = "PD904"
@@ -14,9 +16,19 @@ CATEGORY = "quality"
 # The loop's own remainder is about 1 to 3 % of a short step; more than this hides something.
 MAX_SHARE = 0.05
 
+_LATE = ("between", "launch")
+_MEANING = {
+    "between": "host time between operators while the device waits",
+    "launch": "host time in operators while the device waits",
+    "blocked": "while the host waits for the device, which is idle",
+    "queue": "while the device is idle though its work was launched",
+    "edges": "before the first and after the last work of the device",
+}
+
 DOCS = """\
 ## What it measures
-The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name.
+The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name. In a trace
+without timed steps, the time on the critical path that no rule explains, and where it is spent.
 
 ## Why it costs
 A finding about phases says nothing of time that is in none. Shares of the others are upheld, but a cause may hide in
@@ -39,7 +51,9 @@ The bound of 3 % that this project sets itself for its demo, with room for short
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the phase ``other`` with the bound."""
+    """Compare the phase ``other``, or what no cause in a trace explains, with the bound."""
+    if session.steady is None and session.windows:
+        return _in_a_trace(session)
     steady = steady_of(session)
     # What ranks wait for one another there has a name.
     named = share_of(one for one in steady.named if one.phase == "other")
@@ -68,6 +82,46 @@ def check(session: Session) -> Finding | None:
                 safety="exact",
                 effort="minutes",
                 code='Trainer(..., profiler="simple")',
+            ),
+        ),
+    )
+
+
+def _in_a_trace(session: Session) -> Finding | None:
+    reading = reading_of(session)
+    trace = reading.trace
+    if is_blind(trace):
+        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
+    is_explained = trace.device is not None and is_launch_bound(reading, launching_s(trace))
+    parts = {words: path_s(trace, cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
+    unexplained_s = sum(parts.values())
+    if reading.share(unexplained_s) <= MAX_SHARE:
+        return None
+    tiny = tiny_operators(session, reading)
+    unexplained_s -= tiny.saved_s if tiny is not None else 0.0
+    if reading.share(unexplained_s) <= MAX_SHARE:
+        return None
+    words, _ = max(parts.items(), key=lambda item: item[1])
+    words = words if trace.device is not None else words.removesuffix(" while the device waits")
+    site = late_place(trace)
+    where = f", longest for {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
+    return Finding(
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        severity="info",
+        summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, most of it {words}{where}.",
+        evidence=(
+            share_evidence(reading, "unexplained", unexplained_s, MAX_SHARE),
+            *(share_evidence(reading, words, seconds) for words, seconds in parts.items() if seconds),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="record the trace with Python stacks: they show which line the host is in",
+                safety="exact",
+                effort="minutes",
+                code="torch.profiler.profile(..., with_stack=True)",
             ),
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Copies, Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule
-from lightning_perf.rules.trace_signals import device_reading_of, place, share_evidence, trace_finding, without
+from lightning_perf.rules.trace_signals import device_reading_of, path_s, place, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import percent
 
 CODE = "PD201"
@@ -17,8 +17,8 @@ MIN_SHARE = 0.03
 
 DOCS = """\
 ## What it measures
-In a profiler window, the seconds in which copies from pageable memory ran and no kernel did, as a share of the time.
-How many copies there are does not count: thousands of small ones may cost nothing.
+In a profiler window, the seconds in which copies from pageable memory ran, no kernel did, and the step did not wait for
+the host, as a share of the time. How many copies there are does not count: thousands of small ones may cost nothing.
 
 ## Why it costs
 The device can only read memory that is pinned. A pageable copy goes through a pinned buffer of the driver, the host
@@ -47,9 +47,9 @@ def check(session: Session) -> Finding | None:
     """Charges copies from pageable memory with the time in which no kernel ran."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
-    if copies is None or reading.share(copies.h2d_pageable_exposed_s) < MIN_SHARE:
+    exposed_s = path_s(reading.trace, "pageable_copy")
+    if copies is None or reading.share(exposed_s) < MIN_SHARE:
         return None
-    exposed_s = copies.h2d_pageable_exposed_s
     gone = without(reading, "pageable_copy")
     is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
     return trace_finding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule
-from lightning_perf.rules.trace_signals import device_reading_of, share_evidence, trace_finding
+from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding
 from lightning_perf.rules.wording import percent
 
 CODE = "PD202"
@@ -19,8 +19,8 @@ REMOVABLE_PART = 0.75
 
 DOCS = """\
 ## What it measures
-In a profiler window, the seconds in which copies from pinned memory to the device ran and no kernel did, as a share of
-the time. Copies from pageable memory are PD201's.
+In a profiler window, the seconds in which copies from pinned memory to the device ran, no kernel did, and the step did
+not wait for the host, as a share of the time. Copies from pageable memory are PD201's.
 
 ## Why it costs
 A device has engines of its own for copies: the next batch can be copied while kernels work on this one. In Lightning's
@@ -51,7 +51,7 @@ def check(session: Session) -> Finding | None:
     copies = reading.trace.copies
     if copies is None:
         return None
-    exposed_s = max(0.0, copies.h2d_exposed_s - copies.h2d_pageable_exposed_s)
+    exposed_s = path_s(reading.trace, "transfer")
     if reading.share(exposed_s) < MIN_SHARE:
         return None
     overlap_s = min(exposed_s, device.compute_s)

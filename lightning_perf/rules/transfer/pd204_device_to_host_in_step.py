@@ -6,6 +6,7 @@ from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
+    path_s,
     per_step,
     place,
     share_evidence,
@@ -23,7 +24,7 @@ MIN_SHARE = 0.02
 
 DOCS = """\
 ## What it measures
-In a profiler window, the seconds in which copies from the device to the host ran inside the steps and no kernel did.
+In a profiler window, the seconds in which copies from the device to the host ran inside the steps and nothing else did.
 What the device loses because the host waits for such a copy is PD501's.
 
 ## Why it costs
@@ -52,10 +53,10 @@ def check(session: Session) -> Finding | None:
     """Charges copies to the host with the time in which no kernel ran."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
-    if copies is None or reading.share(copies.d2h_exposed_s) < MIN_SHARE:
+    exposed_s = path_s(reading.trace, "device_to_host")
+    if copies is None or reading.share(exposed_s) < MIN_SHARE:
         return None
     gone = without(reading, "device_to_host")
-    exposed_s = copies.d2h_exposed_s
     sites = [site for site in copies.sites if site.direction == "d2h"]
     where = f", most by {place(sites[0].site, sites[0].function)}" if sites else ""
     return trace_finding(

@@ -1,0 +1,146 @@
+"""What the host costs a step in a trace by launching operators late, and where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
+
+from .host_signals import MIN_REPEATS, is_computing
+from .trace_signals import MIN_LATE_SHARE, Reading, code_limit_s, idle_limit_s, launching_s, path_of, place
+from .wording import duration
+
+# A launch costs 5 to 10 us, the operators around it up to some hundred. What is later than this for each kernel is not
+# launching: something else ran in between.
+MAX_LATE_PER_KERNEL_S = 1e-3
+
+# A launch takes the host 5 to 10 us and the operator around it some times that: kernels shorter than 20 us (median)
+# are over before the next one is there.
+MAX_MEDIAN_KERNEL_S = 20e-6
+
+MIN_OPERATORS = 1_000
+MAX_MEAN_S = 10e-6
+# Recording Python stacks makes each tiny operator several times as long.
+MAX_MEAN_WITH_STACKS_S = 40e-6
+# As for PD202: from 5 % on it decides something.
+MIN_TINY_SHARE = 0.05
+
+
+class TinyOperators(NamedTuple):
+    """What runs as tiny operators.
+
+    Attributes:
+        cost_s: Seconds of the trace that it costs.
+        saved_s: Of these, what vectorising could save at most.
+        summary: Its sentence.
+        mean_s: Mean operator.
+        n: Operators.
+        is_at_a_line: Whether it is a loop in a function that is known.
+    """
+
+    cost_s: float
+    saved_s: float
+    summary: str
+    mean_s: float
+    n: int
+    is_at_a_line: bool = False
+
+
+def is_launch_bound(reading: Reading, late_s: float) -> bool:
+    """Return whether so many seconds of late launches decide how long a step takes, and are due to launching."""
+    trace = reading.trace
+    median_s = trace.kernels.median_s if trace.kernels is not None else None
+    is_short = median_s is not None and median_s < MAX_MEDIAN_KERNEL_S
+    is_much = late_s >= MIN_LATE_SHARE * trace.span_s
+    return is_short and is_much and late_s <= MAX_LATE_PER_KERNEL_S * max(1, trace.n_kernels)
+
+
+def late_place(trace: TraceRecord) -> str:
+    """Return what the device waited for longest because it was launched late; empty where that is not known."""
+    late = path_of(trace).late
+    return place(late[0].site, late[0].function) if late else ""
+
+
+def max_mean_s(trace: TraceRecord) -> float:
+    """Return the mean below which operators are tiny."""
+    return MAX_MEAN_WITH_STACKS_S if trace.has_stacks else MAX_MEAN_S
+
+
+def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
+    """Return the loop of tiny operators that costs most, else all tiny operators; None where they cost little.
+
+    On a device that is launch-bound all tiny operators together are PD303's.
+    """
+    others = [one for one in session.sync_calls.loops if not is_computing(one)] if session.sync_calls else []
+    trace = reading.trace
+    found = _in_a_loop(reading, others)
+    if found is None and (trace.device is None or not is_launch_bound(reading, launching_s(trace))):
+        found = _in_general(reading, others)
+    return found if found is not None and reading.share(found.cost_s) >= MIN_TINY_SHARE else None
+
+
+def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
+    """The costliest function that repeats a tiny operator, but for those of other rules' loops."""
+    named = {f"{os.path.basename(loop.file)}:{loop.first_line}" for loop in others}
+    trace = reading.trace
+    loops = [
+        site
+        for site in trace.code_sites
+        if site.max_repeats >= MIN_REPEATS
+        and site.host_s <= max_mean_s(trace) * site.n_operators
+        and os.path.basename(site.site) not in named
+    ]
+    if not loops:
+        return None
+    cost_s, site = max(
+        ((_cost_s(reading, one.n_operators, one.host_s, one), one) for one in loops), key=lambda pair: pair[0]
+    )
+    return TinyOperators(
+        cost_s,
+        cost_s * (1 - 1 / site.max_repeats),
+        f"{place(site.site, site.function)} calls {site.top_operator} up to {site.max_repeats} times in a loop, "
+        f"{_operators(reading, site)}",
+        site.host_s / site.n_operators,
+        site.n_operators,
+        is_at_a_line=True,
+    )
+
+
+def _operators(reading: Reading, site: CodeSite) -> str:
+    n = site.n_operators / reading.n_steps
+    what = f"{n:.0f} operators " + ("a step" if reading.trace.steps else "in all")
+    return f"{what} of {duration(site.host_s / site.n_operators)} each"
+
+
+def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
+    trace = reading.trace
+    mean_s = trace.operator_mean_s or 0.0
+    n = trace.n_operators - round(reading.n_steps * sum(loop.operators_per_step for loop in others))
+    if n <= MIN_OPERATORS * reading.n_steps or mean_s >= max_mean_s(trace):
+        return None
+    cost_s = _cost_s(reading, n, n * mean_s)
+    count = f"{n / reading.n_steps:.0f} operators {'a step' if trace.steps else 'in the trace'}"
+    hint = "" if trace.has_stacks else '; with_stack=True in PerfDoctor(profiler={"with_stack": True}) shows where'
+    return TinyOperators(
+        cost_s,
+        cost_s * (1 - MIN_OPERATORS * reading.n_steps / n),
+        f"{count} of {duration(mean_s)} each{hint}",
+        mean_s,
+        n,
+    )
+
+
+def _cost_s(reading: Reading, n_operators: int, host_s: float, site: CodeSite | None = None) -> float:
+    """On a device, its idle time; on a CPU, the operators and their part of the time between operators."""
+    trace = reading.trace
+    part = n_operators / trace.n_operators
+    if trace.device is None:
+        between_s = sum(step.categories.get("other", 0.0) for step in trace.windows)
+        return min(host_s + part * between_s, code_limit_s(reading))
+    late = path_of(trace).late
+    if site is None or not late:
+        return min(launching_s(trace), idle_limit_s(reading)) * part
+    at_site_s = sum(one.total_s for one in late if (one.site, one.function) == (site.site, site.function))
+    return min(at_site_s, launching_s(trace), idle_limit_s(reading))
