@@ -1,8 +1,9 @@
-"""Runs cases: each in a process forked from this one, which has imported torch and Lightning once for all.
+"""Runs cases, each in a process forked from this one, which has imported torch and Lightning once for all.
 
 A case runs as ``lightning-perf run -- python CASE`` would run it, and is timed as ``lightning-perf trial`` times an
-arm: the same job file, the same wrapper around ``Trainer``. Only the imports are saved. Memory that a run has freed
-stays its own (``keep_heap``).
+arm: the same job file, the same wrapper around ``Trainer``. Only the imports are saved. Each run is a first run: its
+cache folder is empty, so that nothing is known of the machine but what the run itself measures. Memory that a run has
+freed stays its own (``keep_heap``).
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ import torch
 from case import Case
 
 from lightning_perf import load
-from lightning_perf.probes.ceilings import cached, measured_in_child
 from lightning_perf.records import SESSION_FILE, Session
-from lightning_perf.stats.roofline import speed_up
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
 
@@ -60,23 +59,27 @@ class Order(NamedTuple):
     Attributes:
         case: The case.
         mode: ``run``: with PerfDoctor. ``trial``: timed, without it.
-        is_mended: Whether the fault is taken out.
+        is_mended: Whether the fault is taken out, or ``treatments`` are applied where there are any.
+        code: The finding whose fix is timed; empty where the case's own fix is.
+        treatments: That fix; the script stays as it is. Empty for the case's own fix.
     """
 
     case: Case
     mode: str
     is_mended: bool = False
+    code: str = ""
+    treatments: tuple[str, ...] = ()
 
 
 class Ended(NamedTuple):
-    """What became of it.
+    """The result of one run.
 
     Attributes:
-        order: What was asked for.
-        session: Of a diagnosed run.
-        result: Of a timed run.
+        order: The run that was requested.
+        session: Session of a diagnosed run.
+        result: Result of a timed run.
         error: Why there is neither; empty otherwise.
-        wall_s: What it took.
+        wall_s: Its duration.
     """
 
     order: Order
@@ -105,30 +108,14 @@ def keep_heap() -> None:
             mallopt(parameter, value)
 
 
-def measure_ceilings(n_threads: int) -> None:
-    """What a run of some minutes measures at its end, once for all runs on this machine, and keeps."""
-    torch.set_num_threads(n_threads)
-    if cached(torch.device("cpu")) is None:
-        _, reason = measured_in_child(torch.device("cpu"))
-        if reason:
-            print(f"this CPU's ceilings are not known with {n_threads} threads: {reason}", file=sys.stderr)
-
-
-def has_fast_bf16() -> bool:
-    """Whether 16-bit matrix products were measured to be faster than 32-bit ones on this CPU."""
-    ceilings = cached(torch.device("cpu"))
-    return ceilings is not None and speed_up(ceilings, "fp32") is not None
-
-
-def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, told: Callable[[Ended], None]) -> list[Ended]:
-    """Runs all, in order, each on cores of its own; one that needs more than there are gets all of them.
+def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, show: Callable[[Ended], None]) -> list[Ended]:
+    """Run all orders in turn, each on cores of its own; one that needs more cores than there are gets all of them.
 
     Args:
         orders: The runs.
-        n_cores: Cores in use.
-        n_at_once: Runs beside one another at most. Cores share caches, memory and, on many a virtual machine, what
-            computes: a run that is timed wants to be alone.
-        told: Called with each as it ends.
+        n_cores: Number of cores in use.
+        n_at_once: Largest number of runs at once. Cores share caches and memory bandwidth, so timed runs are run alone.
+        show: Called with the result of each run.
     """
     free = sorted(os.sched_getaffinity(0))[:n_cores]
     waiting, running, ended = list(orders), [], []
@@ -140,7 +127,7 @@ def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, told: Callabl
             running.remove(run)
             free += run.cores
             ended.append(run.end())
-            told(ended[-1])
+            show(ended[-1])
     return ended
 
 
@@ -155,9 +142,11 @@ class _Running:
         self._started_s = time.monotonic()
         self._code: int | None = None
         script = self._home / order.case.script.name
-        script.write_text(order.case.mended() if order.is_mended else order.case.script.read_text(encoding="utf-8"))
+        is_changed = order.is_mended and not order.treatments
+        script.write_text(order.case.mended() if is_changed else order.case.script.read_text(encoding="utf-8"))
         job = _job(order, self._home / "job")
-        environment = {**environment_for(job, job.write()), **HEAP_VARIABLES}
+        cache = {"XDG_CACHE_HOME": str(self._home / "cache")}
+        environment = {**environment_for(job, job.write()), **HEAP_VARIABLES, **cache}
         log = (self._home / "log").open("wb")
         if order.case.own_process:
             command = [sys.executable, str(script)]
@@ -200,7 +189,7 @@ class _Running:
 
 
 def _job(order: Order, folder: Path) -> Job:
-    doses = order.case.treatments if order.is_mended else ()
+    doses = (order.treatments or order.case.treatments) if order.is_mended else ()
     if order.mode == "run":
         doctor: dict[str, Any] = {**DOCTOR, "out_dir": str(folder.parent / "out")}
         return Job(mode="run", folder=str(folder), doses=doses, doctor=doctor)
@@ -217,7 +206,8 @@ def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], lo
         os.environ.update(environment)
         os.chdir(script.parent)
         os.sched_setaffinity(0, cores)
-        torch.set_num_threads(len(cores))  # as torch does by itself where it is imported on so many cores
+        # As torch does by itself where it is imported on so many cores.
+        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", len(cores))))
         sys.argv = [str(script)]
         sys.path[0] = str(script.parent)
         enter(importlib.import_module("lightning.pytorch.trainer.trainer"))
