@@ -57,8 +57,8 @@ class Case(NamedTuple):
         expect: Codes that name the true cause; empty where it is healthy.
         second: The code of the smaller fault; empty where there is one fault at most.
         half: ``tune`` or ``score``.
-        fix: Text of the script → what stands there once it is mended.
-        treatments: Treatments that mend it.
+        fix: Text of the script → its replacement, which removes the fault.
+        treatments: Treatments that remove the fault.
         own_process: Whether it needs a process that was not forked.
         n_cores: Cores that it may use.
         is_fast: Whether it belongs to the subset of the tests.
@@ -83,28 +83,28 @@ class Case(NamedTuple):
 
     @property
     def has_fix(self) -> bool:
-        """Whether there is a mended version to measure."""
+        """Whether the case without its fault can be measured."""
         return bool(self.fix or self.treatments)
 
     def mended(self) -> str:
-        """The script's text with the fault taken out; unchanged where treatments do it.
+        """Return the script without its fault; unchanged where treatments remove the fault.
 
         Raises:
-            ValueError: A text to replace does not stand in the script just once.
+            ValueError: A text to replace does not occur exactly once.
         """
         head, text = _parted(self.script.read_text(encoding="utf-8"))
         for old, new in self.fix.items():
             if text.count(old) != 1:
-                raise ValueError(f"{self.script}: {old!r} stands in it {text.count(old)} times, expected once")
+                raise ValueError(f"{self.script}: {old!r} occurs {text.count(old)} times, expected once")
             text = text.replace(old, new)
         return head + text
 
 
 def read(path: Path, kind: Kind) -> Case:
-    """Reads the top of a script.
+    """Read what a script states about itself.
 
     Raises:
-        ValueError: It does not say what is known about it, or not in this form.
+        ValueError: Its docstring does not have the expected form.
     """
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
@@ -132,7 +132,7 @@ def read(path: Path, kind: Kind) -> Case:
 
 
 def read_all() -> list[Case]:
-    """Every case, by kind and name."""
+    """Return every case, by kind and name."""
     return [read(path, kind) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.py"))]
 
 
@@ -150,6 +150,6 @@ def _listed(value: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """The docstring, which quotes what is to be replaced, and the rest."""
+    """Return the docstring, which quotes the texts to replace, and the rest."""
     end = text.index('"""', text.index('"""') + 3) + 3
     return text[:end], text[end:]

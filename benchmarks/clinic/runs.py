@@ -30,16 +30,16 @@ from lightning_perf.records import SESSION_FILE, Session
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
 
-# A window as a run of some minutes opens by itself, and the loader taken apart where it was waited for: these trainings
-# last seconds. The reports would only be thrown away.
+# A profiler window as a run of some minutes opens by itself, and a loader probe where the run waits for data: these
+# trainings last seconds. Reports are not read.
 DOCTOR = {"schedule": [20, 2, 5, 1], "probe_data": True, "reports": ["json"]}
 
-# glibc's mallopt: parameter → value. Freed memory is not given back, and none is mapped for a tensor of its own.
+# glibc's mallopt: parameter → value. Freed memory is kept, and no tensor gets a mapping of its own.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 HEAP = {_M_TRIM_THRESHOLD: 2**30, _M_MMAP_MAX: 0}
 HEAP_VARIABLES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_MAX_": "0"}
 
-ENDLESS = 10**9  # steps: a training that is timed comes to its own end
+ENDLESS = 10**9  # steps: a timed training runs to its own end
 PATIENCE_S = 120.0
 PRELOADED = (
     "lightning.pytorch",
@@ -59,7 +59,7 @@ class Order(NamedTuple):
     Attributes:
         case: The case.
         mode: ``run``: with PerfDoctor. ``trial``: timed, without it.
-        is_mended: Whether the fault is taken out, or ``treatments`` are applied where there are any.
+        is_mended: Whether the fault is removed, or ``treatments`` are applied where there are any.
         code: The finding whose fix is timed; empty where the case's own fix is.
         treatments: That fix; the script stays as it is. Empty for the case's own fix.
     """
@@ -90,17 +90,17 @@ class Ended(NamedTuple):
 
 
 def preload() -> None:
-    """Imports what each case needs; starts no thread, so that forking is safe."""
+    """Import what each case needs; start no thread, so that forking is safe."""
     for name in PRELOADED:
         importlib.import_module(name)
     keep_heap()
 
 
 def keep_heap() -> None:
-    """Lets this process, and those forked from it, keep what they free.
+    """Let this process, and those forked from it, keep the memory that they free.
 
-    Else the C library gives memory back, and asks for it again, in each step or in none, by what happens to lie at the
-    heap's end: mended cases took 1.2 and 1.3 times as long as the broken ones.
+    Otherwise the C library returns memory and requests it again in each step or in none, depending on what lies at the
+    end of the heap: cases without their fault took 1.2 and 1.3 times as long as with it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
@@ -165,7 +165,7 @@ class _Running:
         log.close()
 
     def is_over(self) -> bool:
-        """Whether it ended; one that takes too long is ended."""
+        """Return whether it ended; kill it where it takes too long."""
         if self._code is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -175,7 +175,7 @@ class _Running:
         return self._code is not None
 
     def end(self) -> Ended:
-        """What it left."""
+        """Return its session or result, or why there is none, and remove its folder."""
         session, result, error = None, read_result(self._home / "job"), ""
         path = self._home / "out" / SESSION_FILE
         if path.exists():
@@ -197,7 +197,7 @@ def _job(order: Order, folder: Path) -> Job:
 
 
 def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], log: int) -> None:
-    """In the forked process; never returns."""
+    """Run the script in the forked process; never returns."""
     code = 1
     try:
         os.setsid()
@@ -215,7 +215,7 @@ def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], lo
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001 - told in the log; this process must not go on as the runner
+    except BaseException:  # noqa: BLE001 - logged; this process must not go on as the runner
         traceback.print_exc()
     finally:
         sys.stdout.flush()

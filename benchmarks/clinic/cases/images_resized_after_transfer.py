@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader
 
 
 class Net(LightningModule):
@@ -29,7 +29,7 @@ class Net(LightningModule):
         return self(batch).square().mean()
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
-        images = [Image.fromarray(image) for image in batch[0].numpy()]
+        images = [Image.fromarray(image) for image in batch.numpy()]
         small = [np.asarray(image.resize((16, 16), Image.LANCZOS)) for image in images]  # costs time
         return torch.from_numpy(np.stack(small)).flatten(1) / 255
 
@@ -37,9 +37,8 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
-data = TensorDataset(torch.randint(256, (960, 192, 192), dtype=torch.uint8))
-batches = BatchSampler(RandomSampler(data), batch_size=16, drop_last=True)
-loader = DataLoader(data, sampler=batches, batch_size=None)
+batches = [torch.randint(256, (16, 192, 192), dtype=torch.uint8) for _ in range(60)]
+loader = DataLoader(batches, batch_size=None, shuffle=True)
 
 trainer = Trainer(
     max_epochs=4,

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 class Table(nn.Module):
     def __init__(self):
         super().__init__()
-        self.unpacked = (np.arange(1_000_000, dtype=np.float32) % 97).tobytes()
+        self.unpacked = (np.arange(3_000_000, dtype=np.float32) % 97).tobytes()
         self.packed = zlib.compress(self.unpacked)
 
     def forward(self, x):

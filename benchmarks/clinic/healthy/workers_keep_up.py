@@ -16,10 +16,10 @@ torch.set_num_threads(1)
 
 class Files(Dataset):
     def __len__(self):
-        return 1600
+        return 800
 
     def __getitem__(self, index):
-        time.sleep(0.0004)  # the disk
+        time.sleep(0.001)  # the disk
         return torch.full((64,), index * 1e-4)
 
 
@@ -37,7 +37,7 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
 
 
-loader = DataLoader(Files(), batch_size=8, num_workers=2, persistent_workers=True, prefetch_factor=4)
+loader = DataLoader(Files(), batch_size=4, num_workers=2, persistent_workers=True, prefetch_factor=4)
 
 trainer = Trainer(
     max_epochs=2,
