@@ -290,6 +290,16 @@ def test_page_keeps_the_other_caps_when_one_is_saved(saved_to: Path) -> None:
     assert (saved_to / "clinic.json").read_bytes() == before
 
 
+def test_refused_section_stays_when_another_is_saved(saved_to: Path) -> None:
+    names = {"a", "b"}
+    whole = section(outcome(case="a"), outcome(case="b"))
+    page.save({"none": whole}, names)
+    part = section(outcome(case="a"), is_whole=False)
+    under = section(outcome(case="a"), cap="avx2", is_whole=False)
+    assert len(page.save({"none": part, "avx2": under}, names)) == 1
+    assert results.read(saved_to / "clinic.json") == {"none": whole, "avx2": under}
+
+
 def test_no_page_is_written_when_only_a_cap_was_run(saved_to: Path) -> None:
     assert page.save({"avx2": section(outcome(), cap="avx2", is_whole=False)}, {"a"}) == []
     assert (saved_to / "clinic.json").exists()

@@ -134,12 +134,15 @@ def _score_cells(sums: Score) -> tuple[str, ...]:
 
 
 def _runs(sections: Iterable[Section]) -> str:
+    head = ("cap", "set by", "arguments", "minutes", "load before", "machine", "versions", "cases left out")
     rows = []
     for one in sections:
-        variables = " ".join(f"`{name}={value}`" for name, value in CAPS.get(one.cap, {}).items())
-        rows.append((one.cap, variables or "–", f"`{one.command}`" if one.command else "all cases",
-                     f"{one.minutes:.0f}", one.machine, one.versions, ", ".join(one.left_out) or "–"))  # fmt: skip
-    return _table(("cap", "set by", "arguments", "minutes", "machine", "versions", "cases left out"), rows)
+        set_by = " ".join(f"`{name}={value}`" for name, value in CAPS.get(one.cap, {}).items()) or "–"
+        arguments = f"`{one.command}`" if one.command else "–"
+        load = "–" if one.load is None else f"{one.load:.1f}"
+        left_out = ", ".join(one.left_out) or "–"
+        rows.append((one.cap, set_by, arguments, f"{one.minutes:.0f}", load, one.machine, one.versions, left_out))
+    return _table(head, rows)
 
 
 def _cases(section: Section) -> str:

@@ -28,6 +28,7 @@ class Section(msgspec.Struct, frozen=True):
         versions: Versions of Python, torch, Lightning and lightning-perf.
         is_whole: Whether every case was diagnosed, with speedups measured.
         outcomes: One per diagnosed run.
+        load: Load average of one minute before the first cap; None where it is not known.
         left_out: Names of cases that cannot be judged on this machine.
         recorded: Diagnoses of recorded traces; empty under a cap.
         made: Diagnoses of hand-made sessions; likewise.
@@ -40,6 +41,7 @@ class Section(msgspec.Struct, frozen=True):
     versions: str
     is_whole: bool
     outcomes: tuple[Outcome, ...]
+    load: float | None = None
     left_out: tuple[str, ...] = ()
     recorded: tuple[Recorded, ...] = ()
     made: tuple[HandMade, ...] = ()

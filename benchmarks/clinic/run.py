@@ -16,6 +16,7 @@ accuses it, the fix that this finding recommends is applied and timed the same w
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import caps
+import msgspec
 import orders
 import page
 import results
@@ -34,6 +36,9 @@ from case import Case, read_all
 from results import Section, Sections
 from runs import Ended, Order, preload, run_all
 from score import Outcome, outcome_of
+
+IDLE_LOAD = 0.5
+"""Load average of one minute above which something else runs on the machine."""
 
 LEAST_ROUNDS = 2
 """Rounds in which the fix of an accusation is timed: one could not tell a small gain from drift."""
@@ -191,11 +196,14 @@ def run_caps(arguments: argparse.Namespace) -> tuple[Sections, bool]:
     """
     sections: Sections = {}
     is_complete = True
+    load = os.getloadavg()[0]
+    if load > IDLE_LOAD:
+        print(f"the machine is busy (load {load:.1f}); measured speedups are not to be trusted", file=sys.stderr)
     for cap in caps.parsed(arguments.caps):
         code, content = caps.run_under(cap, Path(__file__), [*sys.argv[1:], "--under", cap])
         is_complete = is_complete and code == 0
         if content:
-            sections[cap] = results.decoded(content)
+            sections[cap] = msgspec.structs.replace(results.decoded(content), load=load)
         else:
             print(f"no results under the cap {cap}: its process ended with {code}", file=sys.stderr)
     return sections, is_complete
