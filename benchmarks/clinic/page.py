@@ -1,15 +1,17 @@
-"""The clinic's results as a page of the docs."""
+"""The clinic's results as pages of the docs."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import sessions
 import traceml
-from score import Outcome, Share, score
+from caps import CAPS
+from results import REFERENCE, Section, Sections, encoded, read, why_not_saved
+from score import Outcome, Score, Share, score
 from sessions import HandMade
 from traceml import CATEGORIES, Said
 from traces import Recorded
@@ -18,24 +20,32 @@ from lightning_perf.probes.machine import read_machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "docs" / "benchmarks"
-PAGE, BESIDE = FOLDER / "clinic.md", FOLDER / "clinic-traceml.md"
+PAGE, RESULTS, BESIDE = FOLDER / "clinic.md", FOLDER / "clinic.json", FOLDER / "clinic-traceml.md"
 
 _PAGE = """\
-# The clinic: does the doctor name the true cause?
+# The clinic: does PerfDoctor name the true cause?
 
-Made by `python benchmarks/clinic/run.py {command}` in {minutes:.0f} minutes on {machine}; {versions}.
+Made by `benchmarks/clinic/run.py`. Each case is a small training with one known fault, two, or none. Thresholds were
+tuned on the half *tune* only.
 
-Each case is a small training with one known fault, two, or none. *Said* are the findings above `info`, in the doctor's
-order; *rank* is the place of the first that names the true cause. *Measured* is the time of a step as it is ÷ mended,
-medians of blocks, both without PerfDoctor and in processes that keep what they free; *predicted* is the interval that
-the finding promised. Thresholds were tuned on the half *tune* only. Shares stand with Wilson's 95 % interval.{left_out}
+- *Named*: the place of the first finding above `info` that names the true cause.
+- *Line named*: cases that mark the line that costs time, and whose first finding names this line.
+- *Accused*: healthy runs with a finding of medium or high severity, unless its fix, applied and measured, gains at
+  least the lower end of what it promises.
+- *Promises*: measured speedups in the promised interval. *Broken*: below its lower end, or below 1.0. *Width*: median
+  of upper ÷ lower end.
+- *Measured*: time per step with the fault ÷ without it, medians of blocks, both without PerfDoctor, in turns, in
+  processes that keep the memory that they free.
+
+Each run is a first run, with nothing in its cache. *Cap* says which abilities of the CPU were switched off. Shares are
+given with Wilson's 95 % interval. All results are in [clinic.json](clinic.json).
 
 {scores}
 
-## Cases
+## Runs
 
-{cases}
-{recorded}{made}"""
+{runs}
+{cases}{recorded}{made}"""
 
 _BESIDE = """\
 # The clinic's cases, told by TraceML
@@ -59,57 +69,123 @@ What PerfDoctor says of the same cases, the cause itself rather than its categor
 """
 
 
-def text_of(
-    outcomes: Sequence[Outcome],
-    recorded: Sequence[Recorded],
-    made: Sequence[HandMade],
-    left_out: Sequence[str],
-    *,
-    wall_s: float,
-    command: str,
-) -> str:
-    """The page."""
+def text_of(sections: Sections) -> str:
+    """Return the page.
+
+    Args:
+        sections: Results by cap.
+    """
+    reference = sections.get(REFERENCE)
     return _PAGE.format(
-        command=command,
-        minutes=wall_s / 60,
-        machine=_machine(),
-        versions=_versions(),
-        left_out=f" Left out, because this CPU has no fast 16-bit products: {', '.join(left_out)}." if left_out else "",
-        scores=_scores(outcomes),
-        cases=_cases(outcomes),
-        recorded=_recorded(recorded),
-        made=_made(made),
+        scores=scores_of(sections),
+        runs=_runs(sections.values()),
+        cases="".join(_cases(section) for section in sections.values()),
+        recorded=_recorded(reference.recorded if reference is not None else ()),
+        made=_made(reference.made if reference is not None else ()),
     )
 
 
-def _scores(outcomes: Sequence[Outcome]) -> str:
+def save(new: Sections, names: set[str]) -> list[str]:
+    """Save new sections, and the page made of all that are saved.
+
+    Args:
+        new: Results by cap.
+        names: Names of all cases that exist.
+
+    Returns:
+        Why some sections were not saved.
+    """
+    saved, refusals = read(RESULTS), []
+    for cap, section in new.items():
+        reason = why_not_saved(saved, section, names)
+        if reason:
+            refusals.append(reason)
+        else:
+            saved[cap] = section
+    if len(refusals) < len(new):
+        saved = {cap: saved[cap] for cap in CAPS if cap in saved}
+        RESULTS.write_bytes(encoded(saved))
+        if REFERENCE in saved:
+            PAGE.write_text(text_of(saved), encoding="utf-8")
+    return refusals
+
+
+def scores_of(sections: Sections) -> str:
+    """Return one row per cap and half of the cases."""
+    head = ("cap", "half", "named first", "named among three", "line named", "second fault among three",
+            "healthy runs accused", "promises kept", "promises broken", "width")  # fmt: skip
     rows = []
-    for half in ("score", "tune"):
-        of_half = [one for one in outcomes if one.case.half == half]
-        if of_half:
-            sums = score(of_half)
-            rows.append((half, *map(str, (sums.first, sums.among_three, sums.accused, sums.covered, sums.second))))
-    head = ("half", "named first", "named among three", "healthy runs accused", "gain as predicted",
-            "second fault among three")  # fmt: skip
+    for cap, section in sections.items():
+        for half in ("score", "tune"):
+            of_half = [one for one in section.outcomes if one.half == half]
+            if of_half:
+                rows.append((cap, half, *_score_cells(score(of_half))))
     return _table(head, rows)
 
 
-def _cases(outcomes: Sequence[Outcome]) -> str:
-    head = ("case", "what", "half", "expected", "said", "rank", "predicted", "measured", "")
-    return _table(head, [_row(one) for one in outcomes])
+def _score_cells(sums: Score) -> tuple[str, ...]:
+    accused, broken = str(sums.accused), str(sums.broken)
+    if sums.upheld:
+        accused += f"; {sums.upheld} rightly told of a gain"
+    if sums.broken.n:
+        broken += f"; {sums.nearly} by less than 2 %, {sums.slower} slower than before"
+    width = f"{sums.width:.2f}" if sums.width is not None else "–"
+    return (*map(str, (sums.first, sums.among_three, sums.line, sums.second)), accused, str(sums.kept), broken, width)
+
+
+def _runs(sections: Iterable[Section]) -> str:
+    head = ("cap", "set by", "arguments", "minutes", "load before", "machine", "versions", "cases left out")
+    rows = []
+    for one in sections:
+        set_by = " ".join(f"`{name}={value}`" for name, value in CAPS.get(one.cap, {}).items()) or "–"
+        arguments = f"`{one.command}`" if one.command else "–"
+        load = "–" if one.load is None else f"{one.load:.1f}"
+        left_out = ", ".join(one.left_out) or "–"
+        rows.append((one.cap, set_by, arguments, f"{one.minutes:.0f}", load, one.machine, one.versions, left_out))
+    return _table(head, rows)
+
+
+def _cases(section: Section) -> str:
+    """All cases of the reference; under a cap those where something went wrong."""
+    is_reference = section.cap == REFERENCE
+    head = ("case", "what", "half", "expected", "said", "rank", "line", "promised", "measured", "")
+    rows = [_row(one) for one in section.outcomes if is_reference or _went_wrong(one)]
+    counts = {row: rows.count(row) for row in rows}  # runs of a healthy case that say the same
+    cells = [(*row[:-1], f"{row[-1]} ({n} runs)".strip() if n > 1 else row[-1]) for row, n in counts.items()]
+    if is_reference:
+        return f"\n## Cases\n\n{_table(head, cells)}\n"
+    title = f"\n## What went wrong under the cap {section.cap}\n\n"
+    return title + (_table(head, cells) if cells else "Nothing.") + "\n"
+
+
+def _went_wrong(one: Outcome) -> bool:
+    is_missed = not one.is_healthy and one.rank != 1
+    is_broken = any(promise.is_broken for promise in one.promises)
+    return bool(one.error or one.alarms or is_missed or is_broken or one.is_line_named is False)
 
 
 def _row(one: Outcome) -> tuple[str, ...]:
-    case = one.case
-    expected = " or ".join(case.expect) + (f", then {case.second}" if case.second else "")
-    said = "no diagnosis" if one.error else ", ".join(f"{f.code} {f.severity}" for f in one.said[:4]) or "healthy"
-    predicted = f"{one.predicted[0]:.2f} to {one.predicted[1]:.2f}" if one.predicted else "–"
+    expected = " or ".join(one.expect) + (f", then {one.second}" if one.second else "")
+    said = "no diagnosis" if one.error else ", ".join(f"{s.code} {s.severity}" for s in one.said[:4]) or "healthy"
+    promised = f"{one.predicted[0]:.2f} to {one.predicted[1]:.2f}" if one.predicted else "–"
     measured = f"{one.measured:.2f}" if one.measured is not None else "–"
-    remark = {None: "", True: "as predicted", False: "not as predicted"}[one.is_covered]
-    if one.alarms:
-        remark = "accused"
-    rank = str(one.rank) if one.rank is not None else "–" if case.kind == "healthy" else "missed"
-    return (f"`{case.name}`", case.what, case.half, expected or "healthy", said, rank, predicted, measured, remark)
+    rank = str(one.rank) if one.rank is not None else "–" if one.is_healthy else "missed"
+    line = {None: "–", True: "named", False: "missed"}[one.is_line_named]
+    expected = "healthy" if one.is_healthy else expected
+    return (f"`{one.case}`", one.what, one.half, expected, said, rank, line, promised, measured, _remark(one))
+
+
+def _remark(one: Outcome) -> str:
+    if one.is_healthy:
+        tried = {a.code: a.measured for a in one.applied}
+        told = [f"{said.code} promised {said.low:.2f}, measured {tried[said.code]:.2f}" for said in one.accusations
+                if said.low is not None and tried.get(said.code) is not None]  # fmt: skip
+        verdict = "accused" if one.alarms else "rightly told of a gain" if one.accusations else ""
+        return ": ".join(filter(None, [verdict, ", ".join(told)]))
+    promise = next(iter(one.promises), None)
+    if promise is None:
+        return ""
+    return "promise broken" if promise.is_broken else "promise kept" if promise.is_kept else "more than promised"
 
 
 def _recorded(recorded: Sequence[Recorded]) -> str:
@@ -147,7 +223,7 @@ def beside_text_of(theirs: Sequence[Said], *, versions: str, command: str) -> st
     categories = [(kind, codes.replace(" ", ", ")) for kind, codes in CATEGORIES.items()]
     return _BESIDE.format(
         command=command,
-        machine=_machine(),
+        machine=machine_text(),
         versions=versions,
         about=traceml.__doc__ or "",
         told=Share(sum(one.is_right for one in faulty), len(faulty)),
@@ -162,11 +238,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _machine() -> str:
+def machine_text() -> str:
+    """Return the CPU with its features, the usable cores and the system."""
     machine = read_machine()
-    return f"{machine.cpu_model or 'an unknown CPU'}, {machine.usable_cores:g} usable cores, {platform.system()}"
+    features = " ".join(machine.cpu_features or ()) or "no known features"
+    model = machine.cpu_model or "an unknown CPU"
+    return f"{model} ({features}), {machine.usable_cores:g} usable cores, {platform.system()}"
 
 
-def _versions() -> str:
+def versions_text() -> str:
+    """Return the versions that matter."""
     names = ("torch", "lightning", "lightning-perf")
     return f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in names)

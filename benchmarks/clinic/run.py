@@ -1,102 +1,169 @@
-"""How often does the doctor name the true cause? Trainings with known faults, and healthy ones beside them.
+"""How often does PerfDoctor name the true cause, and keep its promises? Trainings with known faults, and healthy ones.
 
-    python benchmarks/clinic/run.py                     every case, each fix measured (half an hour)
+    python benchmarks/clinic/run.py                     every case, speedups of the half "score" measured
     python benchmarks/clinic/run.py --half score        those that no threshold was tuned on
     python benchmarks/clinic/run.py --fast              the subset that the tests run: diagnoses only
     python benchmarks/clinic/run.py --cases slow_transform,cnn --show
-    python benchmarks/clinic/run.py --write             and into docs/benchmarks/clinic.md
+    python benchmarks/clinic/run.py --caps none,avx2,avx512_core,one-thread --write
+    python benchmarks/clinic/run.py --healthy-only --caps avx2
     python benchmarks/clinic/run.py --half score --traceml --write      what TraceML says of them, on a page of its own
 
-Each case is trained once with PerfDoctor, then without it as it is and mended, in turns: the measured gain is the ratio
-of the medians of their blocks. Healthy ones are diagnosed ``--healthy-rounds`` times.
+Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
+the ratio of the medians of their blocks. A healthy case is diagnosed ``--healthy-rounds`` times; where a finding
+accuses it, the fix that this finding recommends is applied and timed the same way.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import caps
+import msgspec
+import orders
 import page
+import results
 import sessions
 import traceml
 import traces
 from case import Case, read_all
+from results import Section, Sections
+from runs import Ended, Order, preload, run_all
 from score import Outcome, outcome_of
-from surgery import Ended, Order, has_fast_bf16, measure_ceilings, preload, run_all
+
+IDLE_LOAD = 0.5
+"""Load average of one minute above which something else runs on the machine."""
+
+LEAST_ROUNDS = 2
+"""Rounds in which the fix of an accusation is timed: one could not tell a small gain from drift."""
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--half", choices=("tune", "score"), help="only this half of the cases")
-    parser.add_argument("--fast", action="store_true", help="only the subset of the tests, without measuring gains")
+    parser.add_argument("--fast", action="store_true", help="only the subset of the tests, without measuring speedups")
+    parser.add_argument("--healthy-only", action="store_true", help="only healthy cases")
     parser.add_argument("--cases", default="", metavar="NAME,…", help="only these")
+    parser.add_argument("--caps", default="none", metavar="NAME,…", help=f"of {', '.join(caps.CAPS)} (default: none)")
     parser.add_argument(
-        "--gains", choices=("all", "score", "none"), default="all", help="of which half gains are timed (default: all)"
+        "--gains", choices=("all", "score", "none"), default="score", help="half whose speedups are measured"
     )
-    parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy one is diagnosed")
-    parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed, as it is and mended")
+    parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy case is diagnosed")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed with and without its fix")
     parser.add_argument("--cores", type=int, default=2, help="cores in use (default: 2)")
-    parser.add_argument(
-        "--at-once", type=int, default=1, help="runs beside one another (default: 1, to time them well)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what each diagnosed run said")
+    parser.add_argument("--at-once", type=int, default=2, help="diagnosed runs at once (default: 2); timed runs: one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results by cap, as saved beside the page")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument("--traceml", action="store_true", help="ask TraceML instead, in an environment of its own")
-    parser.add_argument(
-        "--traceml-venv", type=Path, metavar="FOLDER", help="that environment, where it is there already"
-    )
-    parser.add_argument("--write", action="store_true", help=f"write the page in {page.FOLDER.name}/")
-    return parser.parse_args()
+    parser.add_argument("--traceml-venv", type=Path, metavar="FOLDER", help="that environment, where it exists already")
+    parser.add_argument("--write", action="store_true", help=f"save results and page in {page.FOLDER.name}/")
+    parser.add_argument("--under", nargs=2, metavar=("CAP", "FILE"), help=argparse.SUPPRESS)  # in a cap's own process
+    arguments = parser.parse_args()
+    try:
+        caps.parsed(arguments.caps)
+    except ValueError as error:
+        parser.error(f"--caps: {error}")
+    return arguments
 
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
-    """The cases asked for."""
+    """Return the requested cases."""
     cases = read_all()
     names = [name for name in arguments.cases.split(",") if name]
     unknown = set(names) - {case.name for case in cases}
     if unknown:
         raise SystemExit(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in cases)}")
-    if names:
-        cases = [case for case in cases if case.name in names]
-    if arguments.half:
-        cases = [case for case in cases if case.half == arguments.half]
-    return [case for case in cases if case.is_fast] if arguments.fast else cases
+    return [
+        case
+        for case in cases
+        if (not names or case.name in names)
+        and arguments.half in (None, case.half)
+        and (case.is_fast or not arguments.fast)
+        and (case.kind == "healthy" or not arguments.healthy_only)
+    ]
 
 
-def orders_for(cases: Sequence[Case], arguments: argparse.Namespace) -> list[Order]:
-    """The runs; those on one core first, so that several fit beside one another."""
-    orders: list[Order] = []
-    for case in sorted(cases, key=lambda case: case.n_cores):
-        orders += [Order(case, "run")] * (arguments.healthy_rounds if case.kind == "healthy" else 1)
-        if case.has_fix and not arguments.fast and arguments.gains in ("all", case.half):
-            for number in range(arguments.rounds):
-                turns = (False, True) if number % 2 == 0 else (True, False)
-                orders += [Order(case, "trial", is_mended) for is_mended in turns]
-    return orders
+def is_timed(case: Case, arguments: argparse.Namespace) -> bool:
+    """Return whether the speedup of a case's own fix is measured; it decides whether some cases are faults at all."""
+    if not case.has_fix or arguments.fast or arguments.gains == "none":
+        return False
+    return bool(case.needs) or arguments.gains in ("all", case.half)
 
 
-def outcomes_of(cases: Sequence[Case], ended: Sequence[Ended]) -> list[Outcome]:
-    """By case, in the order of the cases."""
-    outcomes: list[Outcome] = []
-    for case in cases:
-        of_case = [end for end in ended if end.order.case.name == case.name]
-        timed = [end for end in of_case if end.order.mode == "trial"]
-        outcomes += [outcome_of(case, end, timed) for end in of_case if end.order.mode == "run"]
-    return outcomes
+def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]:
+    """Run the requested cases in this process.
+
+    Args:
+        arguments: The command line's.
+        cap: Name of the cap that this process is under.
+
+    Returns:
+        The results, and whether every run came to its end.
+    """
+    started_s = time.monotonic()
+    preload()
+    cases = chosen(arguments)
+    left_out = tuple(case.name for case in cases if case.needs and not is_timed(case, arguments))
+    cases = [case for case in cases if case.name not in left_out]
+
+    def run(what: str, wanted: Sequence[Order], n_at_once: int) -> list[Ended]:
+        before_s = time.monotonic()
+        ended = run_all(wanted, arguments.cores, n_at_once, lambda end: show(end, arguments.show))
+        minutes = (time.monotonic() - before_s) / 60
+        print(f"== {cap}: {len(wanted)} {what} in {minutes:.1f} minutes", file=sys.stderr, flush=True)
+        return ended
+
+    diagnosed = run("runs diagnosed", orders.diagnoses(cases, arguments.healthy_rounds), arguments.at_once)
+    timed = run("runs timed", orders.timings([c for c in cases if is_timed(c, arguments)], arguments.rounds), 1)
+    outcomes = outcomes_of(cases, diagnosed, timed, [])
+    is_measured = not arguments.fast and arguments.gains != "none"
+    accused = {one.case for one in outcomes if one.accusations}
+    if is_measured and accused:
+        of_accused = [end for end in diagnosed if end.order.case.name in accused]
+        fixed = run(
+            "runs of accused healthy cases timed", orders.fixes(of_accused, max(LEAST_ROUNDS, arguments.rounds)), 1
+        )
+        outcomes = outcomes_of(cases, diagnosed, timed, fixed)
+    is_part = bool(arguments.cases or arguments.fast or arguments.half or arguments.healthy_only)
+    has_others = not is_part and cap == results.REFERENCE
+    section = Section(
+        cap=cap,
+        command=command_of(arguments),
+        minutes=(time.monotonic() - started_s) / 60,
+        machine=page.machine_text(),
+        versions=page.versions_text(),
+        is_whole=is_measured and not is_part,
+        outcomes=tuple(outcomes),
+        left_out=left_out,
+        recorded=tuple(traces.diagnosed()) if has_others else (),
+        made=tuple(sessions.diagnosed()) if has_others else (),
+    )
+    return section, not any(end.error for end in (*diagnosed, *timed))
 
 
-def tell(end: Ended, shows_evidence: bool) -> None:
-    """One line a run, on standard error, as it ends."""
+def outcomes_of(
+    cases: Sequence[Case], diagnosed: Sequence[Ended], timed: Sequence[Ended], fixed: Sequence[Ended]
+) -> list[Outcome]:
+    """Return the outcome of each diagnosed run, in the order of the cases."""
+    return [
+        outcome_of(case, end, orders.of_case(case, timed), orders.of_case(case, fixed))
+        for case in cases
+        for end in orders.of_case(case, diagnosed)
+    ]
+
+
+def show(end: Ended, shows_evidence: bool) -> None:
+    """Print one line per run to standard error as it ends."""
     order = end.order
-    what = "diagnosed" if order.mode == "run" else "mended" if order.is_mended else "timed"
+    fix = f" with {','.join(order.treatments)}" if order.treatments else " without its fault"
+    what = "diagnosed" if order.mode == "run" else f"timed{fix if order.is_mended else ''}"
     if end.session is not None:
         steady = end.session.steady
         step = (
@@ -109,62 +176,71 @@ def tell(end: Ended, shows_evidence: bool) -> None:
     if shows_evidence and end.session is not None:
         for finding in end.session.findings:
             gain = f"{finding.gain.low:.3f} to {finding.gain.high:.3f}" if finding.gain else "–"
-            print(f"    {finding.severity} {finding.code} {finding.confidence} gain {gain}: {finding.summary}",
+            print(f"    {finding.severity} {finding.code} {finding.confidence} speedup {gain}: {finding.summary}",
                   file=sys.stderr)  # fmt: skip
-        for fact in end.session.steady.phases.items() if end.session.steady else ():
-            print(f"    {fact[0]}: {fact[1].share:.1%}", file=sys.stderr)
+        for name, phase in end.session.steady.phases.items() if end.session.steady else ():
+            print(f"    {name}: {phase.share:.1%}", file=sys.stderr)
 
 
-def as_json(one: Outcome) -> dict[str, Any]:
-    """What a test reads."""
-    return {
-        "case": one.case.name,
-        "kind": one.case.kind,
-        "rank": one.rank,
-        "second_rank": one.second_rank,
-        "said": [[finding.code, finding.severity, finding.confidence] for finding in one.said],
-        "error": one.error,
-    }
+def command_of(arguments: argparse.Namespace) -> str:
+    """Return the command line's arguments that say what was run."""
+    words = sys.argv[1:]
+    return " ".join(words[: words.index("--under")] if arguments.under else words)
 
 
-def publish(text: str, file: Path, is_written: bool) -> None:
-    """A page, on the screen and where it belongs."""
+def run_caps(arguments: argparse.Namespace) -> tuple[Sections, bool]:
+    """Run the requested cases once under each cap, each time in a new process.
+
+    Returns:
+        The results by cap, and whether all of them came to their end.
+    """
+    sections: Sections = {}
+    is_complete = True
+    load = os.getloadavg()[0]
+    if load > IDLE_LOAD:
+        print(f"the machine is busy (load {load:.1f}); measured speedups are not to be trusted", file=sys.stderr)
+    for cap in caps.parsed(arguments.caps):
+        code, content = caps.run_under(cap, Path(__file__), [*sys.argv[1:], "--under", cap])
+        is_complete = is_complete and code == 0
+        if content:
+            sections[cap] = msgspec.structs.replace(results.decoded(content), load=load)
+        else:
+            print(f"no results under the cap {cap}: its process ended with {code}", file=sys.stderr)
+    return sections, is_complete
+
+
+def ask_traceml(arguments: argparse.Namespace) -> int:
+    """Diagnose the requested cases with TraceML and print its page."""
+    venv = traceml.environment(arguments.traceml_venv)
+    if venv is None:
+        return 1
+    said = traceml.diagnosed(chosen(arguments), venv)
+    text = page.beside_text_of(said, versions=traceml.versions_in(venv), command=command_of(arguments))
     print(text)
-    if is_written:
-        file.write_text(text, encoding="utf-8")
+    if arguments.write:
+        page.BESIDE.write_text(text, encoding="utf-8")
+    return 0
 
 
 def main() -> int:
-    """Runs what was asked for; 0 where every case could be run."""
+    """Run what was requested; return 0 if every case could be run and saved."""
     arguments = parsed_arguments()
-    cases = chosen(arguments)
-    command = " ".join(sys.argv[1:])
     if arguments.traceml:
-        venv = traceml.environment(arguments.traceml_venv)
-        if venv is None:
-            return 1
-        text = page.beside_text_of(traceml.diagnosed(cases, venv), versions=traceml.versions_in(venv), command=command)
-        publish(text, page.BESIDE, arguments.write)
-        return 0
-    preload()
-    started_s = time.monotonic()
-    for n_threads in (1, 2):
-        measure_ceilings(n_threads)
-    left_out = [] if has_fast_bf16() else [case.name for case in cases if case.needs == "fast-bf16"]
-    cases = [case for case in cases if case.name not in left_out]
-    ended = run_all(
-        orders_for(cases, arguments), arguments.cores, arguments.at_once, lambda end: tell(end, arguments.show)
-    )
-    outcomes = outcomes_of(cases, ended)
-    is_part = bool(arguments.cases or arguments.fast)
-    recorded, made = ([], []) if is_part else (traces.diagnosed(), sessions.diagnosed())
-    wall_s = time.monotonic() - started_s
-    publish(
-        page.text_of(outcomes, recorded, made, left_out, wall_s=wall_s, command=command), page.PAGE, arguments.write
-    )
+        return ask_traceml(arguments)
+    if arguments.under:
+        cap, file = arguments.under
+        section, is_complete = run_section(arguments, cap)
+        Path(file).write_bytes(results.encoded(section))
+        return 0 if is_complete else 1
+    chosen(arguments)  # refuses unknown names before any process starts
+    sections, is_complete = run_caps(arguments)
+    print(page.text_of(sections))
     if arguments.json:
-        arguments.json.write_text(json.dumps([as_json(one) for one in outcomes], indent=1), encoding="utf-8")
-    return 1 if any(end.error for end in ended) else 0
+        arguments.json.write_bytes(results.encoded(sections))
+    refusals = page.save(sections, {case.name for case in read_all()}) if arguments.write else []
+    for refusal in refusals:
+        print(f"not saved: {refusal}", file=sys.stderr)
+    return 0 if is_complete and not refusals else 1
 
 
 if __name__ == "__main__":

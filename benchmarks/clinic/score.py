@@ -1,58 +1,196 @@
-"""What the runs of a case say about the doctor, and what all of them say together."""
+"""Scores diagnosed runs: causes named, healthy trainings accused, promises kept and broken.
+
+Works on plain records that are saved as JSON, so that a score can be computed again without running a case.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from case import Case
 from scipy.stats import binomtest
-from surgery import Ended
 
 from lightning_perf.records import Finding
-from lightning_perf.trials.job import Result
+
+if TYPE_CHECKING:
+    from runs import Ended
+
+    from lightning_perf.trials.job import Result
 
 ALARMS = ("medium", "high")
-"""A healthy training that is told of less is told of something small, not accused."""
+"""Severities that accuse a healthy training. Findings below are hints."""
+
+LEAST_SPEEDUP = 1.02
+"""A fix that gains less gains nothing: 2 % is what a few hundred steps can tell from noise."""
+
+LEAST_FAULT = 1.1
+"""A case that ``needs`` something of the CPU is a fault only where its fix gains as much."""
+
+NEAR = 0.02
+"""Measured this close below a promise's lower end, repeated measurements may fall on either side of it."""
 
 
-class Outcome(NamedTuple):
+class Said(msgspec.Struct, frozen=True):
+    """A finding above ``info`` that is not about the measurement itself.
+
+    Attributes:
+        code: Code of its rule.
+        severity: Its severity.
+        confidence: Its confidence.
+        low: Lower end of the speedup it promises; None where it promises none.
+        high: Upper end.
+        method: How the promise came about; empty where there is none.
+        names_line: Whether its text names a line that the case marks.
+    """
+
+    code: str
+    severity: str
+    confidence: str
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+    names_line: bool = False
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The measured effect of the fix that a finding of a healthy training recommends.
+
+    Attributes:
+        code: The finding's code.
+        treatments: Its fix, as ``--apply`` takes it.
+        measured: Time per step before ÷ after; None where it could not be measured.
+    """
+
+    code: str
+    treatments: tuple[str, ...]
+    measured: float | None
+
+
+class Promise(NamedTuple):
+    """A promised speedup that was measured.
+
+    Attributes:
+        low: Lower end of the interval.
+        high: Upper end.
+        measured: Measured speedup.
+    """
+
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the measured speedup lies in the interval."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the fix gains less than promised, or makes the training slower."""
+        return self.measured < max(1.0, self.low)
+
+    @property
+    def is_nearly_kept(self) -> bool:
+        """Whether a broken promise is within the noise of one measurement."""
+        return self.is_broken and self.measured >= (1 - NEAR) * max(1.0, self.low)
+
+
+class Outcome(msgspec.Struct, frozen=True):
     """One diagnosed run of a case.
 
     Attributes:
-        case: The case.
-        said: Findings above ``info`` that are not about the measurement, first first.
-        rank: Place of the first that names the true cause, from 1; None where none does. Healthy: None.
-        second_rank: Place of the smaller of two faults.
-        predicted: The gain predicted by the finding that names the cause.
-        measured: Old ÷ new time of a step, medians of blocks; None where the case has no fix or was not timed.
-        error: Why there is no diagnosis.
+        case: Name of the case.
+        kind: ``fault``, ``double`` or ``healthy``. A fault that costs nothing on this CPU counts as healthy.
+        half: ``tune`` or ``score``.
+        what: Its description.
+        expect: Codes that name the true cause.
+        second: Code of the smaller of two faults; empty where there is one at most.
+        has_line: Whether the case marks a line to name.
+        said: Findings in PerfDoctor's order.
+        measured: Time per step with the fault ÷ without it; None where this was not timed.
+        applied: Measured fixes of findings; healthy cases only.
+        error: Why there is no diagnosis; empty otherwise.
     """
 
-    case: Case
-    said: tuple[Finding, ...] = ()
-    rank: int | None = None
-    second_rank: int | None = None
-    predicted: tuple[float, float] | None = None
+    case: str
+    kind: str
+    half: str
+    what: str = ""
+    expect: tuple[str, ...] = ()
+    second: str = ""
+    has_line: bool = False
+    said: tuple[Said, ...] = ()
     measured: float | None = None
+    applied: tuple[Applied, ...] = ()
     error: str = ""
 
     @property
-    def is_covered(self) -> bool | None:
-        """Whether the measured gain lies in the interval predicted; None where one of them is missing."""
-        if self.predicted is None or self.measured is None:
+    def is_healthy(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.kind == "healthy"
+
+    @property
+    def rank(self) -> int | None:
+        """Place of the first finding that names the true cause, from 1; None where none does."""
+        return None if self.is_healthy else self._place(self.expect)
+
+    @property
+    def second_rank(self) -> int | None:
+        """The same for the smaller of two faults."""
+        return self._place((self.second,)) if self.second else None
+
+    @property
+    def predicted(self) -> tuple[float, float] | None:
+        """The speedup that the finding of the true cause promises."""
+        if self.rank is None:
             return None
-        return self.predicted[0] <= self.measured <= self.predicted[1]
+        naming = self.said[self.rank - 1]
+        return None if naming.low is None or naming.high is None else (naming.low, naming.high)
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """Promises whose fix was measured: of the true cause, or of what a healthy training was accused of."""
+        if not self.is_healthy:
+            known = self.predicted is not None and self.measured is not None
+            return (Promise(*self.predicted, self.measured),) if known else ()
+        applied = {one.code: one.measured for one in self.applied}
+        return tuple(
+            Promise(said.low, said.high, measured)
+            for said in self.accusations
+            if said.low is not None and said.high is not None and (measured := applied.get(said.code)) is not None
+        )
+
+    @property
+    def is_line_named(self) -> bool | None:
+        """Whether the first finding names a marked line; None where no line is marked."""
+        if not self.has_line or self.is_healthy:
+            return None
+        return bool(self.said) and self.said[0].names_line
+
+    @property
+    def accusations(self) -> tuple[Said, ...]:
+        """Findings of medium or high severity about a healthy training."""
+        return tuple(said for said in self.said if said.severity in ALARMS) if self.is_healthy else ()
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """Codes of what a healthy training is accused of."""
-        return tuple(f.code for f in self.said if f.severity in ALARMS) if self.case.kind == "healthy" else ()
+        """Codes of false accusations: those whose fix was not shown to gain what it promises at least."""
+        return tuple(said.code for said in self.accusations if not self._is_upheld(said))
+
+    def _is_upheld(self, said: Said) -> bool:
+        least = max(LEAST_SPEEDUP, said.low or 1.0)
+        return any(one.code == said.code and (one.measured or 0.0) >= least for one in self.applied)
+
+    def _place(self, codes: Sequence[str]) -> int | None:
+        return next((place for place, said in enumerate(self.said, 1) if said.code in codes), None)
 
 
 class Share(NamedTuple):
-    """So many of so many, with Wilson's 95 % interval."""
+    """A count of a total, with Wilson's 95 % interval."""
 
     n: int
     of: int
@@ -65,43 +203,64 @@ class Share(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of some cases.
+    """The score of several runs.
 
     Attributes:
-        first: Faulty cases whose true cause was named first.
-        among_three: The same among the first three.
-        accused: Healthy runs with a finding of medium or high severity.
-        covered: Measured gains within the interval predicted.
-        second: Cases with two faults where the smaller was named among the first three too.
+        first: Faulty cases whose true cause is the first finding.
+        among_three: Those whose true cause is among the first three.
+        line: Cases with a marked line whose first finding names it.
+        second: Cases with two faults whose smaller fault is among the first three findings.
+        accused: Healthy runs with a finding of medium or high severity whose fix does not gain what it promises.
+        upheld: Healthy runs whose findings of medium or high severity all gain what they promise.
+        kept: Promises with the measured speedup in the interval.
+        broken: Promises with the measured speedup below the lower end, or below 1.0.
+        nearly: Of the broken ones, those missed by less than 2 %.
+        slower: Of the broken ones, those whose fix made the training slower.
+        width: Median of upper ÷ lower end of promised intervals; None without any.
     """
 
     first: Share
     among_three: Share
-    accused: Share
-    covered: Share
+    line: Share
     second: Share
+    accused: Share
+    upheld: int
+    kept: Share
+    broken: Share
+    nearly: int
+    slower: int
+    width: float | None
 
 
-def outcome_of(case: Case, ended: Ended, timed: Sequence[Ended]) -> Outcome:
-    """What one diagnosed run said, beside the measured gain of its case."""
-    if ended.session is None:
-        return Outcome(case, error=ended.error)
-    said = tuple(f for f in ended.session.findings if f.severity != "info" and f.category != "quality")
-    rank = _rank(said, case.expect)
-    naming = said[rank - 1] if rank is not None else None
-    gain = naming.gain if naming is not None else None
+def outcome_of(case: Case, ended: Ended, timed: Sequence[Ended], fixes: Sequence[Ended] = ()) -> Outcome:
+    """Return what one diagnosed run says, with the measured speedups of its case.
+
+    Args:
+        case: The case.
+        ended: Its diagnosed run.
+        timed: Its timed runs, with the fault and without it.
+        fixes: Its timed runs with the fixes that findings recommend, and without them.
+    """
+    measured = measured_gain(timed)
+    is_no_fault = bool(case.needs) and measured is not None and measured < LEAST_FAULT
+    findings = ended.session.findings if ended.session is not None else ()
     return Outcome(
-        case,
-        said=said,
-        rank=rank,
-        second_rank=_rank(said, (case.second,)) if case.second else None,
-        predicted=(gain.low, gain.high) if gain is not None else None,
-        measured=measured_gain(timed),
+        case=case.name,
+        kind="healthy" if is_no_fault else case.kind,
+        half=case.half,
+        what=case.what,
+        expect=case.expect,
+        second=case.second,
+        has_line=bool(case.costly_lines),
+        said=tuple(_said(f, case) for f in findings if f.severity != "info" and f.category != "quality"),
+        measured=measured,
+        applied=_applied(fixes),
+        error=ended.error if ended.session is None else "",
     )
 
 
 def measured_gain(timed: Sequence[Ended]) -> float | None:
-    """Time of a step as it was ÷ mended: with whole epochs where both have them, else of usual steps."""
+    """Return the time per step before ÷ after: over whole epochs where both have them, else over usual steps."""
     results = {
         is_mended: [end.result for end in timed if end.order.is_mended is is_mended and end.result is not None]
         for is_mended in (False, True)
@@ -114,23 +273,55 @@ def measured_gain(timed: Sequence[Ended]) -> float | None:
 
 
 def score(outcomes: Iterable[Outcome]) -> Score:
-    """All of them together; a case without a diagnosis was not named."""
+    """Return the score of all runs together; a case without a diagnosis was not named."""
     outcomes = list(outcomes)
-    faulty = [one for one in outcomes if one.case.kind != "healthy"]
-    healthy = [one for one in outcomes if one.case.kind == "healthy"]
-    double = [one for one in faulty if one.case.second]
-    covered = [one.is_covered for one in faulty if one.is_covered is not None]
+    faulty = [one for one in outcomes if not one.is_healthy]
+    healthy = [one for one in outcomes if one.is_healthy]
+    double = [one for one in faulty if one.second]
+    lines = [one.is_line_named for one in faulty if one.is_line_named is not None]
+    promises = [promise for one in outcomes for promise in one.promises]
+    broken = [promise for promise in promises if promise.is_broken]
+    predicted = [one.predicted for one in faulty if one.predicted is not None]
     return Score(
         first=Share(sum(one.rank == 1 for one in faulty), len(faulty)),
         among_three=Share(sum(_is_among_three(one.rank) for one in faulty), len(faulty)),
-        accused=Share(sum(bool(one.alarms) or bool(one.error) for one in healthy), len(healthy)),
-        covered=Share(sum(covered), len(covered)),
+        line=Share(sum(lines), len(lines)),
         second=Share(sum(_is_among_three(one.second_rank) for one in double), len(double)),
+        accused=Share(sum(bool(one.alarms) or bool(one.error) for one in healthy), len(healthy)),
+        upheld=sum(bool(one.accusations) and not one.alarms for one in healthy),
+        kept=Share(sum(promise.is_kept for promise in promises), len(promises)),
+        broken=Share(len(broken), len(promises)),
+        nearly=sum(promise.is_nearly_kept for promise in broken),
+        slower=sum(promise.measured < 1.0 for promise in broken),
+        width=median(high / low for low, high in predicted) if predicted else None,
     )
 
 
-def _rank(said: Sequence[Finding], codes: Sequence[str]) -> int | None:
-    return next((place for place, finding in enumerate(said, 1) if finding.code in codes), None)
+def _said(finding: Finding, case: Case) -> Said:
+    gain = finding.gain
+    return Said(
+        code=finding.code,
+        severity=finding.severity,
+        confidence=finding.confidence,
+        low=gain.low if gain is not None else None,
+        high=gain.high if gain is not None else None,
+        method=gain.method if gain is not None else "",
+        names_line=_names_line(finding, case),
+    )
+
+
+def _names_line(finding: Finding, case: Case) -> bool:
+    """Whether the summary or the evidence names a marked line as ``file:line``."""
+    text = " ".join([finding.summary, *(f"{fact.metric} {fact.value}" for fact in finding.evidence)])
+    named = set(re.findall(rf"\b{re.escape(case.script.name)}:(\d+)", text))
+    return any(str(each.line) in named for each in case.costly_lines)
+
+
+def _applied(fixes: Sequence[Ended]) -> tuple[Applied, ...]:
+    by_fix: dict[tuple[str, tuple[str, ...]], list[Ended]] = {}
+    for end in fixes:
+        by_fix.setdefault((end.order.code, end.order.treatments), []).append(end)
+    return tuple(Applied(code, treatments, measured_gain(ends)) for (code, treatments), ends in by_fix.items())
 
 
 def _is_among_three(rank: int | None) -> bool:

@@ -1,8 +1,9 @@
-"""Runs cases: each in a process forked from this one, which has imported torch and Lightning once for all.
+"""Runs cases, each in a process forked from this one, which has imported torch and Lightning once for all.
 
 A case runs as ``lightning-perf run -- python CASE`` would run it, and is timed as ``lightning-perf trial`` times an
-arm: the same job file, the same wrapper around ``Trainer``. Only the imports are saved. Memory that a run has freed
-stays its own (``keep_heap``).
+arm: the same job file, the same wrapper around ``Trainer``. Only the imports are saved. Each run is a first run: its
+cache folder is empty, so that nothing is known of the machine but what the run itself measures. Memory that a run has
+freed stays its own (``keep_heap``).
 """
 
 from __future__ import annotations
@@ -25,22 +26,20 @@ import torch
 from case import Case
 
 from lightning_perf import load
-from lightning_perf.probes.ceilings import cached, measured_in_child
 from lightning_perf.records import SESSION_FILE, Session
-from lightning_perf.stats.roofline import speed_up
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
 
-# A window as a run of some minutes opens by itself, and the loader taken apart where it was waited for: these trainings
-# last seconds. The reports would only be thrown away.
+# A profiler window as a run of some minutes opens by itself, and a loader probe where the run waits for data: these
+# trainings last seconds. Reports are not read.
 DOCTOR = {"schedule": [20, 2, 5, 1], "probe_data": True, "reports": ["json"]}
 
-# glibc's mallopt: parameter → value. Freed memory is not given back, and none is mapped for a tensor of its own.
+# glibc's mallopt: parameter → value. Freed memory is kept, and no tensor gets a mapping of its own.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 HEAP = {_M_TRIM_THRESHOLD: 2**30, _M_MMAP_MAX: 0}
 HEAP_VARIABLES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_MAX_": "0"}
 
-ENDLESS = 10**9  # steps: a training that is timed comes to its own end
+ENDLESS = 10**9  # steps: a timed training runs to its own end
 PATIENCE_S = 120.0
 PRELOADED = (
     "lightning.pytorch",
@@ -60,23 +59,27 @@ class Order(NamedTuple):
     Attributes:
         case: The case.
         mode: ``run``: with PerfDoctor. ``trial``: timed, without it.
-        is_mended: Whether the fault is taken out.
+        is_mended: Whether the fault is removed, or ``treatments`` are applied where there are any.
+        code: The finding whose fix is timed; empty where the case's own fix is.
+        treatments: That fix; the script stays as it is. Empty for the case's own fix.
     """
 
     case: Case
     mode: str
     is_mended: bool = False
+    code: str = ""
+    treatments: tuple[str, ...] = ()
 
 
 class Ended(NamedTuple):
-    """What became of it.
+    """The result of one run.
 
     Attributes:
-        order: What was asked for.
-        session: Of a diagnosed run.
-        result: Of a timed run.
+        order: The run that was requested.
+        session: Session of a diagnosed run.
+        result: Result of a timed run.
         error: Why there is neither; empty otherwise.
-        wall_s: What it took.
+        wall_s: Its duration.
     """
 
     order: Order
@@ -87,17 +90,17 @@ class Ended(NamedTuple):
 
 
 def preload() -> None:
-    """Imports what each case needs; starts no thread, so that forking is safe."""
+    """Import what each case needs; start no thread, so that forking is safe."""
     for name in PRELOADED:
         importlib.import_module(name)
     keep_heap()
 
 
 def keep_heap() -> None:
-    """Lets this process, and those forked from it, keep what they free.
+    """Let this process, and those forked from it, keep the memory that they free.
 
-    Else the C library gives memory back, and asks for it again, in each step or in none, by what happens to lie at the
-    heap's end: mended cases took 1.2 and 1.3 times as long as the broken ones.
+    Otherwise the C library returns memory and requests it again in each step or in none, depending on what lies at the
+    end of the heap: cases without their fault took 1.2 and 1.3 times as long as with it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
@@ -105,30 +108,14 @@ def keep_heap() -> None:
             mallopt(parameter, value)
 
 
-def measure_ceilings(n_threads: int) -> None:
-    """What a run of some minutes measures at its end, once for all runs on this machine, and keeps."""
-    torch.set_num_threads(n_threads)
-    if cached(torch.device("cpu")) is None:
-        _, reason = measured_in_child(torch.device("cpu"))
-        if reason:
-            print(f"this CPU's ceilings are not known with {n_threads} threads: {reason}", file=sys.stderr)
-
-
-def has_fast_bf16() -> bool:
-    """Whether 16-bit matrix products were measured to be faster than 32-bit ones on this CPU."""
-    ceilings = cached(torch.device("cpu"))
-    return ceilings is not None and speed_up(ceilings, "fp32") is not None
-
-
-def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, told: Callable[[Ended], None]) -> list[Ended]:
-    """Runs all, in order, each on cores of its own; one that needs more than there are gets all of them.
+def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, show: Callable[[Ended], None]) -> list[Ended]:
+    """Run all orders in turn, each on cores of its own; one that needs more cores than there are gets all of them.
 
     Args:
         orders: The runs.
-        n_cores: Cores in use.
-        n_at_once: Runs beside one another at most. Cores share caches, memory and, on many a virtual machine, what
-            computes: a run that is timed wants to be alone.
-        told: Called with each as it ends.
+        n_cores: Number of cores in use.
+        n_at_once: Largest number of runs at once. Cores share caches and memory bandwidth, so timed runs are run alone.
+        show: Called with the result of each run.
     """
     free = sorted(os.sched_getaffinity(0))[:n_cores]
     waiting, running, ended = list(orders), [], []
@@ -140,7 +127,7 @@ def run_all(orders: Iterable[Order], n_cores: int, n_at_once: int, told: Callabl
             running.remove(run)
             free += run.cores
             ended.append(run.end())
-            told(ended[-1])
+            show(ended[-1])
     return ended
 
 
@@ -155,9 +142,11 @@ class _Running:
         self._started_s = time.monotonic()
         self._code: int | None = None
         script = self._home / order.case.script.name
-        script.write_text(order.case.mended() if order.is_mended else order.case.script.read_text(encoding="utf-8"))
+        is_changed = order.is_mended and not order.treatments
+        script.write_text(order.case.mended() if is_changed else order.case.script.read_text(encoding="utf-8"))
         job = _job(order, self._home / "job")
-        environment = {**environment_for(job, job.write()), **HEAP_VARIABLES}
+        cache = {"XDG_CACHE_HOME": str(self._home / "cache")}
+        environment = {**environment_for(job, job.write()), **HEAP_VARIABLES, **cache}
         log = (self._home / "log").open("wb")
         if order.case.own_process:
             command = [sys.executable, str(script)]
@@ -176,7 +165,7 @@ class _Running:
         log.close()
 
     def is_over(self) -> bool:
-        """Whether it ended; one that takes too long is ended."""
+        """Return whether it ended; kill it where it takes too long."""
         if self._code is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -186,7 +175,7 @@ class _Running:
         return self._code is not None
 
     def end(self) -> Ended:
-        """What it left."""
+        """Return its session or result, or why there is none, and remove its folder."""
         session, result, error = None, read_result(self._home / "job"), ""
         path = self._home / "out" / SESSION_FILE
         if path.exists():
@@ -200,7 +189,7 @@ class _Running:
 
 
 def _job(order: Order, folder: Path) -> Job:
-    doses = order.case.treatments if order.is_mended else ()
+    doses = (order.treatments or order.case.treatments) if order.is_mended else ()
     if order.mode == "run":
         doctor: dict[str, Any] = {**DOCTOR, "out_dir": str(folder.parent / "out")}
         return Job(mode="run", folder=str(folder), doses=doses, doctor=doctor)
@@ -208,7 +197,7 @@ def _job(order: Order, folder: Path) -> Job:
 
 
 def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], log: int) -> None:
-    """In the forked process; never returns."""
+    """Run the script in the forked process; never returns."""
     code = 1
     try:
         os.setsid()
@@ -217,7 +206,8 @@ def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], lo
         os.environ.update(environment)
         os.chdir(script.parent)
         os.sched_setaffinity(0, cores)
-        torch.set_num_threads(len(cores))  # as torch does by itself where it is imported on so many cores
+        # As torch does by itself where it is imported on so many cores.
+        torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", len(cores))))
         sys.argv = [str(script)]
         sys.path[0] = str(script.parent)
         enter(importlib.import_module("lightning.pytorch.trainer.trainer"))
@@ -225,7 +215,7 @@ def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], lo
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001 - told in the log; this process must not go on as the runner
+    except BaseException:  # noqa: BLE001 - logged; this process must not go on as the runner
         traceback.print_exc()
     finally:
         sys.stdout.flush()

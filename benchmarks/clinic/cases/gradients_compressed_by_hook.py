@@ -1,0 +1,51 @@
+"""A backward hook of a layer compresses the gradient of its input.
+---
+expect: PD511
+half: score
+fix:
+  "zlib.compress(values, 6)": "values"
+"""
+
+import zlib
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
+        self.last.register_full_backward_hook(self.keep)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
+
+    def keep(self, layer, of_inputs, of_outputs):
+        values = of_inputs[0].numpy().tobytes()
+        self.kept = zlib.compress(values, 6)  # costs time
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
+
+
+data = TensorDataset(torch.rand(64 * 60, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,62 @@
+"""training_step waits for a lock that a thread of the script holds while it sends figures.
+---
+expect: PD511
+half: tune
+fix:
+  "{}, LOCK": "{}, threading.Lock()"
+"""
+
+import threading
+import time
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+LOCK = threading.Lock()
+
+
+def send():
+    while True:
+        with LOCK:
+            time.sleep(0.01)  # waits for a server
+        time.sleep(0.0005)
+
+
+threading.Thread(target=send, daemon=True).start()
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
+        self.figures, self.lock = {}, LOCK
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        with self.lock:  # costs time
+            self.figures["batch"] = batch_idx
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
+
+
+data = TensorDataset(torch.rand(64 * 60, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

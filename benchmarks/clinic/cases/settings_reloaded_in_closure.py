@@ -1,0 +1,56 @@
+"""The optimizer's closure parses the settings again before it computes.
+---
+expect: PD511
+half: tune
+fix:
+  json.loads(TEXT): SETTINGS
+"""
+
+import json
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+SETTINGS = {"layers": [f"layer {n}" for n in range(40_000)], "rates": [0.1 * n for n in range(40_000)]}
+TEXT = json.dumps(SETTINGS)
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 1024), nn.Linear(1024, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(8):
+            hidden = nn.functional.gelu(hidden)
+        return self.last(hidden)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        def closure():
+            self.settings = json.loads(TEXT)  # costs time
+            return optimizer_closure()
+
+        optimizer.step(closure=closure)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01, fused=True)
+
+
+data = TensorDataset(torch.rand(64 * 60, 64))
+batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
+loader = DataLoader(data, sampler=batches, batch_size=None)
+
+trainer = Trainer(
+    max_epochs=4,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Net(), loader)

@@ -1,0 +1,69 @@
+"""Which runs a set of cases needs: diagnoses, timed pairs, and timed pairs with the fixes that findings recommend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from case import Case
+from runs import Ended, Order
+from score import ALARMS
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Finding, Session
+from lightning_perf.treatments.doses import parse, with_default
+
+
+def diagnoses(cases: Iterable[Case], healthy_rounds: int) -> list[Order]:
+    """Return one diagnosed run per case, several for a healthy one; first those on one core, which fit side by side."""
+    return [
+        Order(case, "run")
+        for case in sorted(cases, key=lambda case: case.n_cores)
+        for _ in range(healthy_rounds if case.kind == "healthy" else 1)
+    ]
+
+
+def timings(cases: Iterable[Case], rounds: int) -> list[Order]:
+    """Return timed runs of each case with its fault and without it, in turns: A B, then B A, and so on."""
+    return [
+        Order(case, "trial", is_mended)
+        for case in cases
+        for number in range(rounds)
+        for is_mended in ((False, True) if number % 2 == 0 else (True, False))
+    ]
+
+
+def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
+    """Return timed runs, in turns, with the fix of each finding that accuses a healthy training, and without it.
+
+    Several runs of a case with the same finding and the same fix are timed once. A finding without a treatment cannot
+    be applied: nobody can tell that it is right.
+    """
+    wanted: dict[tuple[str, str, tuple[str, ...]], Case] = {}
+    for end in diagnosed:
+        for finding in end.session.findings if end.session is not None else ():
+            if finding.severity in ALARMS and finding.category != "quality":
+                treatments = fix_of(finding, end.session)
+                if treatments:
+                    wanted.setdefault((end.order.case.name, finding.code, treatments), end.order.case)
+    return [
+        Order(case, "trial", is_mended, code, treatments)
+        for (_, code, treatments), case in wanted.items()
+        for number in range(rounds)
+        for is_mended in ((False, True) if number % 2 == 0 else (True, False))
+    ]
+
+
+def fix_of(finding: Finding, session: Session | None) -> tuple[str, ...]:
+    """Return the first treatment that a finding recommends, with its value; empty where it recommends none."""
+    for prescription in finding.prescriptions:
+        if prescription.treatment:
+            try:
+                return (with_default(parse(prescription.treatment), session).text,)
+            except ConfigError:
+                return ()
+    return ()
+
+
+def of_case(case: Case, ended: Sequence[Ended]) -> list[Ended]:
+    """Return the runs of one case."""
+    return [end for end in ended if end.order.case.name == case.name]
