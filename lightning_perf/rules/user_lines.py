@@ -95,21 +95,24 @@ def host_s(session: Session, phase: str) -> float:
     return lines_s + collecting_s(session, phase)
 
 
-def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float]]:
+def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]]:
     """Return what slow steps do once they have lasted three times the median, and the share of that time it takes.
 
-    Costliest first. None stands for automatic garbage collections. Empty where no sample fell into a slow step.
+    Costliest first, each with the lower end of the share's 95 % interval. None stands for automatic garbage
+    collections. Empty where no sample fell into a slow step.
 
     Args:
         session: The session.
     """
     phases = session.host_profile.slow_steps.values() if session.host_profile is not None else ()
-    found: list[tuple[HostLine | None, float]] = [
-        (line, phase.share * line.share) for phase in phases for line in phase.lines
+    found: list[tuple[HostLine | None, float, float]] = [
+        (line, phase.share * line.share, phase.share * _wilson(line.share, phase.n_effective)[0])
+        for phase in phases
+        for line in phase.lines
     ]
     collecting = sum(phase.share * phase.gc_fraction for phase in phases)
-    if collecting:
-        found.append((None, collecting))
+    if collecting:  # timed by the collector's callbacks
+        found.append((None, collecting, collecting))
     return sorted(found, key=lambda item: -item[1])
 
 

@@ -89,6 +89,7 @@ def check(session: Session) -> Finding | None:
         low_s=worst.low_s,
         basis=f"the line goes away; its share is known from {worst.n} samples",
         confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
+        method="timed",
     )
 
 

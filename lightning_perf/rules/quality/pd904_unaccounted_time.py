@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
+from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD904"
@@ -16,7 +17,8 @@ MAX_SHARE = 0.05
 
 DOCS = """\
 ## What it measures
-The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name.
+The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name. Where
+the stack was sampled there, the line of your code that takes most of it is named.
 
 ## Why it costs
 A finding about phases says nothing of time that is in none. Shares of the others are upheld, but a cause may hide in
@@ -46,12 +48,14 @@ def check(session: Session) -> Finding | None:
     share = phase_s(steady, "other") / steady.span_s - named
     if share <= MAX_SHARE:
         return None
+    line = next(iter(lines_of(session, "other")), None)
+    where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
         severity="info",
-        summary=f"{percent(share)} of the time belongs to no phase.",
+        summary=f"{percent(share)} of the time belongs to no phase.{where}",
         evidence=(
             Evidence(
                 metric="share of the time in no phase",
@@ -64,10 +68,10 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="look at what runs between the hooks",
+                summary=f"look at {line.where}" if line else "look at what runs between the hooks",
                 safety="exact",
                 effort="minutes",
-                code='Trainer(..., profiler="simple")',
+                code="" if line else 'Trainer(..., profiler="simple")',
             ),
         ),
     )
