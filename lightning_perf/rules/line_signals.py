@@ -27,8 +27,8 @@ _PHASES_OF: dict[str, tuple[str, ...]] = {
 }
 """Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
 
-_OF_A_HOOK = ("PD504", "PD506")
-"""These are about one hook of several in a phase, which their evidence names."""
+_OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
+"""A line that takes more than these claim belongs to another finding; so does another hook than their evidence names."""
 
 # These claim the time of operators. PD303 and PD304 are about what the host does between operators.
 _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
@@ -53,9 +53,10 @@ def with_line(finding: Finding, session: Session) -> Finding:
         return finding
     claimed_s = sum(finding.claims.values())
     lines = lines_of(session, *(finding.claims if phases == _CLAIMED else phases))
-    if finding.code in _OF_A_HOOK:
+    if finding.code in _OF_PART_OF_A_PHASE:
         hooks = {evidence.metric.rpartition(".")[2] for evidence in finding.evidence}
-        lines = [line for line in lines if line.line.entry in hooks and line.low_s <= (1 + SPREAD) * claimed_s]
+        others = [line for line in lines if line.line.entry.startswith("on_") and line.line.entry not in hooks]
+        lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
     line = next(iter(lines), None)
     if line is None or line.seconds < MIN_PART * claimed_s or line.where in finding.summary:
         return finding

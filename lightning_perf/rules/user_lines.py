@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
@@ -69,8 +70,14 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
     return sorted(found, key=lambda time: -time.seconds)
 
 
-def metric_lines_of(session: Session, *phases: str) -> list[LineTime]:
-    """Return the lines that call metrics of torchmetrics, with the operators that these run, costliest first."""
+def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
+    """Return the lines that are wanted, with the operators that they run, costliest first.
+
+    Args:
+        session: The session.
+        phases: By name.
+        is_wanted: Whether a line is.
+    """
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
         return []
@@ -79,7 +86,7 @@ def metric_lines_of(session: Session, *phases: str) -> list[LineTime]:
         for name, phase in profile.phases.items()
         if name in phases
         for line in phase.lines
-        if line.n_samples >= MIN_SAMPLES and is_metric(line)
+        if line.n_samples >= MIN_SAMPLES and is_wanted(line)
     ]
     return sorted(found, key=lambda time: -time.seconds)
 
@@ -87,6 +94,11 @@ def metric_lines_of(session: Session, *phases: str) -> list[LineTime]:
 def is_metric(line: HostLine) -> bool:
     """Return whether a line spends its time in a metric of torchmetrics."""
     return line.call.startswith("torchmetrics.")
+
+
+def is_logging(line: HostLine) -> bool:
+    """Return whether a line spends its time in ``self.log``, which checks its arguments in the hook that logs."""
+    return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))
 
 
 def host_s(session: Session, phase: str) -> float:

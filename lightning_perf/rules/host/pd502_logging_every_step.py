@@ -18,6 +18,7 @@ from lightning_perf.rules.logging_cost import (
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
+from lightning_perf.rules.user_lines import is_logging, lines_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD502"
@@ -81,6 +82,7 @@ def check(session: Session) -> Finding | None:
     longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= MIN_SHARE) else ()
     off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
     logging_s = share * steady.span_s
+    checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     finding = removal_finding(
         session,
         steady,
@@ -90,11 +92,11 @@ def check(session: Session) -> Finding | None:
         summary=f"{percent(share)} of the time goes into logging{_how(interval, share_of(others) > writing_share)}.",
         evidence=tuple(_evidence(session, steady, share)),
         prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
-        timed={"logging": logging_s},
+        timed={"logging": logging_s} if is_writing else {"logging": logging_s, "forward": checking_s},
         left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / DEFAULT_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )
-    if is_writing or finding.gain is None:
+    if is_writing or checking_s or finding.gain is None:
         return finding
     most_s = {"logging": logging_s, "forward": CHECKING_PART * logging_s}
     return reaching(finding, steady, most_s, f"{finding.gain.basis}; self.log also checks its arguments in forward")

@@ -92,7 +92,7 @@ def check(session: Session) -> Finding | None:
                 n=worst.n_calls,
             ),
         ),
-        prescriptions=(log_every(wanted), slower) if wanted > interval else (slower,),
+        prescriptions=(log_every(wanted), slower) if in_steps > 0 and wanted > interval else (slower,),
         timed={"logging": share * steady.span_s},
         left=1 - in_steps * (1 - interval / wanted),
         left_least=interval / wanted if wanted > interval else 0.0,

@@ -8,7 +8,7 @@ from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.user_lines import metric_lines_of
+from lightning_perf.rules.user_lines import is_metric, whole_lines_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD509"
@@ -52,7 +52,7 @@ def check(session: Session) -> Finding | None:
     if session.host_profile is None:
         raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
     steps_s = phase_s(steady, *STEP_PHASES)
-    found = metric_lines_of(session, *STEP_PHASES)
+    found = whole_lines_of(session, STEP_PHASES, is_metric)
     seconds, low_s = sum(time.seconds for time in found), sum(time.low_s for time in found)
     if seconds < MIN_SHARE * steps_s or low_s < LOW_SHARE * steady.span_s:
         return None

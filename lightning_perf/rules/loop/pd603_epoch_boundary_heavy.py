@@ -114,7 +114,7 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
         category=CATEGORY,
         summary=(
             f"{percent(boundary_s / steady.span_s)} of the time passes between epochs, most of it in "
-            f"{line.where}{line.doing}, which makes the loader anew {often}."
+            f"{HOOK}, which makes the loader anew {often}: {line.where}{line.doing}."
         ),
         evidence=(evidence_of(line, steady),),
         prescriptions=(
