@@ -28,7 +28,7 @@ _PHASES_OF: dict[str, tuple[str, ...]] = {
 """Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
 
 _OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
-"""A line that takes more than these claim belongs to another finding; so does another hook than their evidence names."""
+"""A line that takes more than these claim, or that is of another hook than they name, belongs to another finding."""
 
 # These claim the time of operators. PD303 and PD304 are about what the host does between operators.
 _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
