@@ -135,7 +135,7 @@ class LoopProbe:
         self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos)
         if self._forget_spans is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
-        collecting = self._span("logging", "metrics", "loop", "")
+        collecting = partial(self._span, "logging", "metrics", "loop")
         self._keep(
             seams.tap_logging(self.trainer, collecting, self._logger_span, self.timeline.fail, self._undos),
             "steady.phases.logging",

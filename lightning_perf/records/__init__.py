@@ -13,6 +13,7 @@ from .comparison import (
     TrialChange,
 )
 from .finding import (
+    LINE_METRIC,
     SAFETIES,
     SEVERITIES,
     Confidence,
@@ -26,6 +27,7 @@ from .finding import (
     Safety,
     Severity,
     Verdict,
+    costly_line,
 )
 from .host_calls import (
     AttentionCall,
@@ -143,16 +145,16 @@ from .trace import (
 from .trial import Arm, ArmRun, ArmVerdict, Interval, LossVerdict, Rung, Trial
 
 __all__ = [
-    "CATEGORIES", "MAX_FOUND", "PARTS", "PHASES", "RANKS_FOLDER", "SAFETIES", "SCHEMA_VERSION", "SESSION_FILE",
-    "SEVERITIES", "STEP_PHASES", "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun", "ArmVerdict",
-    "AskedCollection", "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change", "CodeSite",
-    "Collections", "CollectiveTime", "Communication", "ComparedRun", "Comparison", "CompilerWatch", "Confidence",
-    "Convolutions", "Copies", "CopySite", "Cost", "CriticalPath", "DatasetDisk", "DatasheetPeak", "Device",
-    "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference", "Distribution", "Effort", "Energy", "Epoch",
-    "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange", "Gain", "Generation", "GpuTelemetry", "GraphBreak",
-    "Growth", "Headroom", "HostLine", "HostMemory", "HostPhase", "HostPhaseMemory", "HostProfile", "HostTelemetry",
-    "HotFunction", "HotLine", "Hypothesis", "Idle", "Interval", "KernelTime", "Kernels", "KindTime", "LatePlace",
-    "LiveTensor", "LoaderProbe", "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine",
+    "CATEGORIES", "LINE_METRIC", "MAX_FOUND", "PARTS", "PHASES", "RANKS_FOLDER", "SAFETIES", "SCHEMA_VERSION",
+    "SESSION_FILE", "SEVERITIES", "STEP_PHASES", "AllocationSite", "Allocator", "AppliedTreatment", "Arm", "ArmRun",
+    "ArmVerdict", "AskedCollection", "AttentionCall", "Block", "Bound", "Breakdown", "CallTime", "Ceilings", "Change",
+    "CodeSite", "Collections", "CollectiveTime", "Communication", "ComparedRun", "Comparison", "CompilerWatch",
+    "Confidence", "Convolutions", "Copies", "CopySite", "Cost", "CriticalPath", "DatasetDisk", "DatasheetPeak",
+    "Device", "DeviceActivity", "DeviceMemory", "DeviceTimes", "Difference", "Distribution", "Effort", "Energy",
+    "Epoch", "Evidence", "Fetch", "FigureChange", "Finding", "FindingChange", "Gain", "Generation", "GpuTelemetry",
+    "GraphBreak", "Growth", "Headroom", "HostLine", "HostMemory", "HostPhase", "HostPhaseMemory", "HostProfile",
+    "HostTelemetry", "HotFunction", "HotLine", "Hypothesis", "Idle", "Interval", "KernelTime", "Kernels", "KindTime",
+    "LatePlace", "LiveTensor", "LoaderProbe", "LoaderSettings", "LoaderWait", "LossScaler", "LossVerdict", "Machine",
     "MaterialisedAttention", "MatrixShape", "Memory", "Method", "MissingRank", "ModelProfile", "ModelSettings",
     "ModuleMemory", "ModuleProfile", "NamedTime", "OperatorProfile", "OperatorTime", "OptimizerSettings", "OutOfMemory",
     "Outliers", "Overhead", "ParameterGroup", "PhaseMemory", "PhaseTime", "PhaseWork", "Prescription", "ProbeFailure",
@@ -160,6 +162,7 @@ __all__ = [
     "Safety", "Session", "Settings", "Severity", "ShardTraffic", "SlowStep", "Spread", "StageTimes", "Startup",
     "Suspect", "SyncCall", "SyncCalls", "SyncSite", "Syncs", "Telemetry", "TelemetryPoint", "TensorLoop", "TimeChange",
     "TorchSettings", "TraceRank", "TraceRanks", "TraceRecord", "TraceStep", "TrainerSettings", "Trial", "TrialChange",
-    "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint", "from_json", "load", "load_run", "ranks_by_finding",
+    "Utilisation", "Verdict", "WhatIf", "Window", "WorkerPoint", "costly_line", "from_json", "load", "load_run",
+    "ranks_by_finding",
     "together",
 ]  # fmt: skip

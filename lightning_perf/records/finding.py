@@ -111,6 +111,16 @@ class Finding(Record, frozen=True, kw_only=True):
     is_preflight: bool = False
 
 
+LINE_METRIC = "time in "
+"""What the metric begins with that names a line of code and the call below it."""
+
+
+def costly_line(finding: Finding) -> str:
+    """Return the line of code that takes a finding's time, as its evidence names it; empty where it names none."""
+    named = (one.metric for one in finding.evidence if one.metric.startswith(LINE_METRIC))
+    return next(named, "").removeprefix(LINE_METRIC)
+
+
 class RuleOutcome(Record, frozen=True, kw_only=True):
     """What became of one rule: the engine answers for each, never in silence.
 

@@ -43,6 +43,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
         peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
         found: What its own last diagnosis found, as ``"PD801 thermal-throttling"``, worst first, at most
             ``MAX_FOUND``; empty before one was made.
+        found_lines: The line that takes the time, by the text of ``found``; of findings about host time.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
     n_unused: int | None = None
     peak_bytes: int | None = None
     found: tuple[str, ...] = ()
+    found_lines: dict[str, str] = {}
 
 
 class MissingRank(Record, frozen=True, kw_only=True):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import CompilerWatch, LossScaler, ModelProfile, Session, SyncCalls
+from lightning_perf.records import LINE_METRIC, CompilerWatch, Finding, LossScaler, ModelProfile, Session, SyncCalls
+from lightning_perf.rules.user_lines import lines_of
 
 from .wording import count, line, number, seconds, share
+
+LINES_TITLE = "Where host time goes: lines of your code, without torch operators in forward and backward"
+LINE_HEADS = ("line", "calls", "phase", "of the time", "per step", "finding")
+LINE_ALIGNS = "lllrrl"
 
 SYNC_HEADS = ("line", "what", "a step", "in it", "whose")
 COMPILER_HEADS = ("function or place", "what", "times", "reason")
@@ -13,7 +18,28 @@ HEAVY_SHARE = 0.40
 """Of the modules' time: one module that has so much of it is told."""
 
 _MAX_ROWS = 8
+_MIN_LINE_SHARE = 0.01
 _OWNERS = {"user": "yours", "lightning": "Lightning's", "other": "a library's"}
+
+
+def line_rows(session: Session) -> list[tuple[str, ...]]:
+    """Return the costliest lines of the user's with the findings that name them; empty where no stack was sampled."""
+    steady = session.steady
+    if steady is None:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for time in lines_of(session):
+        part = time.seconds / steady.span_s
+        if part < _MIN_LINE_SHARE:
+            break
+        named = [found.code for found in session.findings if time.where in _text(found)]
+        rows.append((line(time.where, 60), line(time.line.call, 40), time.phase.replace("_", " "), share(part),
+                     seconds(time.seconds / steady.n_steps), ", ".join(named) or "none"))  # fmt: skip
+    return rows[:_MAX_ROWS]
+
+
+def _text(found: Finding) -> str:
+    return " ".join([found.summary, *(one.metric for one in found.evidence if one.metric.startswith(LINE_METRIC))])
 
 
 def sync_title(calls: SyncCalls) -> str:

@@ -115,7 +115,7 @@ def _parts(session: Session, drawn: dict[str, Any], left_out: dict[str, str]) ->
     yield Part("memory", *_memory(session, show))
     is_traced = figures.trace.trace_of(session) is not None
     yield Part("model", *_model(session, show("modules", "roofline", *(() if is_traced else ("operators",)))))
-    yield Part("host", "Waits, compiler and loss scaler", list(_host(session)))
+    yield Part("host", "Host code, waits, compiler and loss scaler", list(_host(session)))
     traced = show("trace_steps", "operators", "kernels") if is_traced else []
     yield Part("windows", "Profiler windows", [*traced, *_windows(session)])
     yield Part("about", "About this measurement", list(_about(session, left_out)))
@@ -255,6 +255,9 @@ def _model(session: Session, shown: list[Item]) -> tuple[str, list[Item]]:
 
 def _host(session: Session) -> Iterator[Item]:
     calls, watch = session.sync_calls, session.compiler
+    if lines := host_rows.line_rows(session):
+        yield Heading(host_rows.LINES_TITLE)
+        yield Table(host_rows.LINE_HEADS, host_rows.LINE_ALIGNS, lines)
     rows = host_rows.sync_rows(calls) if calls is not None else []
     if calls is not None and rows:
         yield Heading(host_rows.sync_title(calls))

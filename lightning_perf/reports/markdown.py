@@ -136,6 +136,9 @@ def _ranks(session: Session) -> Iterator[str]:
 
 def _host(session: Session) -> Iterator[str]:
     calls, watch = session.sync_calls, session.compiler
+    if lines := host_rows.line_rows(session):
+        yield f"### {host_rows.LINES_TITLE}"
+        yield _table(host_rows.LINE_HEADS, host_rows.LINE_ALIGNS, [list(map(escape, row)) for row in lines])
     rows = host_rows.sync_rows(calls) if calls is not None else []
     if calls is not None and rows:
         yield f"### {escape(host_rows.sync_title(calls))}"

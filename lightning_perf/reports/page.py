@@ -179,8 +179,13 @@ class Page:
             yield self.facts(facts)
 
     def host(self, session: Session) -> Iterator[RenderableType]:
-        """Lines that wait, what the compiler did, and which module takes most; nothing where nothing was seen."""
+        """Lines that take time, lines that wait, what the compiler did; nothing where nothing was seen."""
         calls, watch = session.sync_calls, session.compiler
+        if lines := host_rows.line_rows(session):
+            yield self.title(host_rows.LINES_TITLE)
+            yield self.table(
+                [host_rows.LINE_HEADS, *lines], alignments=("left", "left", "left", "right", "right", "left")
+            )
         rows = host_rows.sync_rows(calls) if calls is not None else []
         if calls is not None and rows:
             yield self.title(host_rows.sync_title(calls))

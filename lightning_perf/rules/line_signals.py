@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from lightning_perf.records import SEVERITIES, Evidence, Finding, Session, StageTimes
+from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
 
 from .gain import gain_from
 from .severity import severity_of, severity_of_gain
 from .signals import phase_s
+from .timed import SPREAD
 from .user_lines import LineTime, host_s, lines_of
 from .wording import percent
 
@@ -20,9 +21,14 @@ _LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
 _PHASES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110"), _LOADING),
     **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
-    **dict.fromkeys(("PD502", "PD504", "PD505", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED),
+    **dict.fromkeys(
+        ("PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED
+    ),
 }
 """Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
+
+_OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
+"""A line that takes more than these claim, or that is of another hook than they name, belongs to another finding."""
 
 # These claim the time of operators. PD303 and PD304 are about what the host does between operators.
 _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
@@ -31,7 +37,7 @@ _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304
 def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
     """Return a line's share of the time as evidence."""
     return Evidence(
-        metric=f"time in {time.where}{time.doing}", value=time.seconds / steady.span_s, unit="fraction", n=time.n
+        metric=f"{LINE_METRIC}{time.where}{time.doing}", value=time.seconds / steady.span_s, unit="fraction", n=time.n
     )
 
 
@@ -45,8 +51,14 @@ def with_line(finding: Finding, session: Session) -> Finding:
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
     if not phases or steady is None or finding.severity == "info":
         return finding
-    line = next(iter(lines_of(session, *(phases if phases != _CLAIMED else tuple(finding.claims)))), None)
-    if line is None or line.seconds < MIN_PART * sum(finding.claims.values()) or line.where in finding.summary:
+    claimed_s = sum(finding.claims.values())
+    lines = lines_of(session, *(finding.claims if phases == _CLAIMED else phases))
+    if finding.code in _OF_PART_OF_A_PHASE:
+        hooks = {evidence.metric.rpartition(".")[2] for evidence in finding.evidence}
+        others = [line for line in lines if line.line.entry.startswith("on_") and line.line.entry not in hooks]
+        lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
+    line = next(iter(lines), None)
+    if line is None or line.seconds < MIN_PART * claimed_s or line.where in finding.summary:
         return finding
     sentence = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}."
     return msgspec.structs.replace(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from lightning_perf.records import NamedTime, Session, StageTimes
+from lightning_perf.records import NamedTime, Prescription, Session, StageTimes
 
 from .signals import named_by_kind
 
@@ -15,6 +16,12 @@ SLOW_CALL_S = 1e-3
 # less often is the one-line cure of all of that; only what must be a slow disk or network is still the logger's own.
 # A logger that took 40 ms for a row was blamed on its interval at the clinic while the bound was 50 ms.
 SLOW_FREQUENT_CALL_S = 25e-3
+DEFAULT_STEPS = 50
+"""Lightning's own ``log_every_n_steps``."""
+
+_TARGET_SHARE = 0.005  # a longer interval brings logging down to this share
+_MAX_STEPS = 500
+
 FREQUENT_STEPS = 10
 """Below this ``log_every_n_steps`` a run logs at nearly every step; Lightning's default is 50."""
 
@@ -39,3 +46,20 @@ def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
     """The methods whose calls are slow themselves, however often they are made."""
     bound_s = slow_call_s(session)
     return [time for time in times if call_s(time) >= bound_s]
+
+
+def longer_interval(n_steps: int, share: float) -> int:
+    """Return how many steps apart rows should be that are ``n_steps`` apart and take this share of the time."""
+    return min(max(DEFAULT_STEPS, 10 * math.ceil(n_steps * share / _TARGET_SHARE / 10)), _MAX_STEPS)
+
+
+def log_every(n_steps: int) -> Prescription:
+    """Return the recommendation to write a row every so many steps."""
+    return Prescription(
+        treatment="log-every-n",
+        summary=f"set log_every_n_steps={n_steps}",
+        safety="exact",
+        effort="one line",
+        trainer_flags={"log_every_n_steps": n_steps},
+        code=f"Trainer(..., log_every_n_steps={n_steps})",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
@@ -69,8 +70,14 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
     return sorted(found, key=lambda time: -time.seconds)
 
 
-def metric_lines_of(session: Session, *phases: str) -> list[LineTime]:
-    """Return the lines that call metrics of torchmetrics, with the operators that these run, costliest first."""
+def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
+    """Return the lines that are wanted, with the operators that they run, costliest first.
+
+    Args:
+        session: The session.
+        phases: By name.
+        is_wanted: Whether a line is.
+    """
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
         return []
@@ -79,7 +86,7 @@ def metric_lines_of(session: Session, *phases: str) -> list[LineTime]:
         for name, phase in profile.phases.items()
         if name in phases
         for line in phase.lines
-        if line.n_samples >= MIN_SAMPLES and is_metric(line)
+        if line.n_samples >= MIN_SAMPLES and is_wanted(line)
     ]
     return sorted(found, key=lambda time: -time.seconds)
 
@@ -89,27 +96,35 @@ def is_metric(line: HostLine) -> bool:
     return line.call.startswith("torchmetrics.")
 
 
+def is_logging(line: HostLine) -> bool:
+    """Return whether a line spends its time in ``self.log``, which checks its arguments in the hook that logs."""
+    return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))
+
+
 def host_s(session: Session, phase: str) -> float:
     """Return the seconds of a phase that pass in the user's lines and the collector, outside torch operators."""
     lines_s = sum(time.seconds for time in lines_of(session, phase) if not is_collecting(session, time.line))
     return lines_s + collecting_s(session, phase)
 
 
-def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float]]:
+def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]]:
     """Return what slow steps do once they have lasted three times the median, and the share of that time it takes.
 
-    Costliest first. None stands for automatic garbage collections. Empty where no sample fell into a slow step.
+    Costliest first, each with the lower end of the share's 95 % interval. None stands for automatic garbage
+    collections. Empty where no sample fell into a slow step.
 
     Args:
         session: The session.
     """
     phases = session.host_profile.slow_steps.values() if session.host_profile is not None else ()
-    found: list[tuple[HostLine | None, float]] = [
-        (line, phase.share * line.share) for phase in phases for line in phase.lines
+    found: list[tuple[HostLine | None, float, float]] = [
+        (line, phase.share * line.share, phase.share * _wilson(line.share, phase.n_effective)[0])
+        for phase in phases
+        for line in phase.lines
     ]
     collecting = sum(phase.share * phase.gc_fraction for phase in phases)
-    if collecting:
-        found.append((None, collecting))
+    if collecting:  # timed by the collector's callbacks
+        found.append((None, collecting, collecting))
     return sorted(found, key=lambda item: -item[1])
 
 

@@ -96,7 +96,7 @@ def _put(timed: _Timed, undos: Undos | None = None) -> Undo:
 
 def tap_logging(
     trainer: Any,
-    collecting: AbstractContextManager[Any],
+    collecting: Callable[[str], AbstractContextManager[Any]],
     logger_span: Callable[[str, str], AbstractContextManager[Any]],
     on_fail: Callable[[Exception], None],
     undos: Undos,
@@ -108,7 +108,7 @@ def tap_logging(
 
     Args:
         trainer: The Trainer.
-        collecting: The span of Lightning's logger connector.
+        collecting: Method of Lightning's logger connector, or ``log`` for its results → its span.
         logger_span: (logger's class name, method) → its span.
         on_fail: Called with an error once the run is under way; what is logged is logged all the same.
         undos: Where undo functions are noted.
@@ -137,14 +137,14 @@ def tap_logging(
     def collect() -> None:
         for method in collecting_methods:
             if callable(getattr(connector, method, None)):
-                _put(_Timed(connector, method, collecting), put)
+                _put(_Timed(connector, method, collecting(method)), put)
 
     if not results:
         collect()
     else:
-        first = _Once(collect, on_fail)
+        first, logging = _Once(collect, on_fail), collecting("log")
         for one in results:
-            _put(_TimedFromFirst(one, "log", collecting, first), put)
+            _put(_TimedFromFirst(one, "log", logging, first), put)
     for logger in loggers:
         kind = type(logger).__name__
         for method in ("log_metrics", "save"):

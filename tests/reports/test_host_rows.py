@@ -21,7 +21,10 @@ from lightning_perf.records import (
 )
 from lightning_perf.reports import host_rows
 from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.html import to_page
 from lightning_perf.reports.markdown import to_markdown
+from lightning_perf.rules.engine import diagnose
+from tests.rules.session_builder import build_session
 
 CALLS = SyncCalls(
     n_steps=2,
@@ -111,3 +114,41 @@ def test_nothing_is_said_when_nothing_was_seen():
     session = session_with()
     assert host_rows.host_facts(session) == []
     assert "torch.compile:" not in to_markdown(session)
+
+
+def lines_sampled() -> Session:
+    """A callback that parses JSON, which a finding names, and a line of ``training_step`` that none does."""
+    line = {"operator_fraction": 0.0, "n_samples": 200}
+    phase = {"n_samples": 250, "n_effective": 200.0, "share": 0.4, "operator_fraction": 0.0}
+    callback = {"file": "train.py", "line": 12, "function": "on_train_batch_end", "entry": "on_train_batch_end", **line}
+    step = {"file": "model.py", "line": 81, "function": "training_step", "entry": "training_step", **line}
+    description = {
+        "shares": {"callbacks": 0.3},
+        "steady": {"named": [{"name": "Sharpness", "kind": "callback", "hook": "on_train_batch_end",
+                              "phase": "callbacks", "total_s": 6.0, "share": 0.25, "n_calls": 1000}]},
+        "host_profile": {
+            "n_samples": 500, "sampled_s": 1.0, "first_step": 3, "last_step": 1990, "cost_s": 0.02,
+            "phases": {"callbacks": {**phase, "lines": [{**callback, "call": "json.loads", "share": 0.8}]},
+                       "forward": {**phase, "lines": [{**step, "call": "", "share": 0.1}]}},
+        },
+    }  # fmt: skip
+    return diagnose(build_session(description))
+
+
+def test_line_rows_hold_the_costliest_lines_and_the_findings_that_name_them():
+    rows = host_rows.line_rows(lines_sampled())
+    assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
+        ("on_train_batch_end (train.py:12)", "json.loads", "callbacks", "PD504"),
+        ("training_step (model.py:81)", "", "forward", "none"),
+    ]
+
+
+def test_reports_show_the_lines_when_the_stack_was_sampled():
+    session = lines_sampled()
+    for text in (to_text(run_report(session), 160), to_markdown(session), to_page(session)):
+        assert "Where host time goes" in text
+        assert "none" in text
+
+
+def test_line_rows_are_empty_when_no_stack_was_sampled():
+    assert host_rows.line_rows(session_with()) == host_rows.line_rows(build_session()) == []

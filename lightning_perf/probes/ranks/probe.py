@@ -10,7 +10,7 @@ import msgspec
 from lightning_perf import seams
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.loop import LoopProbe
-from lightning_perf.records import MAX_FOUND, Finding, Ranks, RankSummary, together
+from lightning_perf.records import MAX_FOUND, Finding, Ranks, RankSummary, costly_line, together
 
 from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
 from .exchange import gather_ranks, open_exchange
@@ -99,8 +99,9 @@ class RankProbe:
             self._watch,
             self._exchanges_in_forward,
         )
-        names = tuple(f"{finding.code} {finding.name}" for finding in found[:MAX_FOUND])
-        return msgspec.structs.replace(told, found=names) if told is not None else None
+        names = {f"{finding.code} {finding.name}": finding for finding in found[:MAX_FOUND]}
+        lines = {name: line for name, finding in names.items() if (line := costly_line(finding))}
+        return msgspec.structs.replace(told, found=tuple(names), found_lines=lines) if told is not None else None
 
     def end_alone(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> None:
         """Where an error ends the run, the other ranks may be gone: keeps what this one measured, and asks nobody.

@@ -126,7 +126,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
             f"{'of each step' if is_usual else 'on average'} it spends "
             f"{duration(worst.own_s)} of its own, {'the others' if len(ranks.summaries) > 2 else 'the other'} "
             f"{duration(usual_s)}. The excess is mostly {cause}{_name_of(worst, part)}."
-            f"{_slow_too(others)}"
+            f"{_line_of(ranks, worst)}{_slow_too(others)}"
         ),
         evidence=(
             Evidence(
@@ -152,7 +152,10 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                 for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
             ),
             *(
-                Evidence(metric=f"found on rank {worst.rank}, not on most others", value=text)
+                Evidence(
+                    metric=f"found on rank {worst.rank}, not on most others",
+                    value=f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
+                )
                 for text in found_alone(ranks, worst.rank)
                 if not text.startswith(CODE)
             ),
@@ -191,6 +194,13 @@ def _name_of(worst: RankSummary, part: str) -> str:
     if part == "host" and worst.slowest_name is not None:
         return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} of each step)"
     return ""
+
+
+def _line_of(ranks: Ranks, worst: RankSummary) -> str:
+    """The line that this rank alone spends much time in."""
+    alone = (worst.found_lines.get(text, "") for text in found_alone(ranks, worst.rank))
+    line = next(filter(None, alone), "")
+    return f" Only rank {worst.rank} spends much time in {line}." if line else ""
 
 
 def _slow_too(ranks: list[int]) -> str:

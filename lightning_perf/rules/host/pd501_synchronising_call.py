@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, SyncCall, SyncSite
+from lightning_perf.records import Evidence, Finding, HostLine, Prescription, Session, SyncCall, SyncSite
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits, where
 from lightning_perf.rules.rule import Rule
@@ -18,6 +18,7 @@ from lightning_perf.rules.trace_signals import (
     trace_finding,
     without,
 )
+from lightning_perf.rules.user_lines import whole_lines_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD501"
@@ -37,8 +38,9 @@ time that the host waits in them counts: while the host waits for a busy device 
 
 Without a window, the lines of your own code that a few sampled steps were seen to wait at, or, on a CPU, would wait at
 on a device: in at least every other step. There the share of the step that the calls themselves took is charged, no
-waiting: on a CPU that is next to nothing, and the finding says no more than where a device would wait. What Lightning
-or another library calls is told in the report, not here.
+waiting: on a CPU that is next to nothing, and the finding says no more than where a device would wait. Samples of the
+stack that found these lines give the lower end of the speedup. What Lightning or another library calls is in the
+report, not here.
 
 ## Why it costs
 The host launches ahead of the device, and that lead hides its own slowness. A call that needs a result makes the host
@@ -82,6 +84,9 @@ def _live(session: Session) -> Finding | None:
     share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
     is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
+    computing = ("forward", "backward", "optimizer")
+    lines = whole_lines_of(session, computing, lambda line: any(_is_at(call, line) for call in waits))
+    sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
     told = (
         f"On this CPU the calls take {percent(share)} of a step; on a GPU the host would wait there "
         "until the device has done all that is queued"
@@ -108,15 +113,20 @@ def _live(session: Session) -> Finding | None:
             Evidence(metric="such calls a step", value=n, unit="count", n=calls.n_steps),
         ),
         prescriptions=(_prescription(f" at {_line(waits[0])}"),),
-        claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, ("forward", "backward", "optimizer")),
-        low_s=0.0,
-        basis="at most what the calls themselves took in the steps looked at",
+        claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
+        low_s=sampled_s,
+        basis=f"{'from samples of these lines to' if sampled_s else 'at most'} what the calls took in sampled steps",
+        method="timed" if sampled_s else "modeled",
         confidence="high" if is_host and is_timed else "medium",
     )
     if is_host and is_timed:
         return finding
     # Host seconds in these calls are waiting for work that has to be done anyway: no gain can be promised from them.
     return msgspec.structs.replace(finding, severity="low", gain=None)
+
+
+def _is_at(call: SyncCall, line: HostLine) -> bool:
+    return call.line == line.line and call.file.replace("\\", "/").endswith(line.file)
 
 
 def _often(call: SyncCall) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import reaching, timed_finding
-from lightning_perf.rules.logging_cost import FREQUENT_STEPS, loggers_of, slow_calls
+from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
+from lightning_perf.rules.gain import reaching
+from lightning_perf.rules.logging_cost import (
+    DEFAULT_STEPS,
+    FREQUENT_STEPS,
+    call_s,
+    log_every,
+    loggers_of,
+    longer_interval,
+    slow_calls,
+)
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
+from lightning_perf.rules.timed import removal_finding
+from lightning_perf.rules.user_lines import is_logging, lines_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD502"
@@ -17,9 +27,8 @@ CATEGORY = "host"
 
 # Lightning issues 21232 and 1986: users notice from a few percent on.
 MIN_SHARE = 0.03
-DEFAULT_STEPS = 50
-# The interval prescribed brings logging down to this share.
-TARGET_SHARE = 0.005
+# Methods of Lightning's logger connector: one runs for each row written, one for each value.
+PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 # Of the time in collecting: what self.log takes to check its arguments, which counts as the hook's that logs. A fifth
 # was measured with forty metrics.
 CHECKING_PART = 0.25
@@ -39,8 +48,9 @@ trainer = Trainer(log_every_n_steps=1)
 ```
 
 ## Prescription
-A larger `log_every_n_steps`; fewer metrics with `prog_bar=True`; `on_epoch=True, on_step=False` for what is read once
-an epoch.
+A larger `log_every_n_steps` where writing rows takes the time: as many rows fewer, as much time less. It leaves what
+`self.log` does in every step. Where that takes the time, pass the values to the logger every 50 steps, and log with
+`on_epoch=True, on_step=False` what is read once per epoch.
 
 ## When it is wrong
 For short debugging runs the detail may be worth it. On a device, part of the wait inside logging is computing that
@@ -52,68 +62,92 @@ Lightning issues 21232 and 1986; the lecture's first anti-pattern (a synchronisa
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the logging phase, without slow loggers, with the threshold."""
+    """Compare the logging phase, without slow loggers, with the threshold."""
     steady = steady_of(session)
     loggers = loggers_of(steady)
     slow_share = sum(share_of(slow_calls(times, session)) for times in loggers.values())
     share = phase_s(steady, "logging") / steady.span_s - slow_share
     if share < MIN_SHARE:
         return None
-    trainer = session.settings.trainer
-    interval = trainer.log_every_n_steps
-    frequent_share = sum(share_of(times) for times in loggers.values()) - slow_share
-    collecting_share = share_of(named_by_kind(steady, "loop").get("metrics", ()))
-    is_collecting = collecting_share > frequent_share  # whether written or not: a longer interval helps little
-    advice: tuple[Prescription, ...] = ()
-    low_s = 0.0
-    if interval is not None and interval < DEFAULT_STEPS:
-        wanted = max(DEFAULT_STEPS, 10 * math.ceil(interval * share / TARGET_SHARE / 10))
-        if not is_collecting or frequent_share >= MIN_SHARE:
-            advice = (_prescription(min(wanted, 10 * DEFAULT_STEPS)),)
-            low_s = frequent_share * steady.span_s * (1 - interval / DEFAULT_STEPS)
-    if is_collecting or not advice:
-        fewer = Prescription(
-            treatment="prog-bar-off",
-            summary="log fewer metrics a step: prog_bar=False, or on_step=False, on_epoch=True",
-            safety="exact",
-            effort="minutes",
-            code='self.log("train_loss", loss, prog_bar=False, on_step=False, on_epoch=True)',
-        )
-        advice = (fewer, *advice)
-    evidence = [
-        Evidence(
-            metric="share of the time in logging",
-            value=share,
-            unit="fraction",
-            threshold=MIN_SHARE,
-            n=steady.n_steps,
-        ),
-        Evidence(metric="log_every_n_steps", value="unknown" if interval is None else interval),
-    ]
-    if trainer.prog_bar_metrics:
-        evidence.append(Evidence(metric="metrics on the progress bar", value=trainer.prog_bar_metrics, unit="count"))
+    collecting = named_by_kind(steady, "loop").get("metrics", ())
+    writing_share = sum(share_of(times) for times in loggers.values()) - slow_share
+    writing_share += share_of(time for time in collecting if time.hook == PER_ROW)
+    others = [time for time in collecting if time.hook != PER_ROW]
+    kept_share = share_of(time for time in others if time.hook)
+    interval = session.settings.trainer.log_every_n_steps
+    wanted = longer_interval(interval or 1, share)
+    part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
+    can_wait = interval is not None and interval < DEFAULT_STEPS
+    is_writing = can_wait and writing_share >= share_of(others)
+    longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= MIN_SHARE) else ()
+    off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
     logging_s = share * steady.span_s
-    finding = timed_finding(
+    checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
+    finding = removal_finding(
+        session,
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{percent(share)} of the time goes into logging{_how(interval, is_collecting)}.",
-        evidence=tuple(evidence),
-        prescriptions=advice,
-        claims={"logging": logging_s},
-        low_s=low_s,
-        basis="from the loggers' own time to all of the logging",
+        summary=f"{percent(share)} of the time goes into logging{_how(interval, share_of(others) > writing_share)}.",
+        evidence=tuple(_evidence(session, steady, share)),
+        prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
+        timed={"logging": logging_s} if is_writing else {"logging": logging_s, "forward": checking_s},
+        left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / DEFAULT_STEPS,
+        left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )
-    if not is_collecting:
+    if is_writing or checking_s or finding.gain is None:
         return finding
     most_s = {"logging": logging_s, "forward": CHECKING_PART * logging_s}
-    return reaching(finding, steady, most_s, "all of the logging and what self.log checks in forward")
+    return reaching(finding, steady, most_s, f"{finding.gain.basis}; self.log also checks its arguments in forward")
+
+
+def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
+    trainer = session.settings.trainer
+    yield Evidence(
+        metric="share of the time in logging", value=share, unit="fraction", threshold=MIN_SHARE, n=steady.n_steps
+    )
+    yield Evidence(
+        metric="log_every_n_steps", value="unknown" if trainer.log_every_n_steps is None else trainer.log_every_n_steps
+    )
+    values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
+    yield from (
+        Evidence(metric="time per value given to self.log", value=call_s(time), unit="s", n=time.n_calls)
+        for time in values
+    )
+    for name, times in loggers_of(steady).items():
+        n_rows = max((time.n_calls for time in times if time.hook == "log_metrics"), default=0)
+        if n_rows:
+            each_s = sum(time.total_s for time in times) / n_rows
+            yield Evidence(metric=f"time per row written by {name}", value=each_s, unit="s", n=n_rows)
+    if trainer.prog_bar_metrics:
+        yield Evidence(metric="metrics on the progress bar", value=trainer.prog_bar_metrics, unit="count")
+
+
+_OFF_BAR = Prescription(
+    treatment="prog-bar-off",
+    summary="keep metrics off the progress bar: prog_bar=False",
+    safety="exact",
+    effort="minutes",
+    code='self.log("train_loss", loss, prog_bar=False)',
+)
+
+
+def _by_hand() -> Prescription:
+    return Prescription(
+        treatment="",
+        summary=f"pass values to the logger every {DEFAULT_STEPS} steps instead of calling self.log in every step",
+        safety="exact",
+        effort="minutes",
+        code=f"if self.global_step % {DEFAULT_STEPS} == 0:\n"
+        '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
+        '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)',
+    )
 
 
 def _how(interval: int | None, is_collecting: bool) -> str:
     if is_collecting:
-        return ": most of it collects what self.log is given at each step"
+        return ": most of it collects the values given to self.log in each step"
     return f" every {interval} steps" if interval and interval > 1 else " at every step" if interval else ""
 
 
@@ -131,19 +165,8 @@ def preflight(session: Session) -> Finding | None:
         severity="info",
         summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
         evidence=(Evidence(metric="log_every_n_steps", value=trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
-        prescriptions=(_prescription(DEFAULT_STEPS),),
+        prescriptions=(log_every(DEFAULT_STEPS),),
     )
 
 
-def _prescription(n_steps: int) -> Prescription:
-    return Prescription(
-        treatment="log-every-n",
-        summary=f"set log_every_n_steps={n_steps}",
-        safety="exact",
-        effort="one line",
-        trainer_flags={"log_every_n_steps": n_steps},
-        code=f"Trainer(..., log_every_n_steps={n_steps})",
-    )
-
-
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight, models_rest=True)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.logging_cost import call_s, loggers_of, slow_call_s, slow_calls
+from lightning_perf.rules.logging_cost import (
+    call_s,
+    log_every,
+    loggers_of,
+    longer_interval,
+    slow_call_s,
+    slow_calls,
+)
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD505"
@@ -14,8 +21,8 @@ NAME = "slow-logger"
 CATEGORY = "host"
 
 MIN_SHARE = 0.03  # As for logging (PD502).
-# Called half as often it costs half; flushed in the background, nothing.
-LOW_FRACTION = 0.5
+# Rows written where an epoch of training or validation ends: no interval leaves them out.
+ROWS_PER_EPOCH = 2
 
 DOCS = """\
 ## What it measures
@@ -32,7 +39,8 @@ CSVLogger("logs", flush_logs_every_n_steps=1)
 ```
 
 ## Prescription
-Flush less often; log the same metric names from the first step on; put the log dir on a local disk.
+A larger `log_every_n_steps`: rows that are not written take no time; those at the end of an epoch remain. Or flush less
+often, log the same metric names from the first step on, and put the log dir on a local disk.
 
 ## When it is wrong
 A logger that receives device tensors waits for the device to compute them; that part would be waited for elsewhere.
@@ -51,8 +59,18 @@ def check(session: Session) -> Finding | None:
     if share < MIN_SHARE:
         return None
     worst = max(times, key=lambda time: time.share)
-    seconds = share * steady.span_s
-    return timed_finding(
+    interval = session.settings.trainer.log_every_n_steps or 1
+    wanted = longer_interval(interval, share)
+    in_steps = max(0.0, 1 - ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
+    slower = Prescription(
+        treatment="",
+        summary=f"let {name} flush less often, to a local disk",
+        safety="exact",
+        effort="minutes",
+        code='CSVLogger("logs", flush_logs_every_n_steps=500)' if name == "CSVLogger" else "",
+    )
+    return removal_finding(
+        session,
         steady,
         code=CODE,
         name=NAME,
@@ -74,19 +92,12 @@ def check(session: Session) -> Finding | None:
                 n=worst.n_calls,
             ),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"let {name} flush less often, to a local disk",
-                safety="exact",
-                effort="minutes",
-                code='CSVLogger("logs", flush_logs_every_n_steps=500)' if name == "CSVLogger" else "",
-            ),
-        ),
-        claims={"logging": seconds},
-        low_s=LOW_FRACTION * seconds,
-        basis="half to all of the time in it",
+        prescriptions=(log_every(wanted), slower) if in_steps > 0 and wanted > interval else (slower,),
+        timed={"logging": share * steady.span_s},
+        left=1 - in_steps * (1 - interval / wanted),
+        left_least=interval / wanted if wanted > interval else 0.0,
+        n_pauses=worst.n_calls,
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)

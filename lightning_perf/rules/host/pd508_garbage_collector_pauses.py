@@ -85,6 +85,7 @@ def check(session: Session) -> Finding | None:
         basis="all of the collections asked for, but for what Python collects by itself then"
         if is_asked
         else "from the full collections to all that Python starts by itself",
+        method="timed",
     )  # fmt: skip
 
 

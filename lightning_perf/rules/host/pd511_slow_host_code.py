@@ -9,7 +9,7 @@ from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.user_lines import LineTime, is_collecting, is_metric, lines_of
+from lightning_perf.rules.user_lines import LineTime, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD511"
@@ -89,6 +89,7 @@ def check(session: Session) -> Finding | None:
         low_s=worst.low_s,
         basis=f"the line goes away; its share is known from {worst.n} samples",
         confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
+        method="timed",
     )
 
 
@@ -98,11 +99,11 @@ def _below(time: LineTime) -> str:
 
 
 def _is_priced(session: Session, time: LineTime) -> bool:
-    """Whether another rule prices the line: a loop over a tensor (PD304), a collection (PD508), a metric (PD509)."""
+    """Whether another rule prices the line: a loop over a tensor, logging, a collection, a metric."""
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
     in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)
-    return in_loop or is_collecting(session, line) or is_metric(line)
+    return in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line)
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
 
 CODE = "PD601"
@@ -35,7 +35,7 @@ trainer = Trainer(val_check_interval=0.1)  # ten validations an epoch
 
 ## Prescription
 Validate less often (`check_val_every_n_epoch`, a larger `val_check_interval`) or on fewer batches
-(`limit_val_batches`).
+(`limit_val_batches`). What remains is the time of one validation for each that is left.
 
 ## When it is wrong
 Early stopping, checkpoints of the best model and plateau schedulers see fewer points then; that changes the training.
@@ -55,8 +55,10 @@ def check(session: Session) -> Finding | None:
     if share < MIN_SHARE:
         return None
     ratio = validation_s / max(steady.span_s - validation_s, 1e-9)
+    trainer = session.settings.trainer
     flags, saved_fraction = _less_often(session, ratio)
-    return timed_finding(
+    return removal_finding(
+        session,
         steady,
         code=CODE,
         name=NAME,
@@ -64,24 +66,25 @@ def check(session: Session) -> Finding | None:
         summary=f"{percent(share)} of the time is validation.",
         evidence=(
             Evidence(metric="validation's share of the time", value=share, unit="fraction", threshold=MIN_SHARE),
-            Evidence(metric="val_check_interval", value=_shown(session.settings.trainer.val_check_interval)),
-            Evidence(metric="check_val_every_n_epoch", value=_shown(session.settings.trainer.check_val_every_n_epoch)),
+            Evidence(metric="val_check_interval", value=_shown(trainer.val_check_interval)),
+            Evidence(metric="check_val_every_n_epoch", value=_shown(trainer.check_val_every_n_epoch)),
         ),
-        prescriptions=(_prescription(flags),),
-        claims={"validation": saved_fraction * validation_s},
-        low_s=saved_fraction * validation_s / 2,
-        basis="half to all of what validating less often leaves out",
+        prescriptions=(_prescription(flags, (1 - saved_fraction) * (trainer.limit_val_batches or 1.0)),),
+        timed={"validation": validation_s},
+        left=1 - saved_fraction,
+        n_pauses=_n_validations(session),
     )
 
 
-def _prescription(flags: dict[str, Any]) -> Prescription:
+def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
     if not flags:
+        shown = f"limit_val_batches={round(limit, 2) if limit <= 1 else round(limit)}"
         return Prescription(
             treatment="",
-            summary="validate on fewer batches: the run is too short to leave out a round",
+            summary=f"set {shown}: the run is too short to leave out a validation",
             safety="semantics",
             effort="one line",
-            code="Trainer(..., limit_val_batches=...)",
+            code=f"Trainer(..., {shown})",
         )
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
     return Prescription(
@@ -92,6 +95,11 @@ def _prescription(flags: dict[str, Any]) -> Prescription:
         trainer_flags=flags,
         code=f"Trainer(..., {setting})",
     )
+
+
+def _n_validations(session: Session) -> float:
+    interval = session.settings.trainer.val_check_interval or 1.0
+    return session.run.n_epochs / interval if isinstance(interval, float) else session.run.n_steps / interval
 
 
 def _shown(value: float | int | None) -> float | int | str:
@@ -131,4 +139,4 @@ def _length(session: Session) -> tuple[float, float]:
     return n_batches, n_epochs
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)

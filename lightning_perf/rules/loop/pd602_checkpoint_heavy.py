@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+import math
+from collections.abc import Sequence
+
+from lightning_perf.records import Evidence, Finding, NamedTime, Prescription, Session
+from lightning_perf.rules.gain import MOSTLY
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.timed import MANY, removal_finding
+from lightning_perf.rules.wording import duration, number_of, percent
 
 CODE = "PD602"
 NAME = "checkpoint-heavy"
 CATEGORY = "loop"
 
 MIN_SHARE = 0.05  # Lightning issue 11561.
-# Half as often costs half. Written in the background, the copy of the weights is still made while the training waits.
-LOW_FRACTION = 0.5
-HIGH_FRACTION = 0.9
+# The recommended interval brings saving down to this ratio to the rest.
+TARGET_RATIO = 0.02
+# Written in the background, the copy of the weights is still made while the training waits.
+COPIED_PART = 0.1
 
 DOCS = """\
 ## What it measures
@@ -30,7 +35,8 @@ ModelCheckpoint(every_n_train_steps=10)
 ```
 
 ## Prescription
-Save less often, or write in the background with `AsyncCheckpointIO`.
+Save less often: so many checkpoints fewer, so much time less. Or write in the background with `AsyncCheckpointIO`,
+which still copies the weights while the training waits.
 
 ## When it is wrong
 On machines that may be taken away at any time, frequent checkpoints are an insurance. Writing in the background needs
@@ -42,32 +48,31 @@ Lightning issue 11561; Lightning's documentation of `AsyncCheckpointIO`.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the checkpoint phase with the threshold."""
+    """Compare the checkpoint phase with the threshold."""
     steady = steady_of(session)
     seconds = phase_s(steady, "checkpoint")
     share = seconds / steady.span_s
     if share < MIN_SHARE:
         return None
-    names = named_by_kind(steady, "checkpoint_callback")
-    name = next(iter(names), "ModelCheckpoint")
-    return timed_finding(
+    saves = named_by_kind(steady, "loop").get("save_checkpoint", [])
+    name = next(iter(named_by_kind(steady, "checkpoint_callback")), "" if saves else "ModelCheckpoint")
+    n_saves = sum(time.n_calls for time in saves)
+    each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(_each_s(saves))}." if n_saves > 1 else ""
+    times = min(MANY, max(2, math.ceil(share / (1 - share) / TARGET_RATIO)), max(1, n_saves or session.run.n_epochs))
+    return removal_finding(
+        session,
         steady,
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary=f"{percent(share)} of the time goes into saving checkpoints.",
+        summary=f"{percent(share)} of the time goes into saving checkpoints.{each}",
         evidence=(
             Evidence(metric="share of the time saving checkpoints", value=share, unit="fraction", threshold=MIN_SHARE),
-            Evidence(metric="saved by", value=name),
+            *(Evidence(metric="time per checkpoint", value=_each_s(saves), unit="s", n=n_saves) for _ in saves[:1]),
+            Evidence(metric="saved by", value=name or "trainer.save_checkpoint"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="save less often",
-                safety="exact",
-                effort="one line",
-                code=f"{name}(every_n_epochs=1)  # or a larger every_n_train_steps",
-            ),
+            *((_less_often(session, name, n_saves, times),) if times > 1 else ()),
             Prescription(
                 treatment="async-checkpoint",
                 summary="write checkpoints in the background",
@@ -79,10 +84,32 @@ def check(session: Session) -> Finding | None:
                 ),
             ),
         ),
-        claims={"checkpoint": HIGH_FRACTION * seconds},
-        low_s=LOW_FRACTION * seconds,
-        basis="half (saved half as often) to nine tenths (written in the background) of the saving",
+        timed={"checkpoint": seconds},
+        left=1 / times,
+        left_least=1 / times if times > 1 else COPIED_PART,
+        n_pauses=n_saves or None,
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+def _each_s(saves: Sequence[NamedTime]) -> float:
+    return sum(time.total_s for time in saves) / max(1, sum(time.n_calls for time in saves))
+
+
+def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescription:
+    """Save one checkpoint where ``times`` were saved, counted in epochs where none was saved within one."""
+    run = session.run
+    n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
+    is_in_epoch = n_epochs < MOSTLY
+    wanted = times * max(1, round(n_steps if is_in_epoch else n_epochs))
+    counted = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'} % {wanted} == 0"
+    setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"
+    return Prescription(
+        treatment="",
+        summary=f"save one checkpoint in {times}, with {setting}" if name else f"save one checkpoint in {times}",
+        safety="exact",
+        effort="one line",
+        code=f"{name}({setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
+from lightning_perf.rules.gain import MOSTLY, timed_finding
+from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.timed import removal_finding
+from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD603"
@@ -13,6 +16,7 @@ NAME = "epoch-boundary-heavy"
 CATEGORY = "loop"
 
 MIN_SHARE = 0.05  # Lightning issue 7932.
+HOOK = "train_dataloader"
 # Epochs twice as long have half the boundaries.
 LOW_FRACTION = 0.5
 
@@ -31,7 +35,8 @@ trainer = Trainer(max_epochs=1000)  # on a dataset of ten batches
 ```
 
 ## Prescription
-Longer epochs: repeat the dataset within an epoch, and count steps (`max_steps`) instead of epochs.
+Longer epochs: repeat the dataset within an epoch, and count steps (`max_steps`) instead of epochs. Where the loader is
+made anew for each epoch and that takes the time, `reload_dataloaders_every_n_epochs=0`.
 
 ## When it is wrong
 Workers that are restarted at each epoch are PD104's; this rule is silent then.
@@ -54,6 +59,9 @@ def check(session: Session) -> Finding | None:
         each.num_workers and each.persistent_workers is False for each in loaders_of(session)
     ):
         return None  # PD104
+    reloading = _reloading(session, steady)
+    if reloading is not None:
+        return reloading
     n_steps = [epoch.n_steps for epoch in session.epochs]
     n_boundaries = max(1, max(len(session.epochs), session.run.n_epochs) - 1)  # only the last epochs are kept
     return timed_finding(
@@ -90,4 +98,40 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+def _reloading(session: Session, steady: StageTimes) -> Finding | None:
+    """The finding where making the loader anew takes most of the time between epochs."""
+    every = session.settings.trainer.reload_dataloaders_every_n_epochs
+    line = next((one for one in lines_of(session, "epoch_boundary") if one.line.entry == HOOK), None)
+    boundary_s = phase_s(steady, "epoch_boundary")
+    if not every or line is None or line.seconds < MOSTLY * boundary_s:
+        return None
+    often = "in each epoch" if every == 1 else f"every {every} epochs"
+    return removal_finding(
+        session,
+        steady,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(boundary_s / steady.span_s)} of the time passes between epochs, most of it in "
+            f"{HOOK}, which makes the loader anew {often}: {line.where}{line.doing}."
+        ),
+        evidence=(evidence_of(line, steady),),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="set reload_dataloaders_every_n_epochs=0",
+                safety="semantics",
+                effort="one line",
+                trainer_flags={"reload_dataloaders_every_n_epochs": 0},
+                code="Trainer(..., reload_dataloaders_every_n_epochs=0)",
+            ),
+        ),
+        timed={"epoch_boundary": boundary_s},
+        left=1 - line.low_s / boundary_s,
+        left_least=1 - line.high_s / boundary_s,
+        n_pauses=session.run.n_epochs,
+    )
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)

@@ -7,6 +7,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.timed import MANY
 from lightning_perf.rules.user_lines import slow_lines_of
 from lightning_perf.rules.wording import duration, percent
 
@@ -16,7 +17,6 @@ CATEGORY = "loop"
 
 # The SageMaker profiler's rule for step outliers, by their cost instead of their number.
 MIN_SHARE = 0.02
-
 MIN_COMMON_SHARE = 0.3  # A line that takes less of it is not what they have in common.
 
 DOCS = """\
@@ -61,7 +61,8 @@ def check(session: Session) -> Finding | None:
     # A step that waits for a core is slow for no fault of its own. All of this waiting is taken for the slow steps'.
     own = max(0.0, 1.0 - coreless / outliers.share)
     is_disturbed = own < 0.5
-    cause, advice = _in_common(session, phase)
+    cause, advice, common = _in_common(session, phase)
+    claims = {phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()}
     return timed_finding(
         steady,
         code=CODE,
@@ -94,31 +95,34 @@ def check(session: Session) -> Finding | None:
                 effort="hours",
             ),
         ),
-        claims={phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()},
-        low_s=0.0,
-        basis="from nothing to all that the slow steps took beyond the median, but for waiting for a core",
+        claims=claims,
+        low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
+        basis="from what was sampled in this line to all that slow steps took beyond the median"
+        if common and not is_disturbed
+        else "at most what slow steps took beyond the median, without waiting for a core",
         confidence="medium",
+        method="timed" if common and not is_disturbed else "modeled",
     )
 
 
-def _in_common(session: Session, phase: str) -> tuple[str, str]:
-    """What the slow steps have in common, as a sentence, and what to do about it."""
+def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
+    """Return what slow steps have in common as a sentence, what to do about it, and its least share of their time."""
     unknown = "train for longer, so that more of the slow steps are sampled"
     if phase == "data_wait":
-        return "", "even out the cost of samples, or prefetch more batches"
+        return "", "even out the cost of samples, or prefetch more batches", 0.0
     if session.host_profile is None:
-        return " What they have in common is not known: their stack was not sampled.", unknown
+        return " What they have in common is not known: their stack was not sampled.", unknown, 0.0
     found = slow_lines_of(session)
     if not found or found[0][1] < MIN_COMMON_SHARE:
         why = "no sample fell into one" if not found else "they are slow in different lines or in operators"
-        return f" What they have in common is not known: {why}.", unknown
-    line, share = found[0]
+        return f" What they have in common is not known: {why}.", unknown, 0.0
+    line, share, least = found[0]
     if line is None:
         text = f" {percent(share)} of what they take longer is automatic garbage collection."
-        return text, "call gc.freeze() before training and raise the collector's thresholds"
+        return text, "call gc.freeze() before training and raise the collector's thresholds", least
     where = f"{line.function} ({line.file}:{line.line})"
     text = f" {percent(share)} of what they take longer passes in {where}{f', in {line.call}' if line.call else ''}."
-    return text, f"make {where} cheaper, or do it less often"
+    return text, f"run {where} in a tenth of these steps, or in the background", least
 
 
 def _coreless(session: Session) -> float:

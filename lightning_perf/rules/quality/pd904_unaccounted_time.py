@@ -7,6 +7,7 @@ from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tin
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
 from lightning_perf.rules.trace_signals import is_blind, launching_s, path_s, reading_of, share_evidence
+from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD904"
@@ -27,8 +28,9 @@ _MEANING = {
 
 DOCS = """\
 ## What it measures
-The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name. In a trace
-without timed steps, the time on the critical path that no rule explains, and where it is spent.
+The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name. Where
+the stack was sampled there, the line of your code that takes most of it is named. In a trace without timed steps, the
+time on the critical path that no rule explains, and where it is spent.
 
 ## Why it costs
 A finding about phases says nothing of time that is in none. Shares of the others are upheld, but a cause may hide in
@@ -60,12 +62,14 @@ def check(session: Session) -> Finding | None:
     share = phase_s(steady, "other") / steady.span_s - named
     if share <= MAX_SHARE:
         return None
+    line = next(iter(lines_of(session, "other")), None)
+    where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
         severity="info",
-        summary=f"{percent(share)} of the time belongs to no phase.",
+        summary=f"{percent(share)} of the time belongs to no phase.{where}",
         evidence=(
             Evidence(
                 metric="share of the time in no phase",
@@ -78,10 +82,10 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             Prescription(
                 treatment="",
-                summary="look at what runs between the hooks",
+                summary=f"look at {line.where}" if line else "look at what runs between the hooks",
                 safety="exact",
                 effort="minutes",
-                code='Trainer(..., profiler="simple")',
+                code="" if line else 'Trainer(..., profiler="simple")',
             ),
         ),
     )
