@@ -11,7 +11,6 @@ from lightning_perf.records import AskedCollection, Collections, Generation
 
 from .code_lines import LIGHTNING, USER, owner_of
 from .host_lines.calls import OwnCode, shown_file
-from .own_threads import usual_thresholds
 
 _COUNT_SHARE = 0.01
 """Of the time, what collections must take before objects are counted, which takes as long as a small collection."""
@@ -121,7 +120,7 @@ class GarbagePauses:
                 Generation(generation=number, n=n, total_s=ns / 1e9, automatic_s=automatic_ns / 1e9)
                 for number, (n, ns, automatic_ns) in sorted(self._generations.items())
             ),
-            thresholds=usual_thresholds(),
+            thresholds=gc.get_threshold(),
             n_objects=self._n_objects,
             asked=tuple(
                 AskedCollection(

@@ -22,7 +22,6 @@ from . import plain
 from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
 from .gpu import GpuReader, open_gpu
 from .host import HostReader
-from .own_threads import StopFlag, hold_collections, release_collections
 from .processes import FetchWatch
 from .series import Course
 from .storage import dataset_disk
@@ -86,7 +85,7 @@ class TelemetryProbe:
         self._batch_bytes: int | None = None
         self._disk_of: Any = None
         self._lock = threading.Lock()
-        self._stopping = StopFlag()
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._cpu_s = self._ran_s = 0.0
         self._is_closed = False
@@ -181,11 +180,7 @@ class TelemetryProbe:
             if self._stopping.wait(pause_s(self._hz, self._ran_s, mean_cost_s)):
                 break
             before_s = time.thread_time()
-            hold_collections()
-            try:
-                self._keep_error(self.sample)
-            finally:
-                release_collections()
+            self._keep_error(self.sample)
             if self.error is not None:
                 break
             cost_s = time.thread_time() - before_s

@@ -26,7 +26,6 @@ from collections.abc import Callable
 from types import FrameType
 
 from lightning_perf.probes.loop import LoopProbe
-from lightning_perf.probes.own_threads import StopFlag, hold_collections, release_collections
 from lightning_perf.probes.spans import OWN
 from lightning_perf.probes.tally import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, StageTimes
@@ -88,7 +87,7 @@ class LineSampler:
         self._n = 0
         self._steps: tuple[int, int] | None = None
         self._draw = random.Random(0).random  # nobody else's random numbers
-        self._stopping = StopFlag()
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_ns = now_ns()
         self._n_bursts_outside = 0
@@ -153,13 +152,6 @@ class LineSampler:
         gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
         _wait(self._sleep, pause_s)
         late_ns = max(0.0, self._now_ns() - asked_ns - pause_s * 1e9)
-        hold_collections()
-        try:
-            return self._read(late_ns, gc_before_ns)
-        finally:
-            release_collections()
-
-    def _read(self, late_ns: float, gc_before_ns: int) -> bool | None:
         frame = self._frames().get(self._watched)
         if frame is None:
             return None
@@ -207,7 +199,7 @@ def current_phase(loop: LoopProbe) -> str:
     return "validation" if is_within else loop.timeline.phase()
 
 
-def _run(sampler: weakref.ref[LineSampler], stopping: StopFlag) -> None:
+def _run(sampler: weakref.ref[LineSampler], stopping: threading.Event) -> None:
     """Sample until told to stop or until nobody has the sampler any more."""
     pause_s = _REST_S
     while not stopping.wait(pause_s):
