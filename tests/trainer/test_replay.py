@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,9 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import recorder
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.records import Machine, Session
+from lightning_perf.records import Session
 
 from .conftest import Make
 
@@ -38,17 +36,6 @@ class Net(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01, foreach=False)
-
-
-@pytest.fixture(autouse=True)
-def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the CPU has, the rule asks for a replay."""
-    real = recorder.read_machine
-
-    def machine(*args: Any, **kwargs: Any) -> Machine:
-        return msgspec.structs.replace(real(*args, **kwargs), has_fast_cpu_bf16=True)
-
-    monkeypatch.setattr(recorder, "read_machine", machine)
 
 
 def fitted(make: Make, doctor: PerfDoctor | None) -> tuple[Net, tuple[Any, ...]]:
