@@ -20,7 +20,7 @@ _LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
 _PHASES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110"), _LOADING),
     **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
-    **dict.fromkeys(("PD502", "PD504", "PD505", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED),
+    **dict.fromkeys(("PD502", "PD504", "PD505", "PD512", "PD601", "PD602", "PD603", "PD605"), _CLAIMED),
 }
 """Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
 
@@ -43,9 +43,10 @@ def with_line(finding: Finding, session: Session) -> Finding:
         session: The session.
     """
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
+    phases = tuple(finding.claims) if phases is _CLAIMED else phases
     if not phases or steady is None or finding.severity == "info":
         return finding
-    line = next(iter(lines_of(session, *(phases if phases != _CLAIMED else tuple(finding.claims)))), None)
+    line = next(iter(lines_of(session, *phases)), None)
     if line is None or line.seconds < MIN_PART * sum(finding.claims.values()) or line.where in finding.summary:
         return finding
     sentence = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}."
@@ -72,8 +73,6 @@ def within_operators(finding: Finding, session: Session) -> Finding:
         # Each end keeps its part of what is left.
         low_s, high_s = (part * steady.span_s * (1 - 1 / end) for end in (gain.low, gain.high))
         gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines", gain.method)
-    severity = severity_of(sum(claims.values()) / steady.span_s)
-    if gain is not None and gain.method == "replayed":
-        severity = severity_of_gain(gain)
+    severity = severity_of_gain(gain) if gain is not None else severity_of(sum(claims.values()) / steady.span_s)
     severity = max(severity, finding.severity, key=SEVERITIES.index)  # it claims less than before: never worse
     return msgspec.structs.replace(finding, claims=claims, gain=gain, severity=severity)

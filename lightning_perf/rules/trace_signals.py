@@ -16,6 +16,7 @@ from lightning_perf.records import (
     Distribution,
     Evidence,
     Finding,
+    Method,
     PhaseTime,
     Prescription,
     Session,
@@ -160,8 +161,9 @@ def trace_finding(
     basis: str,
     phases: Iterable[str] = (),
     confidence: Confidence = "high",
+    method: Method = "modeled",
 ) -> Finding:
-    """A finding whose severity and gain follow from seconds of a trace.
+    """Return a finding whose severity and gain follow from seconds of a trace.
 
     Args:
         reading: The trace, and the span that its shares are applied to.
@@ -178,6 +180,7 @@ def trace_finding(
             waiting for data, and where they are shorter than the claim the whole step: a device's cost shows wherever
             the host next waits for it.
         confidence: Of the diagnosis itself; a trace without steps lowers it.
+        method: As for ``timed_finding``.
     """
     span = reading.span
     wanted = tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
@@ -201,6 +204,7 @@ def trace_finding(
         low_s=low_s * scale,
         basis=f"{basis} ({reading.basis})",
         confidence=confidence,
+        method=method,
     )
 
 

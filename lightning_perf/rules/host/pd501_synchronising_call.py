@@ -108,6 +108,7 @@ def _live(session: Session) -> Finding | None:
         prescriptions=(_prescription(f" at {_line(waits[0])}"),),
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, ("forward", "backward", "optimizer")),
         low_s=0.0,
+        method="timed",
         basis="at most what the calls themselves took in the steps looked at",
         confidence="high" if is_host and is_timed else "medium",
     )
@@ -177,6 +178,7 @@ def _from_trace(session: Session) -> Finding | None:
         prescriptions=(_prescription(_at(sites)),),
         low_s=gone[1] if gone else 0.0,
         high_s=min(lost_s, gone[2]) if gone else lost_s,
+        method="timed",
         basis="at most the device's idle time after the waits; nothing, if another wait takes their place",
     )
 

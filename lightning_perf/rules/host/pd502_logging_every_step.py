@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import reaching, timed_finding
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.logging_cost import FREQUENT_STEPS, loggers_of, slow_calls
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
@@ -20,9 +20,6 @@ MIN_SHARE = 0.03
 DEFAULT_STEPS = 50
 # The interval prescribed brings logging down to this share.
 TARGET_SHARE = 0.005
-# Of the time in collecting: what self.log takes to check its arguments, which counts as the hook's that logs. A fifth
-# was measured with forty metrics.
-CHECKING_PART = 0.25
 
 DOCS = """\
 ## What it measures
@@ -93,7 +90,7 @@ def check(session: Session) -> Finding | None:
     if trainer.prog_bar_metrics:
         evidence.append(Evidence(metric="metrics on the progress bar", value=trainer.prog_bar_metrics, unit="count"))
     logging_s = share * steady.span_s
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -103,12 +100,9 @@ def check(session: Session) -> Finding | None:
         prescriptions=advice,
         claims={"logging": logging_s},
         low_s=low_s,
+        method="timed",
         basis="from the loggers' own time to all of the logging",
     )
-    if not is_collecting:
-        return finding
-    most_s = {"logging": logging_s, "forward": CHECKING_PART * logging_s}
-    return reaching(finding, steady, most_s, "all of the logging and what self.log checks in forward")
 
 
 def _how(interval: int | None, is_collecting: bool) -> str:

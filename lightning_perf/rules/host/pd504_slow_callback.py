@@ -88,6 +88,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims_of(times, steady.span_s),
         low_s=LOW_FRACTION * share * steady.span_s,
+        method="timed",
         basis="half to all of the time in it",
     )
 

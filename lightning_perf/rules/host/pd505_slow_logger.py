@@ -85,6 +85,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"logging": seconds},
         low_s=LOW_FRACTION * seconds,
+        method="timed",
         basis="half to all of the time in it",
     )
 

@@ -93,6 +93,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(advice,),
         claims=claims_of(times, steady.span_s),
         low_s=LOW_FRACTION * seconds,
+        method="timed",
         basis="half to all of the time in the bar",
     )
 

@@ -80,6 +80,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims,
         low_s=0.0,
+        method="timed",
         basis="from nothing (updates alone cost as much) to all of the metrics' time",
         confidence="medium",
     )

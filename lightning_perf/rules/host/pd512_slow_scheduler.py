@@ -76,6 +76,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"scheduler": seconds},
         low_s=seconds - LEFT_S * steady.n_steps,
+        method="timed",
         basis=f"all of the scheduler's time but for at most {duration(LEFT_S)} per step",
     )
 

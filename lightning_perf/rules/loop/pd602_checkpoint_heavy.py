@@ -81,6 +81,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"checkpoint": HIGH_FRACTION * seconds},
         low_s=LOW_FRACTION * seconds,
+        method="timed",
         basis="half (saved half as often) to nine tenths (written in the background) of the saving",
     )
 

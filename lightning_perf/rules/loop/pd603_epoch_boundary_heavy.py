@@ -85,6 +85,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"epoch_boundary": seconds},
         low_s=LOW_FRACTION * seconds,
+        method="timed",
         basis="half (epochs twice as long) to all of the time between epochs",
         confidence="medium",
     )

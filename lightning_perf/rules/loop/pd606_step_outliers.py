@@ -96,6 +96,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()},
         low_s=0.0,
+        method="timed",
         basis="from nothing to all that the slow steps took beyond the median, but for waiting for a core",
         confidence="medium",
     )
