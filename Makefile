@@ -87,7 +87,7 @@ wheel-check: $(STAMP)
 # benchmarks/trace_reading/run.py.
 BENCHMARKS := "overhead/run.py --within --starts 8 --write" "overhead/run.py --starts 3 --rounds 12 --write" \
   "windows/run.py --write" "looks/run.py --write" telemetry/run.py "loader/run.py --write" \
-  "loader/run.py --threads 2 --write" "precision/run.py --threads 1 --write" "cold_start/run.py --write" \
+  "loader/run.py --threads 2 --write" "precision/run.py --threads 1 --write" \
   "ranks/run.py --write" "tab/run.py --write" "statistics/run.py --write" "comparison/run.py --write" \
   "trial/run.py --write"
 bench: export PYTHONPATH := $(CURDIR)

@@ -439,8 +439,8 @@ class DoctorHooks:
                 self._guard("loader", self._recorder.epoch_ended, False)
             self._share(is_last=False)
             if self._recorder is not None and self._can_afford_report():
-                self._guard("replay", self._replay, self._recorder)
                 started_s = time.perf_counter()
+                self._guard("replay", self._replay, self._recorder)
                 self._guard("session", self._report_epoch, trainer)
                 self._reporting_s += time.perf_counter() - started_s
         if self._loop is not None:

@@ -16,7 +16,6 @@ from lightning_perf.cgroups import read_cpu_quota_cores, read_memory_limit_bytes
 from lightning_perf.records import Device, Machine
 
 CPU_FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512f", "avx2")
-FAST_BF16_FEATURES = ("amx_bf16", "avx512_bf16")
 PACKAGES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "lightning-perf")
 
 FAST_BF16_CAPABILITY = (8, 0)
@@ -40,7 +39,6 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
     Returns:
         The machine; what the platform does not tell is None.
     """
-    features = read_cpu_features(root)
     return Machine(
         os=platform.platform(),
         python=platform.python_version(),
@@ -54,8 +52,7 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
         memory_limit_bytes=read_memory_limit_bytes(root),
         shm_bytes=_read_shm_bytes(root),
         local_world_size=local_world_size,
-        has_fast_cpu_bf16=None if features is None else any(feature in features for feature in FAST_BF16_FEATURES),
-        cpu_features=features or (),
+        cpu_features=read_cpu_features(root) or (),
         devices=() if device is None or device.type == "cpu" else (read_device(device),),
         versions=read_versions(),
     )

@@ -593,8 +593,6 @@ class Recorder:
             reporting_ns += self.arithmetic.own_ns
         if self.host_lines is not None:
             reporting_ns += self.host_lines.cost_ns
-        if self.replay is not None:
-            reporting_ns += self.replay.spent_ns
         return Overhead(
             per_step_us=per_step_ns / 1e3,
             reporting_s=reporting_ns / 1e9,

@@ -65,11 +65,10 @@ class Gain(Record, frozen=True, kw_only=True):
 
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
-        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl), with what goes away beside it as
-            ``basis`` says, and what a pause of the core that computes makes the next step longer by.
+        high: Upper end, bounded by the time that is exclusive to the cause (Amdahl's law).
         basis: What the interval rests on.
-        method: How it came about: ``timed`` (the time itself goes away), ``replayed`` (operators run again with the
-            treatment), ``probed`` (the loader, by itself), ``tried`` (a trial) or ``modeled``.
+        method: How it was obtained: ``timed`` (the time itself goes away), ``replayed`` (operators run again with the
+            treatment), ``probed`` (the loader, by itself), ``tried`` (a trial) or ``modeled`` (not measured).
     """
 
     low: float
@@ -86,14 +85,14 @@ class Finding(Record, frozen=True, kw_only=True):
         name: Reads as "allow <name>".
         category: ``data``, ``transfer``, ``compute``, ``memory``, ``host``, ``loop``, ``distributed``, ``system``
             or ``quality``.
-        severity: From the share of wall time that the fix could win back; where no time can be claimed, as for memory,
-            from how near the harm is.
+        severity: From the share of wall time that the fix certainly saves; ``low`` at most where the gain is only
+            modeled. Where no time can be claimed, as for memory, from how near the harm is.
         summary: One or two sentences with the figures.
         evidence: The facts.
         prescriptions: What to change, best first.
         gain: None where no gain in time can be promised (quality of measurement, memory).
         confidence: Lowered by ``PD9xx`` findings and by ``is_preflight``.
-        claims: Seconds of the steady span, by phase, that the fix could win back at most. Findings that claim the same
+        claims: Seconds of the steady span, by phase, that the fix saves at most. Findings that claim the same
             phase share that time; their gains never add up.
         is_preflight: Said before the first step, from settings alone.
     """

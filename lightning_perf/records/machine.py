@@ -41,7 +41,7 @@ class Machine(Record, frozen=True, kw_only=True):
         memory_limit_bytes: The cgroup's limit; None without one.
         shm_bytes: Size of /dev/shm; None where there is none.
         local_world_size: Ranks on this node.
-        has_fast_cpu_bf16: Whether the CPU has bf16 matrix instructions (AMX or AVX512-BF16); None when not told.
+        has_fast_cpu_bf16: Only in sessions of earlier versions. How fast a CPU computes in bf16 is measured.
         cpu_features: Of ``amx_bf16``, ``amx_int8``, ``avx512_bf16``, ``avx512f``, ``avx2`` those it has.
     """
 

@@ -28,11 +28,12 @@ from lightning_perf.records import (
     Window,
 )
 
-from .gain import with_warm_rest
+from .gain import with_measurement
 from .line_signals import with_line, within_operators
 from .rank_signals import where_found
 from .rule import EXPLAINED_SHARE, Rule, Skip
 from .selection import check_known, is_selected
+from .severity import HIGH_SHARE, certain_speedup, possible_share, severity_of_gain
 from .trace_signals import is_blind
 from .verdict import QUALITY, trace_verdict_of, verdict_of
 
@@ -100,7 +101,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         outcomes.append(outcome)
         if finding is not None:
             found = with_line(_weakened(within_operators(finding, session), weakening), session)
-            findings.append(_placed(session, found if rule.models_rest else with_warm_rest(found, session)))
+            findings.append(_placed(session, with_measurement(found)))
     findings = _causes_first(sorted(findings, key=_rank))
     return msgspec.structs.replace(
         session,
@@ -269,61 +270,65 @@ def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
 
 
 def _causes_first(findings: list[Finding]) -> list[Finding]:
-    """The findings with each cause moved up to the first symptom that it explains, among findings as severe as it.
+    """Return the findings with each cause moved up to the first symptom that it explains.
 
-    Not where the cause is less sure than the symptom.
+    A cause less certain than the symptom stays where it is. Its severity does not matter: both are about the same time,
+    and the gain of the symptom's fix may be certain where that of the cause is not.
     """
     explains = {rule.code: rule.explains for rule in all_rules() if rule.explains}
     ordered = list(findings)
     for cause in findings:
         place = ordered.index(cause)
         for symptom in ordered[:place]:
-            if symptom.code in explains.get(cause.code, ()) and _is_as_much(cause, symptom):
+            if symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom):
                 ordered.insert(ordered.index(symptom), ordered.pop(place))
                 break
     return ordered
 
 
-def _is_as_much(cause: Finding, symptom: Finding) -> bool:
-    is_as_severe = cause.severity == symptom.severity
+def _explains_most(cause: Finding, symptom: Finding) -> bool:
     is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
-    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * sum(symptom.claims.values())
+    claimed_s = sum(symptom.claims.values())
+    return cause.severity != "info" and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * claimed_s
 
 
 def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
-    """The finding with its confidence one step lower for each finding about the measurement that it rests on.
+    """Return the finding with its confidence one step lower for each finding about the measurement that it rests on.
 
-    The least of its gain goes half of the way down to nothing with each step: what was measured may be off.
+    Each step halves the certain part of the gain, and the severity follows.
     """
     n_steps = sum(rule.weakens(finding) for rule in weakening if rule.weakens is not None and rule.category == QUALITY)
     if n_steps == 0 or finding.category == QUALITY:
         return finding
     place = min(_CONFIDENCES.index(finding.confidence) + n_steps, len(_CONFIDENCES) - 1)
-    gain = finding.gain
+    gain, severity = finding.gain, finding.severity
     if gain is not None:
         gain = msgspec.structs.replace(gain, low=1.0 + (gain.low - 1.0) / 2**n_steps)
-    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place], gain=gain)
+        severity = max(severity, severity_of_gain(gain), key=SEVERITIES.index)
+    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place], gain=gain, severity=severity)
 
 
 def _effort_of(finding: Finding) -> float:
     return _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
 
 
-def _is_uncertain(finding: Finding) -> bool:
-    """Whether following it up takes hours and may gain nothing."""
-    return finding.gain is not None and finding.gain.low <= 1.0 and _effort_of(finding) >= _EFFORT_WEIGHT["hours"]
+def _takes_much_time(finding: Finding) -> bool:
+    """Return whether a finding explains much of the time, but not how much of it the fix certainly saves."""
+    gain = finding.gain
+    if gain is None or finding.severity != "low" or gain.method not in ("timed", "probed"):
+        return False
+    return possible_share(gain) >= HIGH_SHARE
 
 
-def _rank(finding: Finding) -> tuple[int, bool, float, int, str]:
-    """Sort key: worst first, what is about the measurement last, then expected gain over effort.
-
-    A finding that may gain nothing and takes hours to follow up ranks one step lower: what is sure comes before it.
-    """
-    gain = (finding.gain.low + finding.gain.high) / 2 - 1.0 if finding.gain else 0.0
+def _rank(finding: Finding) -> tuple[int, bool, bool, float, float, int, str]:
+    """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort."""
+    gain = finding.gain
     return (
-        SEVERITIES.index(finding.severity) + _is_uncertain(finding),
+        SEVERITIES.index(finding.severity),
         finding.category == QUALITY,
-        -gain / _effort_of(finding),
+        not _takes_much_time(finding),
+        -(certain_speedup(gain) - 1.0 if gain is not None else 0.0) / _effort_of(finding),
+        -(possible_share(gain) if gain is not None else 0.0) / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),
         finding.code,
     )

@@ -16,7 +16,7 @@ from lightning_perf.records import (
     TensorLoop,
 )
 
-from .gain import reaching, timed_finding
+from .gain import timed_finding
 from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
 from .severity import LOW_SHARE
@@ -29,10 +29,6 @@ MIN_PER_STEP = 0.5
 MIN_REPEATS = 10
 # A loop that was seen as one, at its line, is worth a word from where gains show at all.
 MIN_LOOP_SHARE = LOW_SHARE
-# What looking at each operator costs is taken out of the loop's time, at times too much of it: twice to three times as
-# long was measured without looking. Its backward pass can be all there is of one (measured: nine tenths).
-LOOKING_FACTOR = 3.0
-BACKWARD_FRACTION = 0.95
 
 
 def trace_or_live(
@@ -117,23 +113,20 @@ def loop_finding(
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
 ) -> Finding:
-    """A finding whose fix makes one operation of a loop over a tensor.
+    """Return a finding whose fix replaces a loop over a tensor with one operation.
 
-    The backward pass of a loop in the forward pass, which is not in the loop's share, goes with it: if the loop is
-    differentiated, in proportion to its part of the forward pass.
+    The backward pass of a loop in the forward pass is not in the loop's share, and goes with it: in proportion to the
+    loop's part of the forward pass. Nothing is certain to go: rounds that depend on one another stay.
     """
-    in_phase_s = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
-    most_s = {loop.phase: LOOKING_FACTOR * in_phase_s}
-    basis = "at most three times the loop as timed in the steps looked at"
-    saved_s = in_phase_s
+    seconds = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
+    basis = "at most the loop as timed in the sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":
         forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
-        saved_s += min(1.0, in_phase_s / forward_s) * backward_s if forward_s > 0 else 0.0
-        most_s["backward"] = BACKWARD_FRACTION * backward_s
-        basis += ", and nearly all of backward"
+        seconds += min(1.0, seconds / forward_s) * backward_s if forward_s > 0 else 0.0
+        basis += ", and its part of backward"
         phases = CODE_PHASES
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=code,
         name=name,
@@ -141,12 +134,12 @@ def loop_finding(
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
-        claims=claims_within(steady, saved_s, phases),
+        claims=claims_within(steady, seconds, phases),
         low_s=0.0,
+        method="timed",
         basis=basis,
         confidence="medium",
     )
-    return reaching(finding, steady, most_s, basis)
 
 
 def steps_s(steady: StageTimes) -> float:

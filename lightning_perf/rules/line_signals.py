@@ -84,8 +84,6 @@ def within_operators(finding: Finding, session: Session) -> Finding:
         # Each end keeps its part of what is left.
         low_s, high_s = (part * steady.span_s * (1 - 1 / end) for end in (gain.low, gain.high))
         gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines", gain.method)
-    severity = severity_of(sum(claims.values()) / steady.span_s)
-    if gain is not None and gain.method == "replayed":
-        severity = severity_of_gain(gain)
+    severity = severity_of_gain(gain) if gain is not None else severity_of(sum(claims.values()) / steady.span_s)
     severity = max(severity, finding.severity, key=SEVERITIES.index)  # it claims less than before: never worse
     return msgspec.structs.replace(finding, claims=claims, gain=gain, severity=severity)

@@ -46,9 +46,6 @@ ERROR_BESIDE_TRAINING = 0.1
 # What sharing cores costs may be so much more or less than the model says: a scheduler is fair over milliseconds only.
 # Measured beside two threads: 0.85 to 1.2 of it (benchmarks/loader).
 SHARING_ERROR = 0.25
-# Of what a pause may cost the step after it (``gain.COLD_S``), what it costs as a rule: 0.2 to 3.2 ms were measured
-# after 20 ms of sleep (docs/benchmarks/cold-start.md).
-USUALLY_COLD = 0.35
 _N_SIMULATED = 256
 
 
@@ -84,8 +81,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         others: Cores that other programs keep busy, on average.
         others_most: The same at its most, for the interval; taken to be ``others`` where it is less.
         computes_on_cores: Whether the computing itself slows down with the cores shared (no accelerator).
-        cold_s: Of ``compute_s``, seconds that a step takes at most because its core slept before it, waiting for a
-            batch; with workers it is not expected to sleep.
         error: Relative half width of the interval of ``compute_s``.
     """
 
@@ -95,7 +90,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     others: float = 0.0
     others_most: float = 0.0
     computes_on_cores: bool = True
-    cold_s: float = 0.0
     error: float = MIN_ERROR
 
 
@@ -134,16 +128,13 @@ def forecast(delivery: Delivery, demand: Demand, num_workers: int, prefetch_fact
         spread_s = delivery.error * delivery.batch_s + demand.error * demand.compute_s
         return Forecast(num_workers=0, prefetch_factor=None, step_s=step_s, low_s=step_s - spread_s,
                         high_s=step_s + spread_s, fetch_s=fetch_s)  # fmt: skip
-    coldest = demand
-    demand = msgspec.structs.replace(demand, compute_s=demand.compute_s - USUALLY_COLD * demand.cold_s)
     uneven = _unevenness(delivery, demand, num_workers, prefetch_factor)
     step_s = uneven * _step_s(delivery, demand, num_workers, 1.0)
     alone = msgspec.structs.replace(demand, cores=math.inf)
     shared_s = max(0.0, step_s - uneven * _step_s(delivery, alone, num_workers, 1.0))
-    warmest_s = coldest.compute_s - coldest.cold_s
-    quick = msgspec.structs.replace(demand, compute_s=(1.0 - demand.error) * warmest_s, others=0.0)
+    quick = msgspec.structs.replace(demand, compute_s=(1.0 - demand.error) * demand.compute_s, others=0.0)
     slow = msgspec.structs.replace(
-        demand, compute_s=(1.0 + demand.error) * coldest.compute_s, others=max(demand.others, demand.others_most)
+        demand, compute_s=(1.0 + demand.error) * demand.compute_s, others=max(demand.others, demand.others_most)
     )
     quick_s = _step_s(delivery, quick, num_workers, 1.0 - delivery.error)
     quick_alone_s = _step_s(delivery, msgspec.structs.replace(quick, cores=math.inf), num_workers, 1.0 - delivery.error)

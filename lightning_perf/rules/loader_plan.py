@@ -15,7 +15,6 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .gain import COLD_PART, COLD_S, COLD_SHARE
 from .loader_model import (
     DEFAULT_PREFETCH,
     MIN_CORES,
@@ -198,8 +197,6 @@ def demand_of(session: Session, stage: StageTimes, wait_s: float, delivery: Deli
         threads /= 1.0 - min(0.5, host.process_queueing_fraction or 0.0)
     least = min(1.0, most) if is_cpu else 0.1
     others, others_most = _others(session, host, delivery)
-    # Where making batches waits, the core that computes sleeps meanwhile.
-    slept_s = (1.0 - delivery.cpu_fraction) * wait_s if is_cpu and not n_now else 0.0
     return Demand(
         compute_s=compute_s,
         cores=cores,
@@ -207,7 +204,6 @@ def demand_of(session: Session, stage: StageTimes, wait_s: float, delivery: Deli
         others=others,
         others_most=others_most,
         computes_on_cores=is_cpu,
-        cold_s=min(COLD_S, COLD_PART * slept_s, COLD_SHARE * compute_s),
     )
 
 

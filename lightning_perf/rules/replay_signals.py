@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session
 
-from .gain import timed_finding
+from .gain import how_to_measure, timed_finding, unapplied
 from .rule import Skip
-from .severity import NARROW, severity_of
+from .severity import NARROW
 from .signals import computing_s, is_cpu_run, steady_of
 from .trace_signals import device_reading_of, device_savings, reading_of, trace_claims
 
@@ -90,7 +88,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     n = result.n_operators
     is_wide = speedup.high > NARROW * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=diagnosis.code,
         name=diagnosis.name,
@@ -109,12 +107,6 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         confidence="low" if is_wide else "high",
         method="replayed",
     )
-    if not is_wide or finding.gain is None:
-        return finding
-    # Only the lower end of a wide interval is known, whatever part of the step the operators are.
-    known = severity_of(1 - 1 / finding.gain.low)
-    is_possible = known == "info" and finding.severity != "info"
-    return msgspec.structs.replace(finding, severity="low" if is_possible else known)
 
 
 def _times(speedup: float) -> str:
@@ -123,17 +115,14 @@ def _times(speedup: float) -> str:
 
 def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis) -> Finding:
     """Return a finding of low severity without a gain, and with the command that measures it."""
-    # What was not measured is not applied: Session.trainer_flags() and loader_args() hand on only what is left here.
-    prescription = msgspec.structs.replace(diagnosis.prescription, trainer_flags={}, loader_args={})
-    treatment = prescription.treatment
+    prescription = unapplied(diagnosis.prescription)
     reason = result.reason if result is not None else session.missing.get("replay", "operators were not replayed")
-    command = f"; measure it: lightning-perf trial --try {treatment} -- python train.py" if treatment else ""
     return Finding(
         code=diagnosis.code,
         name=diagnosis.name,
         category=diagnosis.category,
         severity="low",
-        summary=f"{diagnosis.symptom}. The speedup was not measured{command}.",
+        summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
         evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
         prescriptions=(prescription,),
         confidence="low",

@@ -32,9 +32,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         only_unexplained: Its finding is a symptom: it is dropped where another rule's finding explains lost time.
         yields_its_time: Its finding says when time is lost, not to what: it is dropped where findings of others claim
             at least half of the time that it claims.
-        explains: Codes whose findings this rule's finding is the cause of. Where it wins back about as much, it stands
-            right before them: both claim the same time, and the cause is what one wants to read first.
-        models_rest: Whether its gain already has what the rest of a step becomes faster or slower by.
+        explains: Codes whose findings this rule's finding is the cause of. Where it claims about as much time, it is
+            placed right before them: both claim the same time, and the cause is what one wants to read first.
         weakens: Whether this rule's finding lowers the confidence of another one; None where it lowers none.
     """
 
@@ -48,5 +47,4 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     weakens: Callable[[Finding], bool] | None = None
     only_unexplained: bool = False
     yields_its_time: bool = False
-    models_rest: bool = False
     explains: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How bad a finding is: one table, from the share of wall time that a fix could win back."""
+"""Severity of a finding: one table, by the share of wall time that a fix certainly saves."""
 
 from __future__ import annotations
 
@@ -14,26 +14,33 @@ NARROW = 1.5
 """Upper ÷ lower end of a gain up to which its middle stands for it."""
 
 
-def severity_of(recoverable_share: float) -> Severity:
-    """The severity of what could be won back.
-
-    Args:
-        recoverable_share: Seconds of the steady span that a fix could win back at most ÷ the span, 0…1.
-    """
-    if recoverable_share >= HIGH_SHARE:
+def severity_of(share: float) -> Severity:
+    """Return the severity of a share of the steady span, 0…1, that a fix saves."""
+    if share >= HIGH_SHARE:
         return "high"
-    if recoverable_share >= MEDIUM_SHARE:
+    if share >= MEDIUM_SHARE:
         return "medium"
-    return "low" if recoverable_share >= LOW_SHARE else "info"
+    return "low" if share >= LOW_SHARE else "info"
 
 
 def certain_speedup(gain: Gain) -> float:
-    """Return the part of a gain to go by: its lower end, or the middle of an interval that is narrow."""
-    return (gain.low + gain.high) / 2 if gain.high <= NARROW * gain.low else gain.low
+    """Return the speedup that is certain: the lower end, or the middle of a narrow interval; 1 if only modeled.
+
+    An interval that begins at no gain worth acting on is not narrow, however close its ends: nothing is certain of it.
+    """
+    if gain.method == "modeled":
+        return 1.0
+    is_narrow = gain.high <= NARROW * gain.low and severity_of(1 - 1 / gain.low) != "info"
+    return (gain.low + gain.high) / 2 if is_narrow else gain.low
+
+
+def possible_share(gain: Gain) -> float:
+    """Return the share of the steady span that the fix saves at most."""
+    return 1 - 1 / gain.high
 
 
 def severity_of_gain(gain: Gain) -> Severity:
-    """Return the severity by what is certain of a gain; ``low`` where only its upper end is worth acting on."""
+    """Return the severity by the speedup that is certain; ``low`` where only the upper end is worth acting on."""
     certain = severity_of(1 - 1 / certain_speedup(gain))
-    is_possible = severity_of(1 - 1 / gain.high) != "info"
+    is_possible = severity_of(possible_share(gain)) != "info"
     return "low" if certain == "info" and is_possible else certain

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
+from lightning_perf.records import Confidence, Evidence, Finding, Prescription, StageTimes
 
-from lightning_perf.records import Confidence, Evidence, Finding, Prescription, Session, StageTimes
-
-from .gain import gain_from, timed_finding, warmed_s
-from .signals import is_cpu_run
+from .gain import timed_finding
 from .wording import duration, percent
 
 SPREAD = 0.1
 """Halves of a run count as equally fast up to this difference (``stats.steady.AGREEMENT``): a time may be off by it."""
-
-WARM_SHARE = 0.2
-"""Other work between two steps made steps of 0.6 to 32 ms up to 21 % longer (docs/benchmarks/cold-start.md): as much of
-the rest may go away with it. Sleep costs more, but rarely stands alone in these phases."""
-
-NOTICED_SHARE = 0.01
 
 MANY = 10
 """Work done this many times less often leaves a tenth: the most that is promised where the user picks the interval."""
 
 
 def removal_finding(
-    session: Session,
     steady: StageTimes,
     *,
     code: str,
@@ -38,14 +28,12 @@ def removal_finding(
     timed: Mapping[str, float],
     left: float,
     left_least: float | None = None,
-    n_pauses: float | None = None,
     confidence: Confidence = "high",
 ) -> Finding:
     """Return a finding whose gain is timed work that the first prescription leaves a known part of.
 
     Args:
-        session: The session.
-        steady: Its steady steps.
+        steady: The steady steps.
         code: The rule's code.
         name: The rule's name.
         category: The rule's category.
@@ -55,13 +43,12 @@ def removal_finding(
         timed: Seconds of the steady span in what the change concerns, by phase.
         left: Part of it that remains at most, 0 to 1.
         left_least: Part that remains at least; None for ``left``.
-        n_pauses: How many times the work interrupted the steps; None for once per step.
         confidence: Of the diagnosis itself.
     """
     least = left if left_least is None else left_least
     total_s = sum(timed.values())
     basis = f"{duration(total_s)} timed; {_remains(left, least)}"
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=code,
         name=name,
@@ -75,20 +62,6 @@ def removal_finding(
         confidence=confidence,
         method="timed",
     )
-    gone_s = sum(finding.claims.values())
-    warm_s = _warm_s(session, steady, gone_s, steady.n_steps if n_pauses is None else n_pauses)
-    if warm_s < NOTICED_SHARE * steady.span_s or finding.gain is None:
-        return finding
-    further = gain_from(steady, 0.0, gone_s + warm_s, f"{basis}; steps after it may get faster", "timed")
-    return msgspec.structs.replace(finding, gain=msgspec.structs.replace(further, low=finding.gain.low))
-
-
-def _warm_s(session: Session, steady: StageTimes, gone_s: float, n_pauses: float) -> float:
-    """Seconds by which the rest becomes shorter at most: a device does not cool down while its host is busy."""
-    if not is_cpu_run(session) or session.machine.devices:
-        return 0.0
-    rest_s = steady.span_s - gone_s
-    return min(WARM_SHARE * rest_s, warmed_s(rest_s, round(n_pauses), gone_s))
 
 
 def _remains(left: float, least: float) -> str:

@@ -17,6 +17,7 @@ from lightning_perf.records import (
     Distribution,
     Evidence,
     Finding,
+    Method,
     PhaseTime,
     Prescription,
     Session,
@@ -156,8 +157,9 @@ def trace_finding(
     basis: str,
     phases: Iterable[str] = (),
     confidence: Confidence = "high",
+    method: Method = "modeled",
 ) -> Finding:
-    """A finding whose severity and gain follow from seconds of a trace.
+    """Return a finding whose severity and gain follow from seconds of a trace.
 
     Args:
         reading: The trace, and the span that its shares are applied to.
@@ -172,6 +174,7 @@ def trace_finding(
         basis: What both rest on; what the shares are applied to is added.
         phases: As for ``trace_claims``.
         confidence: Of the diagnosis itself; a trace without steps lowers it.
+        method: As for ``timed_finding``.
     """
     if confidence == "high" and not reading.trace.steps:
         confidence = "medium"
@@ -187,6 +190,7 @@ def trace_finding(
         low_s=low_s * _scale(reading),
         basis=f"{basis} ({reading.basis})",
         confidence=confidence,
+        method=method,
     )
 
 

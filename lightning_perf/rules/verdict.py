@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict
 
 from .feeding import predicted_steps
+from .gain import NOT_MEASURED
 from .severity import LOW_SHARE
 from .signals import MIN_STEPS
 from .trace_signals import MIN_LATE_SHARE, is_blind
@@ -89,10 +90,12 @@ def _healthy_of(outcomes: Sequence[RuleOutcome]) -> Verdict:
 
 
 def expectation(gain: Gain) -> str:
-    """A gain in words, e.g. ``"expect 1.7-2.1x"``."""
+    """Return a gain in words, e.g. ``"expect 1.7-2.1x"``; of one that is only modeled the upper end."""
     decimals = 2 if gain.high < 2 else 1 if gain.high < 10 else 0
     low = f"{gain.low:.{decimals or 1}f}"
     high = f"{gain.high:.{decimals}f}"
+    if gain.method == "modeled":
+        return f"up to {high}x"
     if gain.low < 1.005:
         return f"expect up to {high}x"
     return f"expect about {high}x" if low == high else f"expect {low}-{high}x"
@@ -101,5 +104,6 @@ def expectation(gain: Gain) -> str:
 def _line(finding: Finding) -> str:
     headline = finding.summary.split(". ")[0].rstrip(".")
     advice = f": {finding.prescriptions[0].summary.rstrip('.')}" if finding.prescriptions else ""
-    gain = f" ({expectation(finding.gain)})" if finding.gain is not None and finding.gain.high >= 1.005 else ""
-    return headline + advice + gain
+    notes = [expectation(finding.gain)] if finding.gain is not None and finding.gain.high >= 1.005 else []
+    notes += ["not measured"] if NOT_MEASURED in finding.summary else []
+    return headline + advice + (f" ({', '.join(notes)})" if notes else "")

@@ -114,27 +114,23 @@ def test_usable_cores_are_all_cores_when_the_platform_has_no_affinity(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("flags", "features", "is_fast"),
+    ("flags", "features"),
     [
-        ("fpu avx2 avx512f amx_bf16 amx_tile amx_int8", ("amx_bf16", "amx_int8", "avx512f", "avx2"), True),
-        ("fpu avx2 avx512_bf16", ("avx512_bf16", "avx2"), True),
-        ("fpu avx2 avx512f avx512_vnni", ("avx512f", "avx2"), False),
+        ("fpu avx2 avx512f amx_bf16 amx_tile amx_int8", ("amx_bf16", "amx_int8", "avx512f", "avx2")),
+        ("fpu avx2 avx512_bf16", ("avx512_bf16", "avx2")),
+        ("fpu avx2 avx512f avx512_vnni", ("avx512f", "avx2")),
     ],
 )
-def test_cpu_features_tell_fast_bf16_when_flags_are_listed(
-    tmp_path: Path, flags: str, features: tuple[str, ...], is_fast: bool
-) -> None:
+def test_cpu_features_are_read_when_flags_are_listed(tmp_path: Path, flags: str, features: tuple[str, ...]) -> None:
     root = tree(tmp_path, {"proc/cpuinfo": f"processor\t: 0\nmodel name\t: Some Chip @ 2.5GHz\nflags\t\t: {flags}"})
     found = read_machine(root=root)
     assert found.cpu_features == features
-    assert found.has_fast_cpu_bf16 is is_fast
     assert found.cpu_model == "Some Chip @ 2.5GHz"
 
 
 def test_machine_degrades_to_none_when_there_is_neither_proc_nor_sys(tmp_path: Path) -> None:
     found = read_machine(local_world_size=4, root=tmp_path)
     assert read_cpu_features(tmp_path) is None
-    assert found.has_fast_cpu_bf16 is None
     assert (found.cpu_quota_cores, found.memory_limit_bytes, found.shm_bytes) == (None, None, None)
     assert found.local_world_size == 4
     assert found.usable_cores >= 1

@@ -60,7 +60,7 @@ HEALTHY: dict[str, Any] = {
         "time_to_first_step_s": 1.5,
         "startup": {"sanity_validation": 0.5, "loader_start": 0.2, "first_step": 0.1, "other": 0.2},
     },
-    "machine": {"os": "Linux", "python": "3.11", "usable_cores": 8.0, "has_fast_cpu_bf16": False},
+    "machine": {"os": "Linux", "python": "3.11", "usable_cores": 8.0},
     "settings": {
         "trainer": {
             "precision": "32-true",

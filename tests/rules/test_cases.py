@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from lightning_perf import rules
+from lightning_perf.records import Gain
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
-from lightning_perf.rules.severity import severity_of
+from lightning_perf.rules.severity import severity_of, severity_of_gain
 
 from .session_builder import build_session
 
@@ -109,6 +110,22 @@ def test_cases_name_existing_rules_when_listed():
 )
 def test_severity_follows_the_table_when_the_share_is_at_a_bound(share, severity):
     assert severity_of(share) == severity
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "method", "severity"),
+    [
+        (1.05, 9.0, "timed", "low"),  # a wide interval: by its lower end
+        (1.20, 1.40, "timed", "high"),  # a narrow one: by its middle
+        (1.00, 1.40, "timed", "low"),  # close ends, but nothing is certain
+        (1.00, 1.01, "timed", "info"),
+        (1.30, 9.0, "replayed", "high"),
+        (1.30, 1.40, "modeled", "low"),
+        (1.00, 1.01, "modeled", "info"),
+    ],
+)
+def test_severity_goes_by_what_is_certain_when_a_gain_is_an_interval(low, high, method, severity):
+    assert severity_of_gain(Gain(low=low, high=high, basis="", method=method)) == severity
 
 
 PREFLIGHT = [

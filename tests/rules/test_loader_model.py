@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from lightning_perf.records import LoaderProbe
 from lightning_perf.rules.loader_model import (
     SLACK,
-    USUALLY_COLD,
     WAITING_REACH,
     Delivery,
     Demand,
@@ -232,14 +231,3 @@ def test_batches_are_even_when_samples_scatter_a_little():
     # Exponentially distributed samples: the longest of a thousand takes some seven times the mean.
     scattered = {"n": 999, "mean_s": 0.001, "p50_s": 0.0009, "p95_s": 0.002, "max_s": 0.004}
     assert batch_costs(probed({}, getitem=scattered, batch_size=64)) == ()
-
-
-def test_step_is_predicted_warm_when_workers_keep_its_core_from_sleeping():
-    waits = Delivery(batch_s=0.04, worker_batch_s=0.04, take_s=1e-4, cpu_fraction=0.05)
-    as_timed = Demand(compute_s=0.02, cores=8.0)
-    cold = changed(as_timed, cold_s=0.002)
-    assert forecast(waits, cold, 0) == forecast(waits, as_timed, 0)  # nothing changes for a core that sleeps on
-    said, before = forecast(waits, cold, 4), forecast(waits, as_timed, 4)
-    assert before.step_s - said.step_s == pytest.approx(USUALLY_COLD * 0.002)
-    assert before.low_s - said.low_s == pytest.approx((1 - as_timed.error) * 0.002)
-    assert said.high_s == pytest.approx(before.high_s)  # it may never have been cold

@@ -53,9 +53,9 @@ def test_evidence_has_its_unit_when_a_figure_changed() -> None:
     ("own", "busy", "accelerator", "severity"),
     [
         (0.78, 0.63, "cpu", "info"),  # others took what it lost
-        (0.78, 0.42, "cpu", "high"),  # it sleeps in forward: nobody took it
-        (1.1, 0.63, "cpu", "high"),  # it has as much as before
-        (0.78, 0.63, "cuda", "high"),  # the device computes
+        (0.78, 0.42, "cpu", "low"),  # it sleeps in forward: nobody took it
+        (1.1, 0.63, "cpu", "low"),  # it has as much as before
+        (0.78, 0.63, "cuda", "low"),  # the device computes
     ],
 )
 def test_computing_that_takes_longer_is_the_machines_when_others_took_its_cores(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,10 +14,9 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_perf import PerfDoctor
-from lightning_perf.probes import recorder
+from lightning_perf import PerfDoctor, hooks
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.records import Machine, Session
+from lightning_perf.records import Session
 
 from .conftest import Make
 
@@ -38,17 +38,6 @@ class Net(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.01, foreach=False)
-
-
-@pytest.fixture(autouse=True)
-def _fast_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the CPU has, the rule asks for a replay."""
-    real = recorder.read_machine
-
-    def machine(*args: Any, **kwargs: Any) -> Machine:
-        return msgspec.structs.replace(real(*args, **kwargs), has_fast_cpu_bf16=True)
-
-    monkeypatch.setattr(recorder, "read_machine", machine)
 
 
 def fitted(make: Make, doctor: PerfDoctor | None) -> tuple[Net, tuple[Any, ...]]:
@@ -119,3 +108,31 @@ def test_nothing_is_replayed_when_told_not_to(make_trainer: Make) -> None:
     assert session.replay is None
     assert session.missing["replay"] == "replay=False"
     assert all(finding.gain is None for finding in session.findings if finding.code in ("PD301", "PD308"))
+
+
+def test_replay_is_charged_to_reporting_when_an_epoch_ends(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = 0.0
+
+    def replay(self: PerfDoctor, recorder: Any) -> None:
+        nonlocal clock_s
+        clock_s += 0.1
+
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(perf_counter=lambda: clock_s, strftime=time.strftime))
+    monkeypatch.setattr(PerfDoctor, "_replay", replay)
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False)
+    fitted(make_trainer, doctor)
+    assert doctor._reporting_s == pytest.approx(0.2)  # two epochs
+
+
+def test_overhead_holds_a_replay_once_when_it_ran_in_a_hook(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = probe_module.ReplayProbe.answer
+
+    def answer(self: probe_module.ReplayProbe, *args: Any) -> bool:
+        asked = real(self, *args)
+        self.spent_ns = 10**15  # of a clock that the hooks do not have
+        return asked
+
+    monkeypatch.setattr(probe_module.ReplayProbe, "answer", answer)
+    assert diagnosed(make_trainer).overhead.reporting_s < 1e5

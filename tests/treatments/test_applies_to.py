@@ -84,7 +84,6 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("batch-size", {"loader": {"batch_size": None}}, "batch sampler"),
         ("precision-bf16", {"trainer": {"precision": "bf16-mixed"}}, "not 32-true"),
         ("precision-bf16", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
-        ("precision-bf16", {"trainer": {"accelerator": "cpu"}, "machine": {"has_fast_cpu_bf16": False}}, "CPU"),
         ("precision-fp16", {"trainer": {"accelerator": "cpu"}}, "CPU"),
         ("matmul-precision-high", {"trainer": {"accelerator": "cpu"}}, "TF32"),
         ("matmul-precision-high", {"torch": {"float32_matmul_precision": "high"}}, "already"),

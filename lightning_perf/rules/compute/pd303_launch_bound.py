@@ -154,6 +154,7 @@ def _from_trace(session: Session) -> Finding | None:
         prescriptions=_prescriptions(),
         low_s=0.0,
         high_s=capped_s,
+        method="timed",
         basis="at most the time in which the device waited for launches; what it has to compute stays",
         confidence="medium" if trace.has_stacks or is_capped else "high",
     )

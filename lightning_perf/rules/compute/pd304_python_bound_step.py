@@ -149,6 +149,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
         low_s=0.0,
         high_s=found.saved_s,
         phases=code_phases(reading) if trace.device is None else (),
+        method="timed",
         basis="at most the operators and the Python between them, but for one pass",
         confidence="medium",
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from lightning_perf.records import CompilerWatch, Evidence, Finding, Prescription, Recompile, Session
-from lightning_perf.rules.gain import MAX_RECOVERABLE_SHARE, gain_from, warmed_s
+from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.host_signals import where
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.severity import severity_of
-from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.severity import severity_of_gain
+from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import called, duration, percent
 
 CODE = "PD311"
@@ -67,19 +65,21 @@ def check(session: Session) -> Finding | None:
     if not given_up and (n == 0 or (n < MIN_RECOMPILES and share < MIN_SHARE)):
         return None
     worst = max(given_up or late, key=lambda each: each.n)
-    # Steps that compile are in no span: the gain is that of the span with them over the span without.
-    basis = "at most the time that compiling again took, with what it makes slow; less, if it ends by itself"
-    gain = gain_from(steady, 0.0, min(share, MAX_RECOVERABLE_SHARE) * steady.span_s, basis)
-    if is_cpu_run(session):  # the steps after each were slow with cold caches
-        rest_s = all_s / gain.high
-        most = all_s / (rest_s - warmed_s(rest_s, n, spent_s))
-        gain = msgspec.structs.replace(gain, high=max(gain.high, min(most, 1 / (1 - MAX_RECOVERABLE_SHARE))))
+    # Steps that compile are in no span: the gain is that of the span with them over the span without. One compilation
+    # stays, for sizes that may change. A function that torch gave up compiles no more, whatever is done.
+    gain = gain_from(
+        steady,
+        0.0 if given_up else share * (1 - 1 / n) * steady.span_s,
+        share * steady.span_s,
+        "none to all of the time that compiling again took" if given_up else "all but one of these compilations",
+        "timed",
+    )
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        # What running uncompiled costs from then on is not known; that the compiler is there for nothing is.
-        severity="low" if given_up and share < MIN_SHARE else severity_of(share),
+        # What running uncompiled costs from then on is not known.
+        severity="low" if given_up and share < MIN_SHARE else severity_of_gain(gain),
         summary=(
             f"{where(worst.file, worst.line, worst.function)} was compiled again {called(worst.n)}, and compiling "
             f"again takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"

@@ -100,6 +100,7 @@ def _measured(reading: Reading, n: int, bias_s: float | None) -> Finding | None:
         low_s=0.0,
         high_s=bias_s,
         phases=code_phases(reading) if reading.trace.device is None else (),
+        method="timed",
         basis="adding the biases forward",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import reaching, timed_finding
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.wording import percent
@@ -16,9 +16,6 @@ CATEGORY = "compute"
 MIN_SHARE = 0.01
 # Dropping takes a moment too.
 LOW_FRACTION = 0.5
-# Zeros are written once; then backward reads them, reads what it adds, and writes the sum, where it would only hand
-# over its own tensor: up to two passes over memory more.
-BACKWARD_FACTOR = 2.0
 
 DOCS = """\
 ## What it measures
@@ -61,7 +58,7 @@ def check(session: Session) -> Finding | None:
     if share < MIN_SHARE:
         return None
     seconds = share * steady.span_s
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -88,13 +85,8 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"optimizer": seconds},
         low_s=LOW_FRACTION * seconds,
+        method="timed",
         basis="half to all of the time in zero_grad",
-    )
-    return reaching(
-        finding,
-        steady,
-        {"optimizer": seconds, "backward": BACKWARD_FACTOR * seconds},
-        "from half of the time in zero_grad to all of it, and twice as much of backward, which adds to zeros",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.severity import severity_of
+from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.trace_signals import matrix_units
 from lightning_perf.rules.wording import percent
@@ -63,11 +63,14 @@ def check(session: Session) -> Finding | None:
         return None
     collapse = f" The scale fell from {scaler.first_scale:g} to {scaler.scale:g}." if has_collapsed else ""
     has_bf16 = matrix_units(session, None).bf16
+    lost_s = skipped * steady.span_s
+    basis = "the steps that were thrown away, as training made in the same time"
+    gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, basis, "timed")  # bf16 has the range of fp32
     return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        severity=severity_of(skipped) if skipped >= MIN_SKIPPED else "low",
+        severity=severity_of_gain(gain) if skipped >= MIN_SKIPPED else "low",
         summary=(
             f"{percent(skipped)} of the optimizer steps are thrown away because fp16 gradients overflow "
             f"({scaler.skips} of {scaler.n_steps}).{collapse}"
@@ -77,12 +80,7 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="scale", value=scaler.scale, threshold=MIN_SCALE),
         ),
         prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
-        gain=gain_from(
-            steady,
-            0.0,
-            skipped * steady.span_s,
-            "the steps that were thrown away, as training made in the same time",
-        ),
+        gain=gain,
     )
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.feeding import predicted_steps
-from lightning_perf.rules.gain import gain_from, timed_finding
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
 from lightning_perf.rules.loader_plan import CORES, WorkerPlan, plan_evidence, plan_workers
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import is_cpu_run, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.trace_signals import (
     Reading,
     is_blind,
@@ -123,7 +121,7 @@ def check(session: Session) -> Finding | None:
         prescriptions += (_cheaper(plan),)
     seconds = steady.n_steps * plan.saved_high_s if can_prescribe else share * steady.span_s
     low_s = steady.n_steps * plan.saved_low_s if can_prescribe else 0.0
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -133,14 +131,10 @@ def check(session: Session) -> Finding | None:
         prescriptions=prescriptions,
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=low_s,
+        method="timed" if plan.chosen is None else "probed",
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
     )
-    if not can_prescribe or plan.chosen is None or finding.gain is None or not is_cpu_run(session):
-        return finding
-    # The model tells the whole step, of which more than the waiting may go: what follows a wait is faster too.
-    further = gain_from(steady, low_s, seconds, finding.gain.basis)
-    return msgspec.structs.replace(finding, gain=further)
 
 
 def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
@@ -209,6 +203,7 @@ def _in_a_trace(session: Session) -> Finding | None:
         prescriptions=(_more_workers(reading, what_if.low_s),),
         low_s=low_s,
         high_s=high_s,
+        method="timed",
         basis="from half of the waiting gone to all of it, but no shorter than what device and host still need",
         phases=("data_wait",),
         confidence="high" if trace.device is not None else "medium",
@@ -305,4 +300,4 @@ def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

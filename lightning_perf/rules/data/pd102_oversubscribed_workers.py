@@ -94,6 +94,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(session, loader, n_processes, plan),),
         claims={"data_wait": lost * share * steady.span_s},
         low_s=0.0,
+        method="timed",
         basis="from nothing to all of the wait in which the loading queued",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
     )  # fmt: skip
@@ -135,4 +136,4 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

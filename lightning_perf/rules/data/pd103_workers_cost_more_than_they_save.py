@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
+from lightning_perf.records import Evidence, Finding, LoaderSettings, Method, Prescription, Session, StageTimes
 from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting
@@ -99,6 +99,7 @@ def _predicted(session: Session) -> Finding | None:
         plan.basis,
         claims={"data_wait": saved_s},
         low_s=0.0,
+        method="probed",
     )
 
 
@@ -110,6 +111,7 @@ def _finding(
     basis: str,
     claims: dict[str, float],
     low_s: float,
+    method: Method = "timed",
 ) -> Finding:
     return timed_finding(
         stage,
@@ -138,6 +140,7 @@ def _finding(
         ),
         claims=claims,
         low_s=low_s,
+        method=method,
         basis="half to all of what a fetch and the restarts of workers took longer than making the batch",
         confidence="medium",
     )

@@ -134,6 +134,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"data_wait": wait_s},
         low_s=0.0,
+        method="timed",
         basis="from nothing (workers too slow on average) to all of the waiting",
         confidence="medium",
     )
@@ -185,9 +186,10 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
         prescriptions=(ahead, even) if workers else (even,),
         claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
+        method="probed",
         basis="from what more batches ahead hide of it by the model to samples of even cost",
         confidence="high",
     )  # fmt: skip
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",), models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))

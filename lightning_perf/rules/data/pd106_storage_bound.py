@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe, Prescription, Session, StageTimes
 from lightning_perf.rules.feeding import timed_steps_of
-from lightning_perf.rules.gain import reaching, timed_finding
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_model import COMPUTES_FRACTION
 from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, function_evidence, is_bursty, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
@@ -23,8 +23,7 @@ MIN_IOWAIT_FRACTION = 0.50
 # A disk that had a request to serve nine tenths of the time is near its limit.
 MIN_DISK_BUSY_FRACTION = 0.90
 
-# Between two waits a core cools down: what is computed there goes with the waits, in part.
-BASIS = "from nothing to all of the wait for data: what it computes between its own waits is slow for them"
+BASIS = "from nothing to all of the wait in which the loading was blocked"
 
 DOCS = """\
 ## What it measures
@@ -94,7 +93,7 @@ def check(session: Session) -> Finding | None:
         if blocked is not None
         else f"cores are idle for a disk {percent(waited)} of the time; the loading is likely blocked"
     )
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -116,17 +115,17 @@ def check(session: Session) -> Finding | None:
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
+        method="timed",
         basis=BASIS,
         confidence="high" if blocked is not None and _is_disk_seen(host, is_disk_waited_for) else "medium",
     )  # fmt: skip
-    return reaching(finding, steady, {"data_wait": share * steady.span_s}, BASIS)
 
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
     """The same from the loader probe, which saw the dataset alone and knows the function that waits."""
     host = session.telemetry.host if session.telemetry is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -148,10 +147,10 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
+        method="probed",
         basis=BASIS,
         confidence="high",
     )  # fmt: skip
-    return reaching(finding, steady, {"data_wait": share * steady.span_s}, BASIS)
 
 
 def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:

@@ -96,6 +96,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(function),),
         claims={"data_wait": feeding.saved_s(session, of_batch)},
         low_s=feeding.saved_s(session, FASTER * of_batch),
+        method="probed",
         basis="from the function twice as fast to the function gone; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
     )

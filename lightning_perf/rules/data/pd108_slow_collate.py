@@ -107,6 +107,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"data_wait": feeding.saved_s(session, share)},
         low_s=feeding.saved_s(session, FASTER * share),
+        method="probed",
         basis="from a collate twice as fast to one that costs nothing; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
     )  # fmt: skip

@@ -114,6 +114,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(pack, alone) if can_do_without else (pack,),
         claims={"data_wait": min(waited_s, feeding.stage.n_steps * moved_s), "transfer": handed_on_s},
         low_s=min(waited_s, MAIN_PART * share * waited_s),
+        method="probed",
         basis="from the training process's half of its share of the waiting to all of moving and handing on",
         confidence="medium",
     )

@@ -94,6 +94,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"data_wait": feeding.stage.n_steps * saved_s},
         low_s=LOW_PART * feeding.stage.n_steps * saved_s,
+        method="probed",
         basis="from half of what a look-up of the whole batch would save to all of it",
         confidence="high" if feeding.plan.n_now == 0 else "medium",
     )

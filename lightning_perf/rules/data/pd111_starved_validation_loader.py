@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import reaching, timed_finding, warmed_s
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_plan import plan_workers
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import MIN_SPAN_S, MIN_STEPS, is_cpu_run, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import MIN_SPAN_S, MIN_STEPS, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
 
 CODE = "PD111"
@@ -74,8 +74,7 @@ def check(session: Session) -> Finding | None:
         advice = Prescription(
             treatment="", summary="make validation samples cheaper or cache them", safety="exact", effort="hours"
         )
-    basis = "from the model of PD101 over validation's batches to all that they wait, with what waiting makes slow"
-    finding = timed_finding(
+    return timed_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -98,12 +97,9 @@ def check(session: Session) -> Finding | None:
         prescriptions=(advice,),
         claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
         low_s=plan.saved_low_s * scale if can_prescribe else 0.0,
-        basis=basis,
+        method="timed",
+        basis="from the model of PD101 over validation's batches to all that they wait",
     )
-    waited_s = share * validation_s
-    if is_cpu_run(session):
-        waited_s += warmed_s(validation_s - waited_s, validation.n_steps, waited_s)
-    return reaching(finding, steady, {"validation": waited_s}, basis)
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD601",))

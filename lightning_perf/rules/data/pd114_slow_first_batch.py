@@ -94,6 +94,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"epoch_boundary": min(excess_s, phase_s(steady, "epoch_boundary"))},
         low_s=0.0,
+        method="timed",
         basis="from nothing to all that first fetches took beyond a usual one",
         confidence="medium",
     )

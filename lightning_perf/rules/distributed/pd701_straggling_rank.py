@@ -163,6 +163,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         prescriptions=(_prescription(worst, part, is_traced),),
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
         low_s=LOW_FRACTION * min(lost_s, (worst.own_s - next_s) * steady.n_steps),
+        method="timed",
         basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)"
         + ("; until the next slow rank holds the others up" if others else ""),
     )

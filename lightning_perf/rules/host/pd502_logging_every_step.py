@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
-from lightning_perf.rules.gain import reaching
 from lightning_perf.rules.logging_cost import (
     DEFAULT_STEPS,
     FREQUENT_STEPS,
@@ -29,9 +28,6 @@ CATEGORY = "host"
 MIN_SHARE = 0.03
 # Methods of Lightning's logger connector: one runs for each row written, one for each value.
 PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
-# Of the time in collecting: what self.log takes to check its arguments, which counts as the hook's that logs. A fifth
-# was measured with forty metrics.
-CHECKING_PART = 0.25
 
 DOCS = """\
 ## What it measures
@@ -83,8 +79,7 @@ def check(session: Session) -> Finding | None:
     off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
     logging_s = share * steady.span_s
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
-    finding = removal_finding(
-        session,
+    return removal_finding(
         steady,
         code=CODE,
         name=NAME,
@@ -96,10 +91,6 @@ def check(session: Session) -> Finding | None:
         left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / DEFAULT_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )
-    if is_writing or checking_s or finding.gain is None:
-        return finding
-    most_s = {"logging": logging_s, "forward": CHECKING_PART * logging_s}
-    return reaching(finding, steady, most_s, f"{finding.gain.basis}; self.log also checks its arguments in forward")
 
 
 def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
@@ -169,4 +160,4 @@ def preflight(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)

@@ -61,7 +61,6 @@ def check(session: Session) -> Finding | None:
     often = f"{EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     it = "It" if len(times) == 1 else worst.hook
     return removal_finding(
-        session,
         steady,
         code=CODE,
         name=NAME,
@@ -93,7 +92,6 @@ def check(session: Session) -> Finding | None:
         # Work that the hook itself does every few steps only is left out less often than the hook is.
         left=1 / min(MANY, max(1, worst.n_calls)),
         left_least=0.0,
-        n_pauses=sum(time.n_calls for time in times),
     )
 
 
@@ -109,4 +107,4 @@ def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
     return f"# around the costly part of {name}\nif self.trainer.{counted} == 0:\n    ..."
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

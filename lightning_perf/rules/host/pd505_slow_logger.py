@@ -70,7 +70,6 @@ def check(session: Session) -> Finding | None:
         code='CSVLogger("logs", flush_logs_every_n_steps=500)' if name == "CSVLogger" else "",
     )
     return removal_finding(
-        session,
         steady,
         code=CODE,
         name=NAME,
@@ -96,8 +95,7 @@ def check(session: Session) -> Finding | None:
         timed={"logging": share * steady.span_s},
         left=1 - in_steps * (1 - interval / wanted),
         left_least=interval / wanted if wanted > interval else 0.0,
-        n_pauses=worst.n_calls,
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -78,7 +78,6 @@ def check(session: Session) -> Finding | None:
             code="Trainer(..., enable_progress_bar=False)",
         )
     return removal_finding(
-        session,
         steady,
         code=CODE,
         name=NAME,
@@ -105,4 +104,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -84,6 +84,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims_of(times, steady.span_s),
         low_s=0.0,
+        method="timed",
         basis="from nothing (one call already) to all of the clipping",
         confidence="medium",
     )

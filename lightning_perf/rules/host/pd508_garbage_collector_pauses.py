@@ -82,10 +82,10 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(found, asked[0] if is_asked else None),),
         claims=claims,
         low_s=scale * asked_s - LEFT_SHARE * steady.span_s if is_asked else scale * full_s,
+        method="timed",
         basis="all of the collections asked for, but for what Python collects by itself then"
         if is_asked
         else "from the full collections to all that Python starts by itself",
-        method="timed",
     )  # fmt: skip
 
 

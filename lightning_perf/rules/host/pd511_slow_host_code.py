@@ -87,9 +87,9 @@ def check(session: Session) -> Finding | None:
         ),
         claims={worst.phase: worst.high_s},
         low_s=worst.low_s,
+        method="timed",
         basis=f"the line goes away; its share is known from {worst.n} samples",
         confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
-        method="timed",
     )
 
 

@@ -76,8 +76,8 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"scheduler": seconds},
         low_s=seconds - LEFT_S * steady.n_steps,
-        basis=f"all of the scheduler's time but for at most {duration(LEFT_S)} per step",
         method="timed",
+        basis=f"all of the scheduler's time but for at most {duration(LEFT_S)} per step",
     )
 
 

@@ -58,7 +58,6 @@ def check(session: Session) -> Finding | None:
     trainer = session.settings.trainer
     flags, saved_fraction = _less_often(session, ratio)
     return removal_finding(
-        session,
         steady,
         code=CODE,
         name=NAME,
@@ -72,7 +71,6 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(flags, (1 - saved_fraction) * (trainer.limit_val_batches or 1.0)),),
         timed={"validation": validation_s},
         left=1 - saved_fraction,
-        n_pauses=_n_validations(session),
     )
 
 
@@ -95,11 +93,6 @@ def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
         trainer_flags=flags,
         code=f"Trainer(..., {setting})",
     )
-
-
-def _n_validations(session: Session) -> float:
-    interval = session.settings.trainer.val_check_interval or 1.0
-    return session.run.n_epochs / interval if isinstance(interval, float) else session.run.n_steps / interval
 
 
 def _shown(value: float | int | None) -> float | int | str:
@@ -139,4 +132,4 @@ def _length(session: Session) -> tuple[float, float]:
     return n_batches, n_epochs
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from lightning_perf.records import Evidence, Finding, NamedTime, Prescription, Session
-from lightning_perf.rules.gain import MOSTLY
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
 from lightning_perf.rules.timed import MANY, removal_finding
@@ -60,7 +59,6 @@ def check(session: Session) -> Finding | None:
     each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(_each_s(saves))}." if n_saves > 1 else ""
     times = min(MANY, max(2, math.ceil(share / (1 - share) / TARGET_RATIO)), max(1, n_saves or session.run.n_epochs))
     return removal_finding(
-        session,
         steady,
         code=CODE,
         name=NAME,
@@ -87,7 +85,6 @@ def check(session: Session) -> Finding | None:
         timed={"checkpoint": seconds},
         left=1 / times,
         left_least=1 / times if times > 1 else COPIED_PART,
-        n_pauses=n_saves or None,
     )
 
 
@@ -99,7 +96,7 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     """Save one checkpoint where ``times`` were saved, counted in epochs where none was saved within one."""
     run = session.run
     n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
-    is_in_epoch = n_epochs < MOSTLY
+    is_in_epoch = n_epochs < 0.5
     wanted = times * max(1, round(n_steps if is_in_epoch else n_epochs))
     counted = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'} % {wanted} == 0"
     setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"
@@ -112,4 +109,4 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

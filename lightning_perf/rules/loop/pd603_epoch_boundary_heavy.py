@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
-from lightning_perf.rules.gain import MOSTLY, timed_finding
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
@@ -93,6 +93,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"epoch_boundary": seconds},
         low_s=LOW_FRACTION * seconds,
+        method="timed",
         basis="half (epochs twice as long) to all of the time between epochs",
         confidence="medium",
     )
@@ -103,11 +104,10 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
     every = session.settings.trainer.reload_dataloaders_every_n_epochs
     line = next((one for one in lines_of(session, "epoch_boundary") if one.line.entry == HOOK), None)
     boundary_s = phase_s(steady, "epoch_boundary")
-    if not every or line is None or line.seconds < MOSTLY * boundary_s:
+    if not every or line is None or line.seconds < 0.5 * boundary_s:
         return None
     often = "in each epoch" if every == 1 else f"every {every} epochs"
     return removal_finding(
-        session,
         steady,
         code=CODE,
         name=NAME,
@@ -130,8 +130,7 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
         timed={"epoch_boundary": boundary_s},
         left=1 - line.low_s / boundary_s,
         left_least=1 - line.high_s / boundary_s,
-        n_pauses=session.run.n_epochs,
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, models_rest=True)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -115,6 +115,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
         low_s=0.0,
+        method="timed",
         basis=f"from nothing to the former step time in all later steps ({percent(1 - change.before / change.after)})",
         confidence="medium",
     )

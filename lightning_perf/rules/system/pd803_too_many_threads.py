@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told
+from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, sampled, told
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.severity import severity_of
-from lightning_perf.rules.signals import cores_per_rank, steady_of
+from lightning_perf.rules.signals import cores_per_rank
 from lightning_perf.rules.wording import percent
 
 CODE = "PD803"
@@ -21,9 +18,6 @@ CATEGORY = "system"
 # Two busy threads on one core take turns every few milliseconds; an undisturbed thread is moved some times a second.
 MIN_SWITCHES_PER_S = 50.0
 MIN_QUEUEING_FRACTION = 0.10
-# An operation ends with its last thread, and one without a core waits for the others' turns, of milliseconds each:
-# small operations can take ten times as long.
-MAX_LOST_FRACTION = 0.9
 
 DOCS = """\
 ## What it measures
@@ -51,8 +45,11 @@ The documentation of torch on CPU threading; the kernel's counters of involuntar
 
 
 def check(session: Session) -> Finding | None:
-    """Compares threads with cores, and asks whether they got in one another's way."""
-    steady = steady_of(session)
+    """Report more threads than cores unless a replay shows that fewer threads gain nothing."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     host = host_of(session)
     n_threads = session.settings.torch.n_threads or host.n_torch_threads
     if not n_threads:
@@ -63,17 +60,14 @@ def check(session: Session) -> Finding | None:
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     queueing = host.process_queueing_fraction or 0.0
-    n_all = n_threads * n_processes
-    finding = timed_finding(
-        steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{n_processes} x {n_threads} computing threads share {usable:g} usable cores"
-            + (f"; the training thread queued for a core {percent(queueing)} of the time." if queueing else ".")
-        ),
-        evidence=(
+    fewer = f"{n_fitting} thread{'s' if n_fitting > 1 else ''}"
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{n_processes} x {n_threads} computing threads share {usable:g} usable cores"
+        + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
+        (
             Evidence(metric="computing threads on this node", value=n_threads * n_processes, unit="count",
                      threshold=usable),
             *told("time of the training thread queueing for a core", host.process_queueing_fraction, "fraction",
@@ -83,23 +77,17 @@ def check(session: Session) -> Finding | None:
             *told("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
             *told("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="threads",
-                summary=f"let each process use {n_fitting} thread{'s' if n_fitting > 1 else ''}",
-                safety="numerics",
-                effort="one line",
-                code=f"torch.set_num_threads({n_fitting})  # or, before the start: OMP_NUM_THREADS={n_fitting}",
-            ),
+        Prescription(
+            treatment="threads",
+            summary=f"let each process use {fewer}",
+            safety="numerics",
+            effort="one line",
+            code=f"torch.set_num_threads({n_fitting})  # or, before the start: OMP_NUM_THREADS={n_fitting}",
         ),
-        claims=compute_claims(steady, max(queueing, MAX_LOST_FRACTION)),
-        low_s=0.0,
-        basis=f"from nothing to all that {n_all} threads on {usable:g} cores can lose",
-        confidence="medium",
+        f"{fewer} run{'' if n_fitting > 1 else 's'} its operators",
+        replayed_as=f"threads={n_fitting}",
+        phases=COMPUTE_PHASES,
     )  # fmt: skip
-    # How bad this is goes by how long the training thread queued, which is what is known of the harm.
-    known_s = sum(compute_claims(steady, queueing).values())
-    return msgspec.structs.replace(finding, severity=severity_of(known_s / steady.span_s))
 
 
 def _collide(host: HostTelemetry) -> bool:
@@ -108,4 +96,4 @@ def _collide(host: HostTelemetry) -> bool:
     return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

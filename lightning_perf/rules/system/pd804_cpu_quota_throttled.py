@@ -78,6 +78,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
         low_s=0.0,
+        method="timed",
         basis="from nothing to all of the periods in which the quota was used up, or the time stopped if that is less",
         confidence="medium",
     )  # fmt: skip

@@ -69,6 +69,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_make_on_device(),) if is_pinned else (_pin(),),
         low_s=gone[1] if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        method="timed",
         basis="from copies that stay as long as they are to copies that run beside kernels",
     )
 

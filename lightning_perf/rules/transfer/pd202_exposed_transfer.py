@@ -89,6 +89,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
         low_s=0.0,
         high_s=max(overlap_s, smaller_s),
+        method="timed",
         basis=(
             "at most the copies that would fit beside kernels"
             if can_hide

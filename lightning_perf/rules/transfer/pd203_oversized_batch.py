@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.feeding import probe_of, timed_steps_of
-from lightning_perf.rules.gain import reaching, timed_finding
+from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import is_cpu_run, phase_s
+from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.wording import size_text
 
 CODE = "PD203"
@@ -17,9 +17,6 @@ CATEGORY = "transfer"
 MIN_RATIO = 2.0
 # Smaller batches cost next to nothing to move: at 10 GB/s this is 0.1 ms.
 MIN_BYTES = 2**20
-
-# Where the model computes on the CPU, it also converts them: one core reads and writes some gigabytes a second.
-CONVERTING_BYTES_PER_S = 2e9
 
 DOCS = """\
 ## What it measures
@@ -61,8 +58,7 @@ def check(session: Session) -> Finding | None:
     part = 1.0 - needed_bytes / probe.batch_bytes
     moved_s = probe.transport.p50_s if probe.transport is not None and probe.num_workers else 0.0
     wide = probe.bytes_by_dtype.get("float64", 0)
-    converting_s = stage.n_steps * probe.batch_bytes / CONVERTING_BYTES_PER_S if wide and is_cpu_run(session) else 0.0
-    finding = timed_finding(
+    return timed_finding(
         stage,
         code=CODE,
         name=NAME,
@@ -97,19 +93,10 @@ def check(session: Session) -> Finding | None:
             "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
         },
         low_s=0.0,
+        method="timed",
         basis="from nothing to the same part of the time in which batches are moved",
         confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
     )  # fmt: skip
-    return reaching(
-        finding,
-        stage,
-        {
-            "transfer": part * phase_s(stage, "transfer"),
-            "data_wait": part * phase_s(stage, "data_wait"),
-            "forward": part * converting_s,
-        },
-        "from nothing to the same part of all that waits for data, moves and converts it: wide values are also made so",
-    )
 
 
 def _needed_bytes(probe: LoaderProbe) -> int:

@@ -83,6 +83,7 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=gone[1] if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
+        method="timed",
         basis="at most the copies themselves, where no kernel ran",
     )
 

@@ -14,16 +14,14 @@ class PrecisionBf16(Treatment):
     safety = "numerics"
     summary = "computes matrix products and convolutions in bfloat16, weights stay in float32"
     when = (
-        "Where the hardware has fast bf16: NVIDIA Ampere and newer, AMD CDNA, CPUs with AMX or AVX512-BF16. Elsewhere "
-        "it is slower. It needs no loss scaling."
+        "Where the hardware has fast bf16: NVIDIA Ampere and newer, AMD CDNA, some CPUs. Elsewhere it is slower; on a "
+        "CPU only a measurement tells. It needs no loss scaling."
     )
     conflicts = frozenset({"precision-fp16"})
 
     def applies_to(self, session: Session) -> str | None:
         if (reason := precision_set(session)) is not None:
             return reason
-        if session.settings.trainer.accelerator == "cpu":
-            return None if session.machine.has_fast_cpu_bf16 is not False else "the CPU has no fast bf16"
         slow = [device.name for device in session.machine.devices if device.has_fast_bf16 is False]
         return f"{slow[0]} has no fast bf16" if slow else None
 
