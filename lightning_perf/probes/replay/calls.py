@@ -66,17 +66,20 @@ class Call:
         backward_ns: Nanoseconds of the operators that their backward pass ran.
         out_dtypes: Dtypes of the tensors returned.
         gradient_denormal: Share of denormal numbers in the gradients of its results, one of ``DENORMAL_LEVELS``.
+        feeders: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to tell whether calls share it.
     """
 
     __slots__ = (
-        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "ns", "out_dtypes", "weights",
+        "args", "backward_ns", "feeders", "func", "gradient_denormal", "index", "kwargs", "n", "ns", "out_dtypes",
+        "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, out_dtypes: tuple[torch.dtype, ...]) -> None:
         self.index, self.func, self.args, self.kwargs, self.out_dtypes = index, func, args, kwargs, out_dtypes
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
+        self.feeders: set[int] = set()
         self.weights: set[int] = set()
 
     @property
@@ -176,6 +179,7 @@ class CallLog:
         call.n += 1
         call.ns += ns
         inputs = [value for value in flat((args, tuple(kwargs.values()))) if is_plain_tensor(value)]
+        call.feeders.update(self._writers.get(_address(value), -1) for value in inputs[:1])
         if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
             # Autograd made this call's node just before it came here.
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]

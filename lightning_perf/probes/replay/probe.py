@@ -27,6 +27,12 @@ SHARE = 0.01
 LEAST_S, MOST_S = 0.5, 10.0
 """Replays take at most 1 % of the time trained so far; always half a second, never more than ten."""
 
+LEAST_EACH_S = 0.25
+"""For each hypothesis while there is time: rather one of them decided than none."""
+
+RETRIED_PART = 0.2
+"""Of the budget: what is left of it after all hypotheses is used for the largest undecided one."""
+
 _OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}}
 _ZEROING = "zero-grad-none"
 _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to three states
@@ -85,13 +91,25 @@ class ReplayProbe:
         for place, one in enumerate(asked):
             left_s = self._budget_s - self.spent_ns / 1e9
             if left_s > 0:
-                found = self._replayed(one, left_s / (len(asked) - place))
+                share_s = left_s / (len(asked) - place)
+                found = self._replayed(one, min(left_s, max(share_s, LEAST_EACH_S)))
                 self.spent_ns += round(found.took_s * 1e9)
             else:
                 reason = f"the {self._budget_s:.1f} s for replays were used up"
                 found = Replayed(treatment=one.treatment, reason=reason)
             self._results[one.treatment] = found
+        self._go_on(asked)
         return bool(asked)
+
+    def _go_on(self, asked: Sequence[Hypothesis]) -> None:
+        """Measure the largest undecided hypothesis again, with the time that the others left."""
+        left_s = self._budget_s - self.spent_ns / 1e9
+        undecided = [one for one in asked if _is_undecided(self._results[one.treatment])]
+        if undecided and left_s > max(RETRIED_PART * self._budget_s, self._results[undecided[0].treatment].took_s):
+            found = self._replayed(undecided[0], left_s)
+            self.spent_ns += round(found.took_s * 1e9)
+            if found.speedup is not None:
+                self._results[found.treatment] = found
 
     def record(self) -> Replay | None:
         """Return what was replayed; None before the first replay, with the reason in ``missing``."""
@@ -231,6 +249,13 @@ class ReplayProbe:
 def _least_speedup(least_part: float) -> float | None:
     """The speedup that saves this part of the time of operators; None where none does."""
     return 1 / (1 - least_part) if least_part < 1 else None
+
+
+def _is_undecided(result: Replayed) -> bool:
+    """Whether more rounds could tell whether a treatment is faster."""
+    if result.speedup is None:
+        return bool(result.n_operators)
+    return result.speedup.low < 1.0 < result.speedup.high
 
 
 def _distinct(optimizers: Sequence[Any]) -> list[Any]:

@@ -44,7 +44,7 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
 
 def without_bias(log: CallLog) -> list[Work]:
     """Return convolutions and linear layers with a bias that feed a batch normalization, without their bias."""
-    feeding = {call.specs[0].source for call in log.calls if call.name in _BATCH_NORMS and call.specs}
+    feeding = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.feeders}
     found: list[Work] = []
     for index in sorted(feeding - {-1}):
         call = log.calls[index]

@@ -345,8 +345,10 @@ class FakeCuda:
     @contextmanager
     def use_mem_pool(self, pool, device):
         self.pools.append(pool)
-        yield
-        self.pools.remove(pool)
+        try:
+            yield
+        finally:
+            self.pools.remove(pool)
 
 
 def test_room_on_a_device_stays_below_the_peak_when_little_is_free():

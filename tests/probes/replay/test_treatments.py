@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.replay import threads
+from lightning_perf.probes.clock import FakeClock
+from lightning_perf.probes.replay import ReplayProbe, threads
 from lightning_perf.probes.replay.arena import Arena
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.operators import OperatorItem, chosen
@@ -16,7 +17,7 @@ from lightning_perf.probes.replay.optimizer import ZeroingItem
 from lightning_perf.probes.replay.rewrites import convolutions_alone, specs_in
 from lightning_perf.probes.replay.treatments import Treated, treated_by
 from lightning_perf.probes.replay.watch import HostWatch
-from lightning_perf.records import Hypothesis
+from lightning_perf.records import Hypothesis, Interval, Replayed
 
 from .replaying import CPU, are_denormals_flushed, asked, call_of, logged, probe_of, snapshot
 
@@ -105,6 +106,12 @@ def test_layer_without_bias_computes_the_same_but_for_it_when_it_feeds_a_batch_n
     bias = model[0].bias[:, None, None]
     assert torch.allclose(function(x, model[0].weight, *args[2:]), model[0](x) - bias, atol=1e-6)
     assert works[1].treated[0][0] is torch.mm
+
+
+def test_all_layers_go_without_bias_when_equal_norms_follow_different_ones():
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)]
+    works = treated_of("no-bias", logged(nn.Sequential(*layers), torch.rand(4, 3, 8, 8))).works
+    assert [work.calls[0].specs[0].shape[1] for work in works] == [3, 8]
 
 
 def test_products_are_padded_when_their_dimensions_are_misaligned():
@@ -258,6 +265,23 @@ def test_operators_are_left_out_when_a_round_of_them_takes_too_long():
     treated = treated_of("pad=4", log)._replace(works=treated_of("threads=1", log).works)
     assert chosen(treated, True, most_s=0.1)[0].seconds == pytest.approx(0.01)
     assert chosen(treated, True)[0].seconds == pytest.approx(1.0)
+
+
+def test_time_left_goes_to_the_largest_undecided_hypothesis_when_all_were_measured(monkeypatch):
+    clock = FakeClock()
+    ratios = {"threads=1": [1.0, 2.0], "channels-last": [2.0]}
+
+    def measured(self, hypothesis, until_ns):
+        clock.advance(0.1)
+        ratio = ratios[hypothesis.treatment].pop(0)
+        speedup = Interval(value=ratio, low=ratio - 0.1, high=ratio + 0.1)
+        return Replayed(treatment=hypothesis.treatment, n_operators=1, n_rounds=4, speedup=speedup)
+
+    monkeypatch.setattr(ReplayProbe, "_measured", measured)
+    probe = probe_of(convolutions(), clock=clock)
+    probe.answer(asked("threads=1", "channels-last"), None, trained_s=1.0)
+    assert [result.speedup.value for result in probe.record().results] == [2.0, 2.0]
+    assert ratios == {"threads=1": [], "channels-last": []}
 
 
 def test_replay_is_negligible_when_its_operators_take_too_little_of_the_step():
