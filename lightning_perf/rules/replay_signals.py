@@ -91,6 +91,9 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         missing = session.missing.get("replay", "operators were not replayed")
         return not_measured(diagnosis, result.reason if result is not None else missing)
     speedup = result.speedup
+    if speedup.low <= 1.0 < speedup.high and speedup.high > NARROW * speedup.low:
+        reason = f"undecided: {speedup.low:.2f}x to {speedup.high:.2f}x after {result.n_rounds} rounds"
+        return not_measured(diagnosis, reason)
     if speedup.low <= 1.0:
         return None
     steady = steady_of(session)
