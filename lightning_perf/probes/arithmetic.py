@@ -99,7 +99,11 @@ class ArithmeticProbe:
         self._n_samples = size if size >= 0 else None
         begin = self._now_ns()
         self._counter = ArithmeticCounter(
-            self._module, self._depth, self._now_ns, times_operators=self._device.type == "cpu", log=CallLog()
+            self._module,
+            self._depth,
+            self._now_ns,
+            times_operators=self._device.type == "cpu",
+            log=CallLog(self._n_samples or 0),
         )
         self.own_ns += self._now_ns() - begin
         self._parts.clear()

@@ -28,7 +28,7 @@ from .dispatch_modes import leave_mode
 from .module_hooks import ModuleWatch, can_have_hooks
 from .module_tree import bare_profile, listed_modules
 from .module_walk import named_parameters, parameters
-from .operators import Operator, denormal_fraction, describe, dtype_of, positional, precision_of, rows_of
+from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import is_lazy, is_readable_tensor, n_elements, without_overrides
 from .replay.calls import CallLog
 
@@ -189,9 +189,10 @@ class ArithmeticCounter:
         end = self._now_ns() if self._now_ns is not None else 0
         try:
             with without_overrides():
-                self._count(known, args, kwargs, out, end - begin)
+                denormals = denormal_fractions(args) if self._times and known.formula is not None else {}
+                self._count(known, args, kwargs, out, end - begin, denormals)
                 if self.log is not None:
-                    self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view)
+                    self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
             raise_if_from_signal(error)
             self.failure = f"counting {known.name}: {type(error).__name__}: {error}"
@@ -199,7 +200,15 @@ class ArithmeticCounter:
             self.own_ns += self._now_ns() - end
         return out
 
-    def _count(self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int) -> None:
+    def _count(
+        self,
+        known: Operator,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        out: Any,
+        ns: int,
+        denormals: dict[int, float],
+    ) -> None:
         self.n_seen += 1
         if self.n_seen > MAX_OPERATORS:
             self.failure = f"the step ran more than {MAX_OPERATORS:,} operators"
@@ -222,9 +231,8 @@ class ArithmeticCounter:
             flops = known.formula(given, out)
             row.flops += flops
             row.n_rows += rows_of(given)
-            share = denormal_fraction(args) if self._times else None
-            if share is not None:
-                row.denormal += share
+            if denormals:
+                row.denormal += max(denormals.values())
                 row.n_looked += 1
             if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
                 row.recomputed += flops

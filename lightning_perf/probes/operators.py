@@ -64,20 +64,20 @@ def rows_of(args: Sequence[Any]) -> int:
     return 0 if first is None else math.prod(field(first, "shape")[:-1])
 
 
-def denormal_fraction(args: Sequence[Any]) -> float | None:
-    """The highest share of denormal numbers in any of an operator's tensors, from a sample of each; None without one.
+def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
+    """Return the share of denormal numbers in each float32 tensor of an operator by its ``id``, from a sample of each.
 
     Where the processor takes denormal numbers as zero already, none is found.
     """
-    shares = []
+    shares = {}
     for tensor in args:
         if is_plain_tensor(tensor) and tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
             with suppress(RuntimeError):  # a tensor whose numbers lie nowhere, or elsewhere
                 numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
                 if numbers.size:
-                    shares.append(int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size)
-    return max(shares, default=None)
+                    shares[id(tensor)] = int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size
+    return shares
 
 
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:

@@ -12,10 +12,12 @@ class Hypothesis(Record, frozen=True, kw_only=True):
     Attributes:
         treatment: Id of the treatment, with its value where it takes one, e.g. ``"threads=2"``.
         at_stake_s: Seconds of the steady span that it acts on; larger ones are replayed first.
+        least_part: The part of these seconds that has to be saved for the step to become noticeably faster; 0 for any.
     """
 
     treatment: str
     at_stake_s: float
+    least_part: float = 0.0
 
 
 class Replayed(Record, frozen=True, kw_only=True):
@@ -23,14 +25,15 @@ class Replayed(Record, frozen=True, kw_only=True):
 
     Attributes:
         treatment: As in ``Hypothesis``.
-        n_operators: Distinct operators (by name, shapes and dtypes) that were replayed.
+        n_operators: Distinct operators (by name, shapes and dtypes), or sequences of them, that were replayed.
         n_rounds: Pairs of passes over them, one as they are and one with the treatment.
         before_s: Seconds per step as they are, forward and backward; None where nothing was timed.
-        after_s: Seconds per step with the treatment.
+        after_s: Seconds per step with the treatment; of a larger batch, for as many samples as before.
         seen_s: Seconds of the same operators in the sampled step; None where operators are not timed (on a device).
         concerned_s: Seconds in the sampled step of all operators that the treatment changes, replayed or not; None on a
             device.
         speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None where the rounds do not give one.
+        is_negligible: Whether the operators that the treatment changes take too little time for any speedup to show.
         took_s: Time spent on replaying.
         reason: Why there is no speedup; empty otherwise.
     """
@@ -43,6 +46,7 @@ class Replayed(Record, frozen=True, kw_only=True):
     seen_s: float | None = None
     concerned_s: float | None = None
     speedup: Interval | None = None
+    is_negligible: bool = False
     took_s: float = 0.0
     reason: str = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from lightning_perf.records import (
     STEP_PHASES,
@@ -31,12 +32,15 @@ MIN_REPEATS = 10
 MIN_LOOP_SHARE = LOW_SHARE
 
 
+Answer = TypeVar("Answer")
+
+
 def trace_or_live(
     session: Session,
-    from_trace: Callable[[Session], Finding | None],
-    live: Callable[[Session], Finding | None],
+    from_trace: Callable[[Session], Answer],
+    live: Callable[[Session], Answer],
     field: str = "sync_calls",
-) -> Finding | None:
+) -> Answer:
     """A window's answer; where there is none, that of the steps looked at, and without these the window's reason.
 
     Args:

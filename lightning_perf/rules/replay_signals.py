@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session
+from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
 from .gain import how_to_measure, timed_finding, unapplied
 from .rule import Skip
-from .severity import NARROW
+from .severity import LOW_SHARE, NARROW
 from .signals import computing_s, is_cpu_run, steady_of
 from .trace_signals import device_reading_of, device_savings, reading_of, trace_claims
 
@@ -28,6 +28,9 @@ class Diagnosis(NamedTuple):
         replayed_as: As in ``Hypothesis.treatment``; empty for the treatment of the prescription.
         phases: Where the replayed operators run.
         at_stake: Share of a trace's time on the critical path that it is about and that no other finding claims.
+        most_s: Seconds of the steady span that the treatment acts on at most, for one that also acts on the host; None
+            for one that acts on the operators alone.
+        unmeasured: The severity without a measurement.
     """
 
     code: str
@@ -40,6 +43,8 @@ class Diagnosis(NamedTuple):
     replayed_as: str = ""
     phases: tuple[str, ...] = ("forward", "backward")
     at_stake: float = 0.0
+    most_s: float | None = None
+    unmeasured: Severity = "low"
 
 
 def replayed(session: Session, treatment: str) -> Replayed | None:
@@ -55,8 +60,13 @@ def hypothesis_from(diagnose: Callable[[Session], Diagnosis | None]) -> Callable
         found = diagnose(session)
         if found is None:
             return None
-        at_stake_s = computing_s(session, steady_of(session), *found.phases)
-        return Hypothesis(treatment=found.replayed_as or found.prescription.treatment, at_stake_s=at_stake_s)
+        steady = steady_of(session)
+        at_stake_s = computing_s(session, steady, *found.phases)
+        return Hypothesis(
+            treatment=found.replayed_as or found.prescription.treatment,
+            at_stake_s=at_stake_s,
+            least_part=min(1.0, LOW_SHARE * steady.span_s / max(at_stake_s, 1e-9)),
+        )
 
     return hypothesis
 
@@ -69,22 +79,34 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         diagnosis: What the rule says; None for nothing.
 
     Returns:
-        None without a diagnosis, and where the treatment was measured not to be faster. Where it was not measured, a
-        finding of low severity that promises nothing and says how to measure it.
+        None without a diagnosis, and where the treatment was measured not to be noticeably faster. Where it was not
+        measured, a finding of low severity at most that promises nothing and says how to measure it.
     """
     if diagnosis is None:
         return None
     result = replayed(session, diagnosis.replayed_as or diagnosis.prescription.treatment)
+    if result is not None and result.is_negligible:
+        return None
     if result is None or result.speedup is None:
-        return not_measured(session, result, diagnosis)
+        missing = session.missing.get("replay", "operators were not replayed")
+        return not_measured(diagnosis, result.reason if result is not None else missing, _at_stake(session, diagnosis))
     speedup = result.speedup
+    if speedup.low <= 1.0 < speedup.high and speedup.high > NARROW * speedup.low:
+        reason = f"undecided: {speedup.low:.2f}x to {speedup.high:.2f}x after {result.n_rounds} rounds"
+        return not_measured(diagnosis, reason, _at_stake(session, diagnosis))
     if speedup.low <= 1.0:
         return None
     steady = steady_of(session)
-    low_s, high_s = saved_s(result)
     phases = {name: computing_s(session, steady, name) for name in diagnosis.phases}
     within_s = sum(phases.values())
-    low_s, high_s = (min(steady.n_steps * each, within_s) for each in _on_critical_path(session, low_s, high_s))
+    if diagnosis.most_s is None:
+        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps))
+    else:
+        within_s = min(within_s, diagnosis.most_s)
+        saved = saved_s(result, within_s / steady.n_steps)
+    low_s, high_s = (steady.n_steps * each for each in saved)
+    if high_s < LOW_SHARE * steady.span_s:
+        return None
     n = result.n_operators
     is_wide = speedup.high > NARROW * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
@@ -101,7 +123,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
             ),
         ),
         prescriptions=(diagnosis.prescription,),
-        claims={name: high_s * seconds / within_s for name, seconds in phases.items() if within_s > 0},
+        claims={name: high_s * seconds / sum(phases.values()) for name, seconds in phases.items() if within_s > 0},
         low_s=low_s,
         basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
         confidence="low" if is_wide else "high",
@@ -113,20 +135,21 @@ def _times(speedup: float) -> str:
     return f"{speedup:.1f}" if speedup >= 1.15 else f"{speedup:.2f}"
 
 
-def not_measured(session: Session, result: Replayed | None, diagnosis: Diagnosis) -> Finding:
-    """Return a finding of low severity without a gain, and with the command that measures it."""
+def not_measured(
+    diagnosis: Diagnosis, reason: str = "no step has run yet", claims: Mapping[str, float] | None = None
+) -> Finding:
+    """Return a finding without a gain, and with the command that measures it."""
     prescription = unapplied(diagnosis.prescription)
-    reason = result.reason if result is not None else session.missing.get("replay", "operators were not replayed")
     return Finding(
         code=diagnosis.code,
         name=diagnosis.name,
         category=diagnosis.category,
-        severity="low",
+        severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
         evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
         prescriptions=(prescription,),
         confidence="low",
-        claims=_at_stake(session, diagnosis),
+        claims=dict(claims or {}),
     )
 
 
@@ -141,17 +164,18 @@ def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
     return trace_claims(reading, diagnosis.at_stake * reading.trace.span_s)
 
 
-def saved_s(result: Replayed) -> tuple[float, float]:
+def saved_s(result: Replayed, most_s: float) -> tuple[float, float]:
     """Return the seconds per step that a treatment saves at least and at most.
 
     The same operators took ``seen_s`` in the step itself and ``before_s`` when replayed: both are allowed for. Others
-    that the treatment changes stay as they are, or become as much faster.
+    that the treatment changes stay as they are, or become as much faster. All of them take at most ``most_s`` per step.
     """
     speedup = result.speedup
     assert speedup is not None
     times = [seconds for seconds in (result.before_s, result.seen_s) if seconds is not None]
     rest = max(1.0, result.concerned_s / result.seen_s) if result.concerned_s and result.seen_s else 1.0
-    return min(times) * (1 - 1 / speedup.low), max(times) * rest * (1 - 1 / speedup.high)
+    low_s, high_s = min(*times, most_s), min(max(times) * rest, most_s)
+    return low_s * (1 - 1 / speedup.low), high_s * (1 - 1 / speedup.high)
 
 
 def _on_critical_path(session: Session, low_s: float, high_s: float) -> tuple[float, float]:

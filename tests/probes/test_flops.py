@@ -350,8 +350,8 @@ def test_step_of_too_many_operators_goes_on_uncounted(monkeypatch: pytest.Monkey
 
 
 def test_denormal_share_is_a_plain_number_that_json_can_hold() -> None:
-    found = operators.denormal_fraction((torch.tensor([1e-40, 1.0]),))
-    assert type(found) is float
+    found = operators.denormal_fractions((torch.tensor([1e-40, 1.0]),))
+    assert [type(share) for share in found.values()] == [float]
 
 
 def test_zeros_are_no_denormal_numbers() -> None:

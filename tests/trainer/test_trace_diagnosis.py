@@ -61,7 +61,7 @@ class WrittenOutAttention(LightningModule):
 
 
 def diagnosed(module: LightningModule, n_features: int, make_trainer: Any, tmp_path: Path, **profiler: Any) -> Session:
-    doctor = PerfDoctor(schedule=SCHEDULE, profiler=profiler, out_dir=tmp_path / "out", reports=("json",))
+    doctor = PerfDoctor(schedule=SCHEDULE, profiler=profiler, out_dir=tmp_path / "out", reports=("json",), replay=False)
     make_trainer(doctor, max_steps=60).fit(module, DataLoader(torch.randn(60 * 8, n_features), batch_size=8))
     session = doctor.session
     assert session is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,9 @@ MAX_CALLS = 2048
 
 OPAQUE = object()
 """Stands for an argument that cannot be made anew, e.g. a generator or a sparse tensor."""
+
+DENORMAL_LEVELS = (0.0, 0.125, 0.5, 1.0)
+"""Shares of denormal numbers that replays tell apart, so that equal layers stay one call."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -31,6 +35,7 @@ class TensorSpec(NamedTuple):
         dtype: Its dtype.
         needs_grad: Whether the backward pass computes its gradient.
         source: Index of the call that wrote it, of the first of equal ones; -1 for parameters, buffers and inputs.
+        denormal: Share of denormal numbers in it, one of ``DENORMAL_LEVELS``.
     """
 
     shape: tuple[int, ...]
@@ -38,6 +43,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
     needs_grad: bool
     source: int
+    denormal: float = 0.0
 
     @property
     def extent(self) -> int:
@@ -59,14 +65,21 @@ class Call:
         ns: Nanoseconds of these calls.
         backward_ns: Nanoseconds of the operators that their backward pass ran.
         out_dtypes: Dtypes of the tensors returned.
+        gradient_denormal: Share of denormal numbers in the gradients of its results, one of ``DENORMAL_LEVELS``.
+        feeders: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to tell whether calls share it.
     """
 
-    __slots__ = ("args", "backward_ns", "func", "index", "kwargs", "n", "ns", "out_dtypes", "weights")
+    __slots__ = (
+        "args", "backward_ns", "feeders", "func", "gradient_denormal", "index", "kwargs", "n", "ns", "out_dtypes",
+        "weights",
+    )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, out_dtypes: tuple[torch.dtype, ...]) -> None:
         self.index, self.func, self.args, self.kwargs, self.out_dtypes = index, func, args, kwargs, out_dtypes
         self.n = self.ns = self.backward_ns = 0
+        self.gradient_denormal = 0.0
+        self.feeders: set[int] = set()
         self.weights: set[int] = set()
 
     @property
@@ -85,23 +98,47 @@ class Call:
         return (self.ns + self.backward_ns) / 1e9
 
     @property
+    def name(self) -> str:
+        """The operator's name, e.g. ``"aten::mm"``."""
+        return str(self.func._schema.name)
+
+    @property
+    def has_denormals(self) -> bool:
+        """Whether denormal numbers go into it, forward or backward."""
+        return self.gradient_denormal > 0 or any(spec.denormal for spec in self.specs)
+
+    @property
     def n_elements(self) -> int:
         """Elements of all tensors in all calls: ranks calls where operators are not timed."""
         return self.n * sum(math.prod(spec.shape) for spec in self.specs)
 
 
 class CallLog:
-    """Collects the calls of one step from a dispatch mode."""
+    """Collects the calls of one step from a dispatch mode.
 
-    def __init__(self) -> None:
+    Args:
+        n_samples: In the batch of that step; 0 where not known.
+    """
+
+    def __init__(self, n_samples: int = 0) -> None:
+        self.n_samples = n_samples
         self.calls: list[Call] = []
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
-        self._by_node: dict[int, Call] = {}
+        self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
         self._writers: dict[int, int] = {}
         self._thread = threading.get_ident()
 
-    def add(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, ns: int, is_view: bool) -> None:
+    def add(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        out: Any,
+        ns: int,
+        is_view: bool,
+        denormals: Mapping[int, float],
+    ) -> None:
         """Add one call that a dispatch mode saw.
 
         Args:
@@ -111,18 +148,25 @@ class CallLog:
             out: Its result.
             ns: Nanoseconds it took.
             is_view: Whether it only returns views of its arguments.
+            denormals: Share of denormal numbers in its arguments, by ``id``.
         """
         self.total_ns += ns
         node = torch._C._current_autograd_node()
         has_grad = torch.is_grad_enabled()
         if node is not None and not has_grad:
-            call = self._by_node.get(node._sequence_nr())
-            if call is not None:
-                call.backward_ns += ns
+            known = self._by_node.get(node._sequence_nr())
+            if known is not None:
+                owner, addresses = known
+                owner.backward_ns += ns
+                shares = [denormals[id(v)] for v in args if id(v) in denormals and _address(v) not in addresses]
+                owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
             return
         if is_view:
             return  # shares the storage of its base, and so the base's writer
-        spec = self._spec(args, has_grad), tuple((key, self._spec(kwargs[key], has_grad)) for key in sorted(kwargs))
+        spec = (
+            self._spec(args, has_grad, denormals),
+            tuple((key, self._spec(kwargs[key], has_grad, denormals)) for key in sorted(kwargs)),
+        )
         tensors = [value for value in flat(out) if is_plain_tensor(value)]
         key = func, self._key(spec)
         call = self._known.get(key)
@@ -135,9 +179,11 @@ class CallLog:
         call.n += 1
         call.ns += ns
         inputs = [value for value in flat((args, tuple(kwargs.values()))) if is_plain_tensor(value)]
+        call.feeders.update(self._writers.get(_address(value), -1) for value in inputs[:1])
         if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
             # Autograd made this call's node just before it came here.
-            self._by_node[torch.autograd._get_sequence_nr() - 1] = call  # type: ignore[attr-defined]
+            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+            self._by_node[number] = call, {_address(value) for value in inputs}
         for value in inputs:
             if value.requires_grad and (address := _address(value)) and address not in self._writers:
                 call.weights.add(address)
@@ -145,21 +191,22 @@ class CallLog:
         for tensor in tensors:
             self._writers[_address(tensor)] = call.index
 
-    def _spec(self, value: Any, has_grad: bool) -> Any:
+    def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):
             if value.layout is not torch.strided or not _address(value):
                 return OPAQUE
             needs_grad = has_grad and value.requires_grad
             source = self._writers.get(_address(value), -1)
-            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source)
+            denormal = _level(denormals.get(id(value), 0.0))
+            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal)
         if type(value) in (list, tuple):
-            return tuple(self._spec(each, has_grad) for each in value)
+            return tuple(self._spec(each, has_grad, denormals) for each in value)
         return value if type(value) in _PLAIN else OPAQUE
 
     def _key(self, value: Any) -> Any:
         """Arguments with the operator that wrote a tensor in place of its index, so that equal layers are one call."""
         if isinstance(value, TensorSpec):
-            return (*value[:-1], self.calls[value.source].func if value.source >= 0 else None)
+            return (*value._replace(source=-1), self.calls[value.source].func if value.source >= 0 else None)
         return tuple(map(self._key, value)) if isinstance(value, tuple) else value
 
 
@@ -168,6 +215,10 @@ def flat(value: Any) -> list[Any]:
     if type(value) in (list, tuple):
         return [leaf for each in value for leaf in flat(each)]
     return [value]
+
+
+def _level(share: float) -> float:
+    return min(DENORMAL_LEVELS, key=lambda level: abs(level - share))
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from .arena import Arena, needed_elements
-from .calls import Call, CallLog, TensorSpec, flat
-from .functions import Bound, function_of
-from .treatments import Treated, respecified
+from .calls import TensorSpec, flat
+from .functions import Bound
+from .rewrites import specs_in
+from .treatments import Scope, Treated
 from .watch import Stopwatch
+from .work import Work
 
 CACHED = 2**24
 """Elements beyond which more of them would not change how often one is in a cache: 64 MiB of float32."""
@@ -25,81 +29,88 @@ MAX_SHARED_USES = 8
 
 
 class OperatorItem:
-    """One distinct operator with its backward pass.
+    """Operators with their backward passes, as they are and with a treatment.
 
     Args:
-        call: The operator.
-        bound: Its function and arguments.
-        arena: Makes its tensors.
-        treated: How the treatment runs it.
-        are_uses_shared: Whether calls with the same parameter are replayed together.
+        work: The operators.
+        arena: Makes their tensors.
+        treated: How the treatment runs them.
 
     Attributes:
+        work: The operators.
         once_s: Seconds of as much work in the sampled step as one run does.
     """
 
-    def __init__(self, call: Call, bound: Bound, arena: Arena, treated: Treated, are_uses_shared: bool) -> None:
-        self.call = call
-        self._function, args, kwargs = bound
-        self._sides = {side: (respecified(r, args), respecified(r, tuple(kwargs.values())))
-                       for side, r in ((False, lambda spec: spec), (True, treated.respec))}  # fmt: skip
-        self._names = tuple(kwargs)
+    def __init__(self, work: Work, arena: Arena, treated: Treated) -> None:
+        self.work = work
         self._arena, self._treated = arena, treated
-        self._n_uses = min(call.n_uses, MAX_SHARED_USES) if are_uses_shared else 1
-        self.weight = call.n / self._n_uses
-        self.once_s = call.seconds / self.weight
+        self._n_uses = _uses_in_a_run(work, treated)
+        self.weight = work.n / self._n_uses
+        self.treated_weight = self.weight / treated.samples
+        self.once_s = work.seconds / self.weight
+        self._gradient_denormal = max(call.gradient_denormal for call in work.calls)
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
-        """Run forward and backward once; return the marks around each."""
-        args, values = (self._arena.filled(part) for part in self._sides[is_treated])
-        kwargs = dict(zip(self._names, values, strict=True))
-        if is_treated:
-            with self._treated.around_forward():
-                begin = watch.mark()
-                outs = [self._function(*args, **kwargs) for _ in range(self._n_uses)]
-                marks = [(begin, watch.mark())]
-        else:
+        """Run each function forward and backward; return the marks around each."""
+        bounds = self.work.treated if is_treated else self.work.as_is
+        around = self._treated.around_forward if is_treated else nullcontext
+        return [pair for bound in bounds for pair in self._timed(bound, around, watch)]
+
+    def _timed(self, bound: Bound, around: Scope, watch: Stopwatch) -> list[tuple[Any, Any]]:
+        function, given, named = bound
+        args, values = self._arena.filled(given), self._arena.filled(tuple(named.values()))
+        kwargs = dict(zip(named, values, strict=True))
+        with around():
             begin = watch.mark()
-            outs = [self._function(*args, **kwargs) for _ in range(self._n_uses)]
+            outs = [function(*args, **kwargs) for _ in range(self._n_uses)]
             marks = [(begin, watch.mark())]
         leaves = [leaf for leaf in flat((args, values)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         for out in outs if leaves else ():
             results = [value for value in flat(out) if isinstance(value, torch.Tensor) and value.requires_grad]
-            gradients = [self._arena.tensor(_spec_of(value)) for value in results]
+            gradients = [self._arena.tensor(self._gradient_of(value)) for value in results]
             begin = watch.mark()
             torch.autograd.grad(results, leaves, gradients, allow_unused=True)
             marks.append((begin, watch.mark()))
         return marks
 
+    def _gradient_of(self, value: torch.Tensor) -> TensorSpec:
+        return TensorSpec(tuple(value.shape), value.stride(), value.dtype, False, -1, self._gradient_denormal)
 
-def _spec_of(value: torch.Tensor) -> TensorSpec:
-    return TensorSpec(tuple(value.shape), value.stride(), value.dtype, False, -1)
 
-
-def chosen(log: CallLog, treated: Treated, is_timed: bool) -> list[tuple[Call, Bound]]:
-    """Return the calls to replay, largest first: those that make up most of the time that the treatment concerns.
+def chosen(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
+    """Return the work to replay, largest first: most of what the treatment concerns, as far as there is time.
 
     Args:
-        log: The calls of the step.
         treated: The treatment.
         is_timed: Whether calls were timed; else they are ranked by the elements that they touch.
+        most_s: Seconds of one round. Work that would not fit into it is left out.
     """
-    found = [(call, bound) for call in log.calls if treated.concerns(call) and (bound := function_of(call))]
-    found.sort(key=lambda pair: -_size(pair[0], is_timed))
-    total = sum(_size(call, is_timed) for call, _ in found)
-    covered = 0.0
-    for place, (call, _) in enumerate(found):
-        if covered >= COVERED * total or place == MAX_OPERATORS:
-            return found[:place]
-        covered += _size(call, is_timed)
-    return found
+    found = sorted(treated.works, key=lambda work: -_size(work, is_timed))
+    total = sum(_size(work, is_timed) for work in found)
+    covered = taken_s = 0.0
+    kept: list[Work] = []
+    for work in found:
+        if covered >= COVERED * total or len(kept) == MAX_OPERATORS:
+            break
+        once_s = work.seconds / work.n * _uses_in_a_run(work, treated) if is_timed else 0.0
+        if taken_s + once_s > most_s:
+            total -= _size(work, is_timed)
+            continue
+        taken_s += once_s
+        covered += _size(work, is_timed)
+        kept.append(work)
+    return kept
 
 
-def _size(call: Call, is_timed: bool) -> float:
-    return call.seconds if is_timed else float(call.n_elements)
+def _uses_in_a_run(work: Work, treated: Treated) -> int:
+    return min(work.calls[0].n_uses, MAX_SHARED_USES) if treated.are_uses_shared else 1
 
 
-def arena_elements(calls: Sequence[Call], free_bytes: int) -> int:
+def _size(work: Work, is_timed: bool) -> float:
+    return work.seconds if is_timed else float(work.n_elements)
+
+
+def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
     """Return the size of an arena: all tensors side by side, or as much of that as fits and as caches hold.
 
     The block is counted in up to three dtypes, and as much again for results and gradients of the largest operator.
@@ -107,9 +118,16 @@ def arena_elements(calls: Sequence[Call], free_bytes: int) -> int:
     Raises:
         MemoryError: The largest operator does not fit.
     """
-    sizes = [needed_elements(call.specs) for call in calls]
+    bounds = [bound for work in works for bound in (*work.as_is, *work.treated)]
+    return elements_for([specs_in(bound) for bound in bounds], free_bytes)
+
+
+def elements_for(operators: Sequence[list[TensorSpec]], free_bytes: int) -> int:
+    """Return the size of an arena for operators with these tensors; as ``arena_elements``."""
+    sizes = [needed_elements(specs) for specs in operators]
+    levels = {spec.denormal for specs in operators for spec in specs}
     largest = 2 * max(sizes, default=0) + 1024
-    bytes_each = 4 + 2 + 8
+    bytes_each = 4 + 2 + 8 + 4 * len(levels - {0.0})
     fits = (free_bytes - 8 * 2 * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")

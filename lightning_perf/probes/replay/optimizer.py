@@ -34,6 +34,7 @@ class OptimizerItem:
         if reason:
             raise ValueError(reason)
         sample, self.weight = _sample(optimizer, n_elements)
+        self.treated_weight = self.weight
         self.n_tensors = sum(len(tensors) for _, tensors in sample)
         generators: dict[torch.device, torch.Generator] = {}
         groups = [(group, [_copy(each, generators) for each in tensors]) for group, tensors in sample]
@@ -51,6 +52,39 @@ class OptimizerItem:
         return [(begin, watch.mark())]
 
 
+class ZeroingItem:
+    """Clearing gradients, and what the next backward pass does about it: adding to zeros, or handing over its own.
+
+    Args:
+        optimizer: The user's; it is only read.
+        n_elements: The most parameters to copy.
+    """
+
+    def __init__(self, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
+        if _is_sharded(optimizer):
+            raise ValueError("sparse or sharded parameters are not replayed")
+        sample, self.weight = _sample(optimizer, n_elements)
+        self.treated_weight = self.weight
+        generators: dict[torch.device, torch.Generator] = {}
+        self._parameters = [_copy(each, generators) for _, tensors in sample for each in tensors]
+        self._incoming = [each.grad for each in self._parameters]
+        self._kept = [torch.empty_like(each) for each in self._parameters]
+        self._optimizer = torch.optim.SGD(self._parameters, lr=1e-3)
+
+    def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
+        """Clear all gradients and accumulate new ones; return the marks around both."""
+        for parameter, kept in zip(self._parameters, self._kept, strict=True):
+            parameter.grad = kept
+        begin = watch.mark()
+        self._optimizer.zero_grad(set_to_none=is_treated)
+        for parameter, new in zip(self._parameters, self._incoming, strict=True):
+            if parameter.grad is None:
+                parameter.grad = new
+            else:
+                parameter.grad.add_(new)  # type: ignore[arg-type]
+        return [(begin, watch.mark())]
+
+
 def _refusal(optimizer: Any) -> str:
     from torch.optim import optimizer as base
 
@@ -58,9 +92,14 @@ def _refusal(optimizer: Any) -> str:
         return f"{type(optimizer).__name__} is not one of torch's optimizers, whose step can be repeated on copies"
     if base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks:
         return "hooks on all optimizers would see the replayed steps"
-    if any(each.is_sparse or hasattr(each, "to_local") for group in optimizer.param_groups for each in group["params"]):
+    if _is_sharded(optimizer):
         return "sparse or sharded parameters are not replayed"
     return ""
+
+
+def _is_sharded(optimizer: Any) -> bool:
+    every = (each for group in optimizer.param_groups for each in group["params"])
+    return any(each.is_sparse or hasattr(each, "to_local") for each in every)
 
 
 def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[Any]]], float]:

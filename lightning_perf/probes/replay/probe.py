@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -15,22 +16,30 @@ from lightning_perf.records import Hypothesis, Replay, Replayed
 from .arena import Arena
 from .calls import CallLog
 from .compare import MIN_ROUNDS, Item, compare
-from .operators import OperatorItem, arena_elements, chosen
-from .optimizer import MAX_ELEMENTS, OptimizerItem
+from .operators import OperatorItem, arena_elements, chosen, elements_for
+from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .state import CudaRoom, HostRoom, Room, refusal, unchanged
-from .treatments import AUTOCAST, Treated, treated_by
+from .threads import OwnThreads
+from .treatments import Treated, treated_by
 from .watch import DeviceWatch, HostWatch, Stopwatch
 
 SHARE = 0.01
 LEAST_S, MOST_S = 0.5, 10.0
 """Replays take at most 1 % of the time trained so far; always half a second, never more than ten."""
 
+LEAST_EACH_S = 0.25
+"""For each hypothesis while there is time: rather one of them decided than none."""
+
+RETRIED_PART = 0.2
+"""Of the budget: what is left of it after all hypotheses is used for the largest undecided one."""
+
 _OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}}
+_ZEROING = "zero-grad-none"
 _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to three states
 
 
 class ReplayProbe:
-    """The replays of one run.
+    """The replays of one run. With several ranks each replays in its own pause, without waiting for others.
 
     Args:
         trainer: The Trainer.
@@ -50,8 +59,12 @@ class ReplayProbe:
         self.spent_ns = 0
         self._trainer, self._now_ns = trainer, now_ns
         self._device: torch.device = trainer.strategy.root_device
-        is_cpu = self._device.type == "cpu"
-        self._watch: Stopwatch | None = HostWatch(now_ns) if is_cpu else DeviceWatch(make_event) if make_event else None
+        self._is_timed = self._device.type == "cpu"
+        self._watch: Stopwatch | None = None
+        if self._is_timed:
+            self._watch = HostWatch(now_ns)
+        elif make_event is not None:
+            self._watch = DeviceWatch(make_event)
         self._room: Room = room or (CudaRoom(self._device) if self._device.type == "cuda" else HostRoom())
         self._results: dict[str, Replayed] = {}
         self._log: CallLog | None = None
@@ -78,13 +91,25 @@ class ReplayProbe:
         for place, one in enumerate(asked):
             left_s = self._budget_s - self.spent_ns / 1e9
             if left_s > 0:
-                found = self._replayed(one.treatment, left_s / (len(asked) - place))
+                share_s = left_s / (len(asked) - place)
+                found = self._replayed(one, min(left_s, max(share_s, LEAST_EACH_S)))
                 self.spent_ns += round(found.took_s * 1e9)
             else:
                 reason = f"the {self._budget_s:.1f} s for replays were used up"
                 found = Replayed(treatment=one.treatment, reason=reason)
             self._results[one.treatment] = found
+        self._go_on(asked)
         return bool(asked)
+
+    def _go_on(self, asked: Sequence[Hypothesis]) -> None:
+        """Measure the largest undecided hypothesis again, with the time that the others left."""
+        left_s = self._budget_s - self.spent_ns / 1e9
+        undecided = [one for one in asked if _is_undecided(self._results[one.treatment])]
+        if undecided and left_s > max(RETRIED_PART * self._budget_s, self._results[undecided[0].treatment].took_s):
+            found = self._replayed(undecided[0], left_s)
+            self.spent_ns += round(found.took_s * 1e9)
+            if found.speedup is not None:
+                self._results[found.treatment] = found
 
     def record(self) -> Replay | None:
         """Return what was replayed; None before the first replay, with the reason in ``missing``."""
@@ -93,9 +118,8 @@ class ReplayProbe:
             return None
         self.missing.pop("replay", None)
         log = self._log
-        is_timed = log is not None and self._device.type == "cpu"
         return Replay(
-            operators_s=log.total_ns / 1e9 if log is not None and is_timed else None,
+            operators_s=log.total_ns / 1e9 if log is not None and self._is_timed else None,
             n_operators=len(log.calls) if log is not None else 0,
             results=tuple(self._results.values()),
             took_s=self.spent_ns / 1e9,
@@ -106,85 +130,132 @@ class ReplayProbe:
         """Not replayed yet, or without a result for want of time while there is three times as much now."""
         known = self._results.get(treatment)
         left_s = self._budget_s - self.spent_ns / 1e9
-        return known is None or (known.speedup is None and left_s > max(LEAST_S, 3 * known.took_s))
+        is_answered = known is not None and (known.speedup is not None or known.is_negligible)
+        return known is None or (not is_answered and left_s > max(LEAST_S, 3 * known.took_s))
 
     def _refusal(self) -> str:
-        if self._trainer.world_size > 1:
-            return "with several ranks nothing is replayed: others would wait for this one"
         if self._watch is None:
             return f"{self._device.type} has no timed events"
         return refusal(self._device)
 
-    def _replayed(self, treatment: str, limit_s: float) -> Replayed:
+    def _replayed(self, hypothesis: Hypothesis, limit_s: float) -> Replayed:
         begin = self._now_ns()
-        found = Replayed(treatment=treatment)
+        found = Replayed(treatment=hypothesis.treatment)
         try:
             with unchanged(self._device), self._room.scope():
-                found = self._measured(treatment, limit_s)
+                found = self._measured(hypothesis, begin + round(limit_s * 1e9))
         except Exception as error:  # noqa: BLE001 - told in the record; the training goes on
             raise_if_from_signal(error)
             message = str(error).splitlines()[0][:200] if str(error) else ""
-            found = Replayed(treatment=treatment, reason=f"{type(error).__name__}: {message}".rstrip(": "))
+            found = Replayed(treatment=hypothesis.treatment, reason=f"{type(error).__name__}: {message}".rstrip(": "))
         return msgspec.structs.replace(found, took_s=(self._now_ns() - begin) / 1e9)
 
-    def _measured(self, treatment: str, limit_s: float) -> Replayed:
-        begin = self._now_ns()
-        name = treatment.partition("=")[0]
-        items: list[Item] = []
-        seen_s: float | None = None
-        concerned_s: float | None = None
+    def _measured(self, hypothesis: Hypothesis, until_ns: int) -> Replayed:
+        treatment = hypothesis.treatment
+        items: list[Item] = self._optimizer_items(treatment)
+        found = Replayed(treatment=treatment)
         treated = Treated()
-        if name in _OPTIMIZERS or name == "threads":
-            items.extend(self._optimizers(_OPTIMIZERS.get(name, {})))
-        if name not in _OPTIMIZERS:
+        worth = _least_speedup(hypothesis.least_part)
+        if treatment not in _OPTIMIZERS and treatment != _ZEROING:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
-            found, treated = self._operators(treatment, self._log, begin + round(limit_s * 1e9))
-            if not items and self._device.type == "cpu":  # the optimizer's operators are not timed in the step
-                seen_s = sum(item.call.seconds for item in found)
-                concerned_s = sum(call.seconds for call in self._log.calls if treated.concerns(call))
-            items = [*found, *items]
+            treated = treated_by(treatment, self._log, self._device, self._inspected(self._log, until_ns))
+            if not items and self._is_timed:  # the optimizer's operators are not timed in the step
+                found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
+                worth = _least_speedup(
+                    hypothesis.least_part * self._log.total_ns / 1e9 / max(1e-9, treated.concerned_s)
+                )
+                if treated.works and worth is None:
+                    part = treated.concerned_s / (self._log.total_ns / 1e9)
+                    reason = f"the operators that it changes take {100 * part:.1f} % of the time of all operators"
+                    return msgspec.structs.replace(found, is_negligible=True, reason=reason)
+            operators = self._operators(treated, until_ns)
+            if not items and self._is_timed:
+                found = msgspec.structs.replace(found, seen_s=sum(item.work.seconds for item in operators))
+            items = [*operators, *items]
         if not items:
-            return Replayed(treatment=treatment, reason="no operator of the step can be replayed with it")
-        assert self._watch is not None
-        left_s = limit_s - (self._now_ns() - begin) / 1e9
-        if self._device.type == "cpu":
-            needed_s = 2 * (MIN_ROUNDS + 1) * sum(item.once_s for item in items if isinstance(item, OperatorItem))
-            if needed_s > left_s:
-                reason = f"replaying these operators takes about {needed_s:.1f} s, and {left_s:.1f} s are left"
-                return Replayed(treatment=treatment, reason=reason)
-        comparison = compare(items, treated.around_pass, self._watch, left_s, self._now_ns)
-        return Replayed(
-            treatment=treatment,
+            return msgspec.structs.replace(found, reason="no operator of the step can be replayed with it")
+        with self._placed(items, treated) as placed:
+            assert self._watch is not None
+            left_s = self._left_s(until_ns)
+            comparison = compare(placed, treated.around_pass, self._watch, left_s, self._now_ns, worth or 1.0)
+        return msgspec.structs.replace(
+            found,
             n_operators=len(items),
             n_rounds=comparison.n_rounds,
             before_s=comparison.before_s,
             after_s=comparison.after_s,
-            seen_s=seen_s,
-            concerned_s=concerned_s,
             speedup=comparison.speedup,
             reason=comparison.reason,
         )
 
-    def _operators(self, treatment: str, log: CallLog, until_ns: int) -> tuple[list[OperatorItem], Treated]:
-        free = self._room.free_bytes()
-        everything = Arena(self._device, arena_elements(log.calls, free))
+    def _left_s(self, until_ns: int) -> float:
+        return (until_ns - self._now_ns()) / 1e9
+
+    def _inspected(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
+        """What makes tensors to see what operators do under autocast, each once."""
+        arena: list[Arena] = []
 
         def filled(value: Any) -> Any:
             if self._now_ns() > until_ns:
                 raise TimeoutError("there was no time to run each operator once with the treatment")
-            return everything.filled(value)
+            if not arena:
+                largest = max((call.specs for call in log.calls), key=lambda specs: sum(spec.extent for spec in specs))
+                arena.append(Arena(self._device, elements_for([largest], self._room.free_bytes())))
+            return arena[0].filled(value)
 
-        treated = treated_by(treatment, log, self._device, filled)
-        if treated is None:
-            raise ValueError(f"{treatment} cannot be replayed")
-        calls = chosen(log, treated, is_timed=self._device.type == "cpu")
-        is_cast = treatment in AUTOCAST
-        return [OperatorItem(call, bound, everything, treated, is_cast) for call, bound in calls], treated
+        return filled
 
-    def _optimizers(self, changes: dict[str, Any]) -> list[OptimizerItem]:
+    def _operators(self, treated: Treated, until_ns: int) -> list[OperatorItem]:
+        """The largest of the operators that a treatment changes, as many as there is time for."""
+        most_s = self._left_s(until_ns) / (2 * (MIN_ROUNDS + 1)) if self._is_timed else float("inf")
+        works = chosen(treated, self._is_timed, most_s)
+        if treated.works and not works:
+            once_s = min(work.seconds / work.n for work in treated.works)
+            needed_s = 2 * (MIN_ROUNDS + 1) * once_s
+            left_s = self._left_s(until_ns)
+            raise TimeoutError(f"replaying one operator takes at least {needed_s:.1f} s, and {left_s:.1f} s are left")
+        arena = Arena(self._device, arena_elements(works, self._room.free_bytes())) if works else None
+        return [OperatorItem(work, arena, treated) for work in works if arena is not None]
+
+    def _optimizer_items(self, treatment: str) -> list[Item]:
+        name = treatment.partition("=")[0]
+        if name != "threads" and name not in _OPTIMIZERS and name != _ZEROING:
+            return []
         n_elements = min(MAX_ELEMENTS, self._room.free_bytes() // _BYTES_PER_PARAMETER)
-        return [OptimizerItem(optimizer, changes, n_elements) for optimizer in _distinct(self._trainer.optimizers)]
+        optimizers = _distinct(self._trainer.optimizers)
+        if name == _ZEROING:
+            return [ZeroingItem(optimizer, n_elements) for optimizer in optimizers]
+        return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements) for optimizer in optimizers]
+
+    @contextmanager
+    def _placed(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
+        """The items, in threads of their own where the treatment is a setting of a thread."""
+        if treated.in_thread is None:
+            yield items
+            return
+        with OwnThreads(self._in_thread, treated.in_thread) as threads:
+            yield [threads.holding(item) for item in items]
+
+    @contextmanager
+    def _in_thread(self) -> Iterator[None]:
+        with ExitStack() as undo:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread
+            undo.enter_context(self._room.scope())
+            yield
+
+
+def _least_speedup(least_part: float) -> float | None:
+    """The speedup that saves this part of the time of operators; None where none does."""
+    return 1 / (1 - least_part) if least_part < 1 else None
+
+
+def _is_undecided(result: Replayed) -> bool:
+    """Whether more rounds could tell whether a treatment is faster."""
+    if result.speedup is None:
+        return bool(result.n_operators)
+    return result.speedup.low < 1.0 < result.speedup.high
 
 
 def _distinct(optimizers: Sequence[Any]) -> list[Any]:

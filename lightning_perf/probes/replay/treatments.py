@@ -2,63 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import function_of, is_known_to_autocast
+from .rewrites import convolutions_alone, double_batch, padded_products, without_bias
 from .state import matmul_precision, setting
-
-Respec = Callable[[TensorSpec], TensorSpec]
+from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
+from .work import Respec, Work, mapped, with_specs, works_of
 
 AUTOCAST = {"precision-bf16": torch.bfloat16, "precision-fp16": torch.float16}
 
-
-def _same(spec: TensorSpec) -> TensorSpec:
-    return spec
+Scope = Callable[[], AbstractContextManager[Any]]
 
 
 class Treated(NamedTuple):
     """How a treatment runs operators.
 
     Attributes:
+        works: What it changes and can be replayed.
+        concerned_s: Seconds in the step of all operators that it changes, replayed or not.
         around_pass: Makes the context of a whole pass: settings of torch.
         around_forward: Makes the context of each forward call: autocast.
-        respec: What becomes of the tensors that go into an operator.
-        concerns: Whether it changes anything for a call; others are not replayed.
+        in_thread: Makes a context of settings that belong to a thread; both sides then run in threads of their own.
+        samples: Samples of one treated run for each sample of a run as it is.
+        are_uses_shared: Whether calls with the same parameter are replayed together.
     """
 
-    around_pass: Callable[[], AbstractContextManager[Any]] = nullcontext
-    around_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
-    respec: Respec = _same
-    concerns: Callable[[Call], bool] = lambda call: True
+    works: tuple[Work, ...] = ()
+    concerned_s: float = 0.0
+    around_pass: Scope = nullcontext
+    around_forward: Scope = nullcontext
+    in_thread: Scope | None = None
+    samples: float = 1.0
+    are_uses_shared: bool = False
 
 
-def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated | None:
-    """Return what a treatment does; None for one that cannot be replayed.
+def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
+    """Return what a treatment does.
 
     Args:
         treatment: As in ``Hypothesis``.
         log: The calls of the step.
         device: That they ran on.
         fill: Makes tensors from specs, for operators whose result under autocast has to be seen.
+
+    Raises:
+        ValueError: It cannot be replayed.
     """
     name, _, value = treatment.partition("=")
     if name in AUTOCAST:
         return _autocast(AUTOCAST[name], log, device, fill)
     if name == "threads":
-        return Treated(partial(setting, torch.get_num_threads, torch.set_num_threads, int(value)))
+        return _threads(log, int(value))
+    if name == "flush-denormal":
+        return _each(log.calls, lambda call: call.has_denormals)._replace(in_thread=flushed_denormals)
     if name == "matmul-precision-high":
-        return Treated(partial(matmul_precision, "high"), concerns=_has_float32)
-    if name == "float32":
-        return Treated(respec=_to_float32, concerns=partial(_is_changed_by, _to_float32))
-    if name == "channels-last":
-        return Treated(respec=_to_channels_last, concerns=partial(_is_changed_by, _to_channels_last))
-    return None
+        around = partial(matmul_precision, "high")
+        return _each(log.calls, _has_float32)._replace(around_pass=around)
+    if name == "cudnn-benchmark":
+        if device.type != "cuda":
+            raise ValueError(f"cudnn.benchmark changes nothing on {device.type}")
+        # cuDNN's choices are kept by thread: in other threads the training's stay as they are.
+        around = partial(setting, _is_benchmark_on, partial(setattr, torch.backends.cudnn, "benchmark"), True)
+        return _of(convolutions_alone(log))._replace(around_pass=around, in_thread=nullcontext)
+    respec = {"float32": _to_float32, "channels-last": _to_channels_last}.get(name)
+    if respec is not None:
+        return _each(log.calls, partial(_is_changed_by, respec), respec)
+    if name == "batch":
+        return _of(double_batch(log))._replace(samples=2.0)
+    rewrite: dict[str, Callable[[], list[Work]]] = {
+        "pad": lambda: padded_products(log, int(value)),
+        "no-bias": lambda: without_bias(log),
+        "fused-attention": lambda: attention_works(log),
+    }
+    if name not in rewrite:
+        raise ValueError(f"{treatment} cannot be replayed")
+    return _of(rewrite[name]())
+
+
+def _of(works: Iterable[Work]) -> Treated:
+    found = tuple(works)
+    return Treated(found, sum(work.seconds for work in found))
+
+
+def _each(calls: Iterable[Call], concerns: Callable[[Call], bool], respec: Respec | None = None) -> Treated:
+    """Single operators, their tensors changed by ``respec``."""
+    concerned = [call for call in calls if concerns(call)]
+    treat = with_specs(respec or (lambda spec: spec))
+    works = tuple(work for call in concerned for work in works_of(call, treat))
+    return Treated(works, sum(call.seconds for call in concerned))
 
 
 def _is_changed_by(respec: Respec, call: Call) -> bool:
@@ -82,6 +121,19 @@ def _to_channels_last(spec: TensorSpec) -> TensorSpec:
     return spec._replace(stride=(c * h * w, 1, w * c, c)) if is_contiguous else spec
 
 
+def _threads(log: CallLog, n_threads: int) -> Treated:
+    treated = _each(log.calls, lambda call: True)
+    if can_set_threads_locally():
+        return treated._replace(in_thread=partial(local_threads, n_threads))
+    if has_mkl():
+        raise ValueError("MKL's number of threads cannot be changed here without changing it for the training")
+    return treated._replace(around_pass=partial(setting, torch.get_num_threads, torch.set_num_threads, n_threads))
+
+
+def _is_benchmark_on() -> bool:
+    return torch.backends.cudnn.benchmark
+
+
 def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
     """Find the dtypes that flow between operators under autocast, in the order in which they ran.
 
@@ -89,6 +141,7 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
     """
     outputs: dict[int, torch.dtype] = {}
     concerned: set[int] = set()
+    seen: dict[Any, torch.dtype | None] = {}
 
     def respec(spec: TensorSpec) -> TensorSpec:
         changed = outputs.get(spec.source)
@@ -102,30 +155,23 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
         if torch.float32 not in call.out_dtypes or not (is_fed or is_known):
             found = None
         elif bound is not None:
-            with torch.no_grad(), around():
-                out = bound[0](*fill(_each(respec, bound[1])), **_filled(fill, respec, bound[2]))
-            found = next((value.dtype for value in flat(out) if isinstance(value, torch.Tensor)), None)
-            del out
+            # The dtype of a result follows from the function and the dtypes: one call of each is enough.
+            key = bound[0], tuple(respec(spec).dtype for spec in call.specs)
+            if key not in seen:
+                with torch.no_grad(), around():
+                    out = bound[0](*fill(mapped(respec, bound[1])), **_filled(fill, respec, bound[2]))
+                seen[key] = next((value.dtype for value in flat(out) if isinstance(value, torch.Tensor)), None)
+                del out
+            found = seen[key]
         else:
             found = next((respec(spec).dtype for spec in call.specs if spec.dtype is torch.float32), None)
         if found is dtype:
             outputs[call.index] = dtype
         if is_fed or found is dtype:
             concerned.add(call.index)
-    return Treated(around_forward=around, respec=respec, concerns=lambda call: call.index in concerned)
-
-
-def _each(respec: Respec, value: Any) -> Any:
-    """Nested arguments with each tensor as the treatment makes it."""
-    if isinstance(value, TensorSpec):
-        return respec(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(_each(respec, each) for each in value)
-    return value
+    treated = _each(log.calls, lambda call: call.index in concerned, respec)
+    return treated._replace(around_forward=around, are_uses_shared=True)
 
 
 def _filled(fill: Callable[[Any], Any], respec: Respec, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: fill(_each(respec, value)) for name, value in kwargs.items()}
-
-
-respecified = _each
+    return {name: fill(mapped(respec, value)) for name, value in kwargs.items()}

@@ -47,8 +47,8 @@ trainer = Trainer(precision="32-true")  # where bf16 runs the operators of a ste
 `precision="bf16-mixed"`, or `"16-mixed"` where the device has no fast bf16. Rounding changes: watch the loss.
 
 ## When it is wrong
-Some losses need float32: keep them out of autocast. Without a replay (several ranks, compiled models, trace files) no
-speedup is promised; `lightning-perf trial --try precision-bf16 -- python train.py` measures it.
+Some losses need float32: keep them out of autocast. Without a replay (compiled models, trace files) no speedup is
+promised; `lightning-perf trial --try precision-bf16 -- python train.py` measures it.
 
 ## Sources
 torch-tb-profiler's Tensor Core advice; `docs/benchmarks/precision.md`.

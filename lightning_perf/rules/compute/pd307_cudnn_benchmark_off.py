@@ -1,18 +1,11 @@
-"""PD307: convolutions of one shape, and cuDNN is not asked to try its algorithms."""
+"""PD307: convolutions of one shape without cuDNN's benchmark mode."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import (
-    device_reading_of,
-    device_savings,
-    is_worth_saying,
-    kind_s,
-    share_evidence,
-    trace_finding,
-    work_share,
-)
+from lightning_perf.rules.trace_signals import device_reading_of, kind_s, share_evidence, work_share
 from lightning_perf.rules.wording import percent
 
 CODE = "PD307"
@@ -20,17 +13,16 @@ NAME = "cudnn-benchmark-off"
 CATEGORY = "compute"
 
 MIN_CONVOLUTION_SHARE = 0.30
-# Reports of what benchmarking gains lie between nothing and about 1.5x for the convolutions.
-HIGH_SPEED_UP = 1.5
 
 DOCS = """\
 ## What it measures
 In a profiler window with recorded shapes: convolutions take at least 30 % of the kernels' time, their first input has
-one shape, and `torch.backends.cudnn.benchmark` is off.
+one shape, and `torch.backends.cudnn.benchmark` is off. The convolutions of one step are then replayed with it on and
+off, in threads of their own: cuDNN keeps its choices by thread, so the training's stay as they are.
 
 ## Why it costs
-cuDNN has several algorithms for each convolution. It chooses by a rule of thumb unless it may measure them once for
-each shape.
+cuDNN has several algorithms for each convolution. It chooses by a heuristic unless it may time them once for each
+shape.
 
 ## Example
 ```python
@@ -41,8 +33,8 @@ Trainer(benchmark=False)  # images of one size
 `Trainer(benchmark=True)`.
 
 ## When it is wrong
-Inputs of many shapes are measured again each time, which costs more than it gains. Algorithms may differ from run to
-run, and take more memory.
+With inputs of many shapes each new shape is timed again, which costs more than it gains. Algorithms may differ from
+run to run, and take more memory.
 
 ## Sources
 torch's performance tuning guide; Lightning's `benchmark` flag.
@@ -50,7 +42,11 @@ torch's performance tuning guide; Lightning's `benchmark` flag.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the setting with what the convolutions look like."""
+    """Report that benchmark mode is off unless a replay shows that it gains nothing."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     reading, device = device_reading_of(session)
     is_on = session.settings.torch.is_cudnn_benchmark_on
     if is_on is None:
@@ -65,45 +61,27 @@ def check(session: Session) -> Finding | None:
         raise Skip("the profiler window recorded no shapes")
     if convolutions.n_input_shapes > 1:
         return None
-    spent_s = kind_s(reading.trace, "convolution")
-    low_s, high_s = device_savings(reading, 0.0, spent_s * (1 - 1 / HIGH_SPEED_UP))
-    if not is_worth_saying(reading, high_s):
-        return None
-    return trace_finding(
-        reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(share)} of the kernels' time is convolutions of one input shape, and cuDNN may not try its "
-            "algorithms."
-        ),
-        evidence=(
-            share_evidence(reading, "convolutions", spent_s),
-            Evidence(
-                metric="convolutions in the kernels' time",
-                value=share,
-                unit="fraction",
-                threshold=MIN_CONVOLUTION_SHARE,
-                n=convolutions.n,
-            ),
+    metric = "convolutions in the kernels' time"
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
+        (
+            share_evidence(reading, "convolutions", kind_s(reading.trace, "convolution")),
+            Evidence(metric=metric, value=share, unit="fraction", threshold=MIN_CONVOLUTION_SHARE, n=convolutions.n),
             Evidence(metric="cudnn.benchmark", value=False),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="cudnn-benchmark",
-                summary="set benchmark=True",
-                safety="numerics",
-                effort="one line",
-                trainer_flags={"benchmark": True},
-                code="Trainer(..., benchmark=True)",
-            ),
+        Prescription(
+            treatment="cudnn-benchmark",
+            summary="set benchmark=True",
+            safety="numerics",
+            effort="one line",
+            trainer_flags={"benchmark": True},
+            code="Trainer(..., benchmark=True)",
         ),
-        low_s=low_s,
-        high_s=high_s,
-        basis=f"convolutions at most {HIGH_SPEED_UP:g}x faster",
-        confidence="low",
+        "benchmark=True runs these operators",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

@@ -33,8 +33,8 @@ torch.optim.AdamW(self.parameters(), foreach=False)
 `fused=True` where the optimizer has it, else `foreach=True`.
 
 ## When it is wrong
-Gradient clipping runs in the same phase. A replay leaves it out; without one (an optimizer that is not torch's own,
-several ranks) no speedup is promised.
+Gradient clipping runs in the same phase. A replay leaves it out; without one (an optimizer that is not torch's own) no
+speedup is promised.
 
 ## Sources
 torch's pattern matcher for single-tensor optimizers; the documentation of `torch.optim` on foreach and fused.

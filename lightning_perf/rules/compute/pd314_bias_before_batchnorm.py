@@ -1,10 +1,11 @@
-"""PD314: a bias that the batch normalisation after it takes away again."""
+"""PD314: a bias that the batch normalization after it removes."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, not_measured, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import Reading, code_phases, is_blind, reading_of, share_evidence, trace_finding
+from lightning_perf.rules.trace_signals import is_blind, reading_of
 
 CODE = "PD314"
 NAME = "bias-before-batchnorm"
@@ -12,12 +13,13 @@ CATEGORY = "compute"
 
 DOCS = """\
 ## What it measures
-Convolutions with a bias that feed a batch normalisation: in a profiler window with recorded shapes by the order of
-operators, else by the order in which the model defines its layers. The gain is the time of adding these biases.
+Convolutions with a bias that feed a batch normalization: in a profiler window with recorded shapes by the order of
+operators, else by the order in which the model defines its layers. These operators of one step are then replayed with
+and without their bias.
 
 ## Why it costs
-The normalisation subtracts the mean, and with it any constant. The bias is added, its gradient computed, and the
-optimizer updates it, for nothing.
+The normalization subtracts the mean, and with it any constant. The bias is added, its gradient computed, and the
+optimizer updates it, without any effect.
 
 ## Example
 ```python
@@ -37,82 +39,58 @@ torch's performance tuning guide; torch's `_pattern_matcher` (Conv2d bias follow
 
 
 def check(session: Session) -> Finding | None:
-    """Reads the operators of a window, else the model's layers."""
-    try:
-        reading: Reading | None = reading_of(session)
-    except Skip:
-        reading = None
-    if reading is not None and not is_blind(reading.trace):
-        convolutions = reading.trace.convolutions
-        if convolutions is not None and convolutions.bias_before_batch_norm_n is not None:
-            return _measured(reading, convolutions.bias_before_batch_norm_n, convolutions.bias_s)
-    if session.settings.model is None:
-        raise Skip("the model's layers are not known, and no profiler window recorded shapes of convolutions")
-    return preflight(session)
+    """Report biases without effect unless a replay shows that leaving them out gains nothing."""
+    return replayed_finding(session, _diagnosis(session))
 
 
 def preflight(session: Session) -> Finding | None:
-    """Reads the model's layers."""
+    """Report the same from the model's layers alone."""
+    found = _from_layers(session)
+    return not_measured(found) if found is not None else None
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
+    try:
+        trace = reading_of(session).trace
+    except Skip:
+        return _from_layers(session)
+    n = trace.convolutions.bias_before_batch_norm_n if trace.convolutions is not None else None
+    if is_blind(trace) or n is None:
+        return _from_layers(session)
+    return _diagnosed(n, f"{n} convolutions add a bias that the batch normalization after them removes") if n else None
+
+
+def _from_layers(session: Session) -> Diagnosis | None:
     model = session.settings.model
-    names = model.conv_bias_before_norm if model is not None else ()
-    if not names:
-        return None
+    if model is None:
+        raise Skip("the model's layers are not known, and no profiler window recorded shapes of convolutions")
+    names = model.conv_bias_before_norm
     shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        severity="info",
-        summary=(
-            f"{len(names)} convolutions add a bias that the batch normalisation after them likely takes away: {shown}."
+    symptom = f"{len(names)} convolutions add a bias that the batch normalization after them likely removes: {shown}"
+    return _diagnosed(len(names), symptom) if names else None
+
+
+def _diagnosed(n: int, symptom: str) -> Diagnosis:
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        symptom,
+        (Evidence(metric="convolutions with a bias before a batch normalization", value=n, unit="count"),),
+        Prescription(
+            treatment="",
+            summary="create these convolutions with bias=False",
+            safety="exact",
+            effort="minutes",
+            code="nn.Conv2d(..., bias=False)",
         ),
-        evidence=(
-            Evidence(metric="convolutions with a bias before a batch normalisation", value=len(names), unit="count"),
-        ),
-        prescriptions=(_without_bias(),),
-        confidence="medium",
+        "without their bias these operators run",
+        replayed_as="no-bias",
+        unmeasured="info",
     )
 
 
-def _measured(reading: Reading, n: int, bias_s: float | None) -> Finding | None:
-    if n == 0:
-        return None
-    summary = f"{n} convolutions of the window add a bias that the batch normalisation after them takes away."
-    found = Evidence(metric="convolutions with a bias before a batch normalisation", value=n, unit="count")
-    if bias_s is None:  # what adding them takes cannot be told apart
-        return Finding(
-            code=CODE,
-            name=NAME,
-            category=CATEGORY,
-            severity="info",
-            summary=summary,
-            evidence=(found,),
-            prescriptions=(_without_bias(),),
-        )
-    return trace_finding(
-        reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=summary,
-        evidence=(found, share_evidence(reading, "adding these biases", bias_s)),
-        prescriptions=(_without_bias(),),
-        low_s=0.0,
-        high_s=bias_s,
-        phases=code_phases(reading) if reading.trace.device is None else (),
-        method="timed",
-        basis="adding the biases forward",
-    )
-
-
-def _without_bias() -> Prescription:
-    return Prescription(
-        treatment="",
-        summary="make these convolutions with bias=False",
-        safety="exact",
-        effort="minutes",
-        code="nn.Conv2d(..., bias=False)",
-    )
-
-
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(
+    code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight,
+    hypothesis=hypothesis_from(_diagnosis),
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, not_measured, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
@@ -43,59 +43,39 @@ NVIDIA's datasheets for float64 rates.
 
 def check(session: Session) -> Finding | None:
     """Report float64 parameters unless a replay shows that float32 is not faster."""
-    return replayed_finding(session, _diagnosis(session))
+    found = _diagnosis(session)
+    if found is not None:
+        steady_of(session)
+    return replayed_finding(session, found)
+
+
+def preflight(session: Session) -> Finding | None:
+    """Report the same from the parameters' dtypes alone."""
+    found = _diagnosis(session)
+    return not_measured(found) if found is not None else None
 
 
 def _diagnosis(session: Session) -> Diagnosis | None:
-    fraction = _float64_fraction(session)
+    model = session.settings.model
+    if model is None or not model.parameters:
+        raise Skip("the model's parameters are not known")
+    n_double = sum(group.n_elements for group in model.parameters if group.dtype == "float64")
+    fraction = n_double / max(1, sum(group.n_elements for group in model.parameters))
     if fraction < MIN_ELEMENT_FRACTION:
         return None
-    steady_of(session)
+    metric = "fraction of the parameters in float64"
     return Diagnosis(
         CODE,
         NAME,
         CATEGORY,
         f"{percent(fraction)} of the parameters are float64",
-        _evidence(session, fraction),
+        (
+            Evidence(metric=metric, value=fraction, unit="fraction", threshold=MIN_ELEMENT_FRACTION),
+            Evidence(metric="precision", value=session.settings.trainer.precision or "unknown"),
+        ),
         _prescription(session),
         "float32 runs their operators",
         replayed_as="float32",
-    )
-
-
-def preflight(session: Session) -> Finding | None:
-    """The same from the parameters' dtypes alone."""
-    fraction = _float64_fraction(session)
-    if fraction < MIN_ELEMENT_FRACTION:
-        return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        severity="medium",
-        summary=f"{percent(fraction)} of the parameters are float64, which likely doubles the time that they take.",
-        evidence=_evidence(session, fraction),
-        prescriptions=(_prescription(session),),
-    )
-
-
-def _float64_fraction(session: Session) -> float:
-    model = session.settings.model
-    if model is None or not model.parameters:
-        raise Skip("the model's parameters are not known")
-    total = sum(group.n_elements for group in model.parameters)
-    return sum(group.n_elements for group in model.parameters if group.dtype == "float64") / max(1, total)
-
-
-def _evidence(session: Session, fraction: float) -> tuple[Evidence, ...]:
-    return (
-        Evidence(
-            metric="fraction of the parameters in float64",
-            value=fraction,
-            unit="fraction",
-            threshold=MIN_ELEMENT_FRACTION,
-        ),
-        Evidence(metric="precision", value=session.settings.trainer.precision or "unknown"),
     )
 
 
@@ -112,11 +92,6 @@ def _prescription(session: Session) -> Prescription:
 
 
 RULE = Rule(
-    code=CODE,
-    name=NAME,
-    category=CATEGORY,
-    docs=DOCS,
-    check=check,
-    preflight=preflight,
+    code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight,
     hypothesis=hypothesis_from(_diagnosis),
-)
+)  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.wording import percent
 
@@ -14,12 +15,13 @@ CATEGORY = "compute"
 
 # torch's pattern matcher reports it at any cost; below 1 % it is not worth a line.
 MIN_SHARE = 0.01
-# Dropping takes a moment too.
-LOW_FRACTION = 0.5
+# Adding to zeros reads and writes each gradient once more: with their clearing at least as much again goes away.
+ACCUMULATING_FACTOR = 2.0
 
 DOCS = """\
 ## What it measures
-Whether `zero_grad` left gradients in place as zeros, and the share of the time that it takes.
+Whether `zero_grad` left gradients in place as zeros, and the share of the time that it takes. Clearing gradients and
+accumulating new ones is then replayed both ways on copies of sampled parameters.
 
 ## Why it costs
 Zeroing writes every gradient, and the next backward pass reads it again to add to it. Dropped gradients are simply
@@ -43,7 +45,11 @@ torch's pattern matcher (gradients not set to None); the documentation of `torch
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the time in zero_grad with the threshold where gradients are kept."""
+    """Report gradients kept as zeros unless a replay shows that dropping them gains nothing."""
+    return replayed_finding(session, _diagnosis(session))
+
+
+def _diagnosis(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
     model = session.settings.model
     seen = [o.zero_grad_keeps_tensors for o in model.optimizers] if model is not None else []
@@ -54,40 +60,32 @@ def check(session: Session) -> Finding | None:
     times = [time for time in steady.named if time.kind == "loop" and time.name == "zero_grad"]
     if not times:
         raise Skip("the time in zero_grad was not measured")
-    share = share_of(times)
+    share, n = share_of(times), sum(time.n_calls for time in times)
     if share < MIN_SHARE:
         return None
-    seconds = share * steady.span_s
-    return timed_finding(
-        steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=f"{percent(share)} of the time goes into writing zeros over gradients.",
-        evidence=(
-            Evidence(
-                metric="share of the time in zero_grad",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=sum(time.n_calls for time in times),
-            ),
+    metric = "share of the time in zero_grad"
+    return Diagnosis(
+        CODE,
+        NAME,
+        CATEGORY,
+        f"{percent(share)} of the time goes into writing zeros over gradients",
+        (
+            Evidence(metric=metric, value=share, unit="fraction", threshold=MIN_SHARE, n=n),
             Evidence(metric="gradients kept as zeros", value=True),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="call zero_grad(set_to_none=True)",
-                safety="exact",
-                effort="one line",
-                code="optimizer.zero_grad(set_to_none=True)",
-            ),
+        Prescription(
+            treatment="",
+            summary="call zero_grad(set_to_none=True)",
+            safety="exact",
+            effort="one line",
+            code="optimizer.zero_grad(set_to_none=True)",
         ),
-        claims={"optimizer": seconds},
-        low_s=LOW_FRACTION * seconds,
-        method="timed",
-        basis="half to all of the time in zero_grad",
+        "with set_to_none=True clearing and accumulating gradients is",
+        replayed_as="zero-grad-none",
+        phases=("optimizer", "backward"),
+        most_s=ACCUMULATING_FACTOR * share * steady.span_s,
+        unmeasured="low" if share >= LOW_SHARE else "info",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))

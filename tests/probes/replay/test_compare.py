@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 
 from lightning_perf.probes.clock import FakeClock, FakeDevice
-from lightning_perf.probes.replay.compare import MAX_ROUNDS, compare, interval_of
+from lightning_perf.probes.replay.compare import HOPELESS, HOPELESS_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, compare, interval_of
 from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
 
 
 class Work:
     """Takes the next of the times given for its side, the last one for ever."""
 
-    weight = 1.0
-
     def __init__(self, clock, as_is, treated, weight=1.0, device=None):
         self._times = {False: list(as_is), True: list(treated)}
-        self._clock, self._device, self.weight = clock, device, weight
+        self._clock, self._device = clock, device
+        self.weight = self.treated_weight = weight
         self.sides = []
 
     def run(self, is_treated, watch):
@@ -39,14 +39,14 @@ def test_comparison_gives_the_ratio_when_times_do_not_vary():
     found = compared([Work(clock, [0.02], [0.01]), Work(clock, [0.03], [0.03], weight=2.0)], clock)
     assert (found.before_s, found.after_s) == (pytest.approx(0.08), pytest.approx(0.07))
     assert found.speedup.low == found.speedup.high == pytest.approx(8 / 7)
-    assert found.n_rounds == 3
+    assert found.n_rounds == MIN_ROUNDS
 
 
 def test_comparison_takes_turns_when_it_runs_rounds():
     clock = FakeClock()
     work = Work(clock, [0.02], [0.01])
     compared([work], clock)
-    assert work.sides == [False, True, False, True, True, False, False, True]
+    assert work.sides == [False, True, False, True, True, False, False, True, True, False]
 
 
 def test_comparison_leaves_the_first_run_out_when_it_takes_longer():
@@ -59,8 +59,15 @@ def test_comparison_stops_early_when_the_treatment_is_hopeless():
     clock = FakeClock()
     work = [Work(clock, [0.02], [1.0]), Work(clock, [0.02], [1.0])]
     found = compared(work, clock)
-    assert found.speedup.high < 1
-    assert work[1].sides == [False]
+    assert found.speedup.low == 0
+    assert found.speedup.high < 1 / HOPELESS
+    assert work[1].sides == [False] * (1 + HOPELESS_ROUNDS)
+
+
+def test_comparison_goes_on_when_one_pass_with_the_treatment_was_interrupted():
+    clock = FakeClock()
+    found = compared([Work(clock, [0.02], [1.0, 0.01]), Work(clock, [0.02], [0.01])], clock)
+    assert found.speedup.low == found.speedup.value == pytest.approx(2)
 
 
 def test_comparison_keeps_to_its_time_when_rounds_do_not_agree():
@@ -91,7 +98,7 @@ def test_comparison_sets_the_treatment_for_whole_passes_when_it_is_a_setting():
 
     work = Work(clock, [0.02], [0.01])
     compared([work], clock, treated=treated)
-    assert inside == ["on", "off"] * 4
+    assert inside == ["on", "off"] * (MIN_ROUNDS + 1)
 
 
 def test_comparison_times_the_device_when_the_host_runs_ahead():
@@ -109,5 +116,42 @@ def test_interval_holds_one_outlier_off_when_there_are_many_rounds():
     assert interval_of([0.5] * 9 + [5.0]).high == pytest.approx(interval_of([0.5] * 10).high)
 
 
-def test_interval_is_absent_when_there_are_two_rounds():
-    assert interval_of([0.5, 0.5]) is None
+def test_interval_is_absent_when_there_are_too_few_rounds():
+    assert interval_of([0.5] * (MIN_ROUNDS - 1)) is None
+
+
+def test_comparison_ends_when_the_speedup_is_not_worth_it():
+    clock = FakeClock()
+    as_is, treated = [0.0102, 0.0098] * 60, [0.01] * 120
+    long = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock)
+    short = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock, worth=1.2)
+    assert short.n_rounds == MIN_ROUNDS < long.n_rounds
+    assert short.speedup.high < 1.2
+
+
+NOISES = {
+    "normal": lambda rng, n: rng.normal(0, 0.05, n),
+    "heavy-tailed": lambda rng, n: rng.laplace(0, 0.1, n),
+    "interrupted": lambda rng, n: (
+        rng.normal(0, 0.05, n)
+        + np.where(rng.random(n) < 0.15, rng.exponential(0.6, n), 0)
+        - np.where(rng.random(n) < 0.15, rng.exponential(0.6, n), 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.35])
+@pytest.mark.parametrize("noise", NOISES)
+def test_interval_holds_the_ratio_when_rounds_end_as_soon_as_it_decides(noise, ratio):
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        clock = FakeClock()
+        n = 2 * (MAX_ROUNDS + 2)
+        after = 0.02 * np.ones(n)
+        before = after * ratio * np.exp(NOISES[noise](rng, n))
+        work = Work(clock, before.tolist(), after.tolist())
+        limit_s = rng.uniform(0.25, 3.0)
+        found = compare([work], nullcontext, HostWatch(clock), limit_s, clock, worth=1.03).speedup
+        held += found is None or found.low <= ratio <= found.high
+    assert held >= 0.95 * 300

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import random
 from contextlib import contextmanager
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.clock import FakeClock, now_ns
-from lightning_perf.probes.flops import ArithmeticCounter
-from lightning_perf.probes.replay import CallLog, ReplayProbe
+from lightning_perf.probes.clock import FakeClock, FakeDevice
+from lightning_perf.probes.replay import CallLog
 from lightning_perf.probes.replay import probe as probe_module
+from lightning_perf.probes.replay import watch as watch_module
 from lightning_perf.probes.replay.arena import Arena
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import chosen
+from lightning_perf.probes.replay.operators import OperatorItem, chosen
 from lightning_perf.probes.replay.optimizer import OptimizerItem
+from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
 from lightning_perf.probes.replay.treatments import treated_by
-from lightning_perf.probes.replay.watch import HostWatch
-from lightning_perf.records import Hypothesis
+from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
 
-CPU = torch.device("cpu")
-
-
-def logged(model, batch):
-    log = CallLog()
-    with ArithmeticCounter(model, now_ns=now_ns, times_operators=True, log=log) as counter:
-        counter.direction = "forward"
-        loss = model(batch).square().mean()
-        loss.backward()
-    assert not counter.failure
-    return log
+from .replaying import CPU, asked, call_of, logged, probe_of
 
 
 def layers():
@@ -44,23 +31,6 @@ def layers():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.1), nn.Linear(288, 8)
     )
-
-
-def probe_of(model, optimizer=None, world_size=1, clock=now_ns, **more):
-    trainer = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=CPU),
-        world_size=world_size,
-        optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
-    )
-    return ReplayProbe(trainer, clock, **more)
-
-
-def asked(*treatments):
-    return tuple(Hypothesis(treatment=one, at_stake_s=1.0) for one in treatments)
-
-
-def call_of(log, name):
-    return next(call for call in log.calls if call.func._schema.name == name)
 
 
 def test_log_holds_forward_operators_with_their_backward_when_a_step_ran():
@@ -116,12 +86,14 @@ def test_autocast_reaches_operators_fed_by_lower_precision_when_it_has_no_rule_f
     log = logged(layers(), torch.rand(2, 3, 8, 8))
     arena = Arena(CPU, 4096)
     treated = treated_by("precision-bf16", log, CPU, arena.filled)
-    norm, relu = call_of(log, "aten::native_batch_norm"), call_of(log, "aten::relu_")
-    assert treated.concerns(call_of(log, "aten::convolution"))
-    assert treated.respec(norm.specs[0]).dtype is torch.bfloat16
-    assert [treated.respec(spec).dtype for spec in norm.specs[1:]] == [torch.float32] * (len(norm.specs) - 1)
-    assert treated.respec(relu.specs[0]).dtype is torch.bfloat16
-    assert {call.func._schema.name for call, _ in chosen(log, treated, is_timed=True)} >= {"aten::convolution"}
+    dtypes = {
+        work.calls[0].name: [spec.dtype for spec in specs_in(work.treated[0])]
+        for work in chosen(treated, is_timed=False)
+    }
+    assert "aten::convolution" in dtypes
+    norm = dtypes["aten::native_batch_norm"]
+    assert norm == [torch.bfloat16] + [torch.float32] * (len(norm) - 1)
+    assert dtypes["aten::relu_"] == [torch.bfloat16]
 
 
 def test_arena_makes_tensors_as_specified_when_asked():
@@ -151,36 +123,6 @@ def test_replay_converts_doubles_when_float32_is_asked():
     assert probe.record().results[0].speedup is not None
 
 
-def snapshot(model, optimizer):
-    state = [value.clone() for value in model.state_dict().values()]
-    moments = [value.clone() for one in optimizer.state.values() for value in one.values() if torch.is_tensor(value)]
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    streams = (torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].astype(np.int64)))
-    settings = (
-        random.getstate(), torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled(),
-        torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark, torch.is_anomaly_enabled(),
-    )  # fmt: skip
-    return state + moments + gradients + list(streams), settings
-
-
-def test_replay_leaves_everything_as_it_was_when_it_ran():
-    model = layers()
-    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    log = logged(model, torch.rand(2, 3, 8, 8))
-    optimizer.step()
-    before, settings = snapshot(model, optimizer)
-    probe = probe_of(model, optimizer)
-    treatments = ("precision-bf16", "threads=2", "fused-optimizer", "channels-last", "matmul-precision-high")
-    with torch.no_grad():
-        probe.answer(asked(*treatments), log, trained_s=1000.0)
-        assert not torch.is_grad_enabled()
-    after, settings_after = snapshot(model, optimizer)
-    assert settings == settings_after
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    assert [one.reason for one in probe.record().results] == [""] * len(treatments)
-
-
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_replay_restores_the_threads_when_the_process_is_told_to_exit(monkeypatch, error):
     def interrupted(*args):
@@ -208,12 +150,9 @@ def test_replay_tells_the_reason_when_it_fails(monkeypatch):
     assert probe.record().results[0].reason == "RuntimeError: no such kernel"
 
 
-def test_replay_is_refused_when_others_would_see_or_wait_for_it():
+def test_replay_is_refused_when_others_would_see_it():
     model = layers()
     log = logged(model, torch.rand(2, 3, 8, 8))
-    alone = probe_of(model, world_size=2)
-    assert not alone.answer(asked("precision-bf16"), log, 1000.0)
-    assert "several ranks" in alone.missing["replay"]
     within = probe_of(model)
     with torch.autocast("cpu", torch.bfloat16):
         assert not within.answer(asked("precision-bf16"), log, 1000.0)
@@ -222,6 +161,117 @@ def test_replay_is_refused_when_others_would_see_or_wait_for_it():
     with torch.profiler.profile():
         assert not profiled.answer(asked("precision-bf16"), log, 1000.0)
     assert "profiler" in profiled.missing["replay"]
+
+
+def test_replay_measures_on_each_rank_when_there_are_several():
+    model = layers()
+    probe = probe_of(model, world_size=2)
+    assert probe.answer(asked("channels-last"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert probe.record().results[0].speedup is not None
+
+
+def on_a_device(model, clock, device, room=None):
+    """A probe whose operators run on the CPU and whose events are a fake device's."""
+    probe = probe_of(model, clock=clock, room=room or CudaRoom(CPU, FakeCuda()))
+    probe._is_timed, probe._watch = False, DeviceWatch(device.event)
+    return probe
+
+
+def test_replay_times_operators_by_events_when_they_run_on_a_device(monkeypatch):
+    model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    clock = FakeClock()
+    device = FakeDevice(clock)
+    probe = on_a_device(model, clock, device)
+    real = OperatorItem.run
+
+    def launching(self, is_treated, watch):
+        device.launch(0.002 if is_treated else 0.003)
+        clock.advance(0.01)
+        begin = watch.mark()
+        real(self, is_treated, watch)
+        device.launch(0.002 if is_treated else 0.003)
+        end = watch.mark()
+        clock.advance(0.01)
+        return [(begin, end)]
+
+    monkeypatch.setattr(OperatorItem, "run", launching)
+    probe.answer(asked("channels-last"), log, trained_s=1000.0)
+    record = probe.record()
+    (result,) = record.results
+    assert result.reason == ""
+    assert result.speedup.value == pytest.approx(1.5)
+    assert (record.operators_s, result.seen_s, result.concerned_s) == (None, None, None)
+
+
+class BrokenEvent:
+    """An event of a device that fails."""
+
+    def __init__(self, failing):
+        self._failing = failing
+
+    def _maybe_fail(self, name):
+        if name == self._failing:
+            raise RuntimeError(f"CUDA error in {name}")
+
+    def record(self):
+        self._maybe_fail("record")
+
+    def query(self):
+        self._maybe_fail("query")
+        return True
+
+    def elapsed_time(self, end):
+        self._maybe_fail("elapsed_time")
+        return 1.0
+
+
+@pytest.mark.parametrize("failing", ["record", "query", "elapsed_time"])
+def test_replay_is_a_reason_when_an_event_fails(failing):
+    model = layers()
+    clock = FakeClock()
+    probe = on_a_device(model, clock, FakeDevice(clock))
+    probe._watch = DeviceWatch(lambda: BrokenEvent(failing))
+    probe.answer(asked("channels-last"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert probe.record().results[0].reason == f"RuntimeError: CUDA error in {failing}"
+
+
+@pytest.mark.parametrize("failing", ["mem_get_info", "memory_allocated", "MemPool", "use_mem_pool"])
+def test_replay_is_a_reason_when_the_device_memory_fails(failing):
+    def broken(*args, **kwargs):
+        raise RuntimeError("CUDA error: out of memory")
+
+    cuda = FakeCuda()
+    setattr(cuda, failing, broken)
+    model = layers()
+    clock = FakeClock()
+    probe = on_a_device(model, clock, FakeDevice(clock), CudaRoom(CPU, cuda))
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    stream = torch.get_rng_state()
+    probe.answer(asked("channels-last"), log, trained_s=1000.0)
+    assert probe.record().results[0].reason == "RuntimeError: CUDA error: out of memory"
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert cuda.pools == []
+
+
+def test_replay_is_a_reason_when_the_device_never_finishes(monkeypatch):
+    monkeypatch.setattr(watch_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(BrokenEvent, "query", lambda self: False)
+    model = layers()
+    clock = FakeClock()
+    probe = on_a_device(model, clock, FakeDevice(clock))
+    probe._watch = DeviceWatch(lambda: BrokenEvent(""))
+    probe.answer(asked("channels-last"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert "the device did not finish" in probe.record().results[0].reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_replay_is_a_reason_when_cuda_cannot_be_used():
+    model = layers()
+    probe = probe_of(model)
+    probe._device = torch.device("cuda")
+    probe.answer(asked("channels-last"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert probe.record().results[0].reason
 
 
 def test_replay_says_what_is_missing_when_memory_is_short():
@@ -278,11 +328,13 @@ class FakeCuda:
     def __init__(self):
         self.pools = []
 
+    peak = 2**31
+
     def mem_get_info(self, device):
-        return 1000, 4000
+        return 2**32, 2**33
 
     def max_memory_allocated(self, device):
-        return 900
+        return self.peak
 
     def memory_allocated(self, device):
         return 700
@@ -293,12 +345,15 @@ class FakeCuda:
     @contextmanager
     def use_mem_pool(self, pool, device):
         self.pools.append(pool)
-        yield
-        self.pools.remove(pool)
+        try:
+            yield
+        finally:
+            self.pools.remove(pool)
 
 
 def test_room_on_a_device_stays_below_the_peak_when_little_is_free():
     cuda = FakeCuda()
+    cuda.peak = 900
     room = CudaRoom(CPU, cuda)
     assert room.free_bytes() == 200
     with room.scope():

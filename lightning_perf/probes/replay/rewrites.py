@@ -1,0 +1,148 @@
+"""Operators rewritten as a change of the model would have them: padded, without a bias, on a larger batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .calls import Call, CallLog, TensorSpec, flat
+from .functions import Bound
+from .work import Work, mapped, with_specs, works_of
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+MIN_PADDED = 64
+"""Smaller products are bound by memory; padding them would add more than it saves."""
+
+_UNIT_BYTES = 16
+_BATCH_NORMS = (
+    "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
+    "aten::_batch_norm_with_update", "aten::batch_norm_stats",
+)  # fmt: skip
+
+
+def padded_products(log: CallLog, multiple: int) -> list[Work]:
+    """Return matrix products with misaligned dimensions, padded up to a multiple."""
+
+    def pad(spec: TensorSpec) -> TensorSpec:
+        shape = (*spec.shape[:-2], *(_up(size, multiple) for size in spec.shape[-2:]))
+        return _resized(spec, shape) if shape != spec.shape else spec
+
+    found: list[Work] = []
+    for call in log.calls:
+        if call.name not in PRODUCTS:
+            continue
+        operands = call.specs[-2:]
+        sizes = {size for spec in operands for size in spec.shape[-2:]}
+        is_misaligned = any(size % multiple for size in sizes) and min(sizes) >= MIN_PADDED
+        if is_misaligned and operands[0].dtype.itemsize * multiple == _UNIT_BYTES:
+            found.extend(works_of(call, with_specs(pad)))
+    return found
+
+
+def without_bias(log: CallLog) -> list[Work]:
+    """Return convolutions and linear layers with a bias that feed a batch normalization, without their bias."""
+    feeding = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.feeders}
+    found: list[Work] = []
+    for index in sorted(feeding - {-1}):
+        call = log.calls[index]
+        if call.name == "aten::convolution" and isinstance(call.args[2], TensorSpec):
+            found.extend(works_of(call, _convolve_without_bias))
+        elif call.name == "aten::addmm":
+            found.extend(works_of(call, lambda bound: (torch.mm, bound[1][1:3], {})))
+    return found
+
+
+def _convolve_without_bias(bound: Bound) -> Bound:
+    function, args, kwargs = bound
+    return function, (*args[:2], None, *args[3:]), kwargs
+
+
+def double_batch(log: CallLog) -> list[Work]:
+    """Return the operators that work on the batch, on one twice as large.
+
+    Raises:
+        ValueError: The size of the batch is not known.
+    """
+    n_samples = log.n_samples
+    if not n_samples:
+        raise ValueError("the size of the batch is not known")
+    scaled: set[int] = set()
+
+    def double(spec: TensorSpec) -> TensorSpec:
+        if not spec.shape or spec.shape[0] % n_samples:
+            return spec
+        is_input = spec.source < 0 and not spec.needs_grad and spec.shape[0] == n_samples
+        if not is_input and spec.source not in scaled:
+            return spec
+        return _resized(spec, (2 * spec.shape[0], *spec.shape[1:]))
+
+    found: list[Work] = []
+    for call in log.calls:
+        if any(double(spec) != spec for spec in call.specs):
+            scaled.add(call.index)
+            found.extend(work for work in works_of(call, with_specs(double)) if _fits(work.treated[0]))
+    return found
+
+
+def _fits(bound: Bound) -> bool:
+    """Whether a function takes these shapes: arguments such as sizes may belong to the smaller batch."""
+    function, args, kwargs = bound
+    try:
+        with torch.no_grad():
+            function(*_on_meta(args), **{name: _on_meta(value) for name, value in kwargs.items()})
+    except (RuntimeError, NotImplementedError, IndexError):
+        return False
+    return True
+
+
+def convolutions_alone(log: CallLog) -> list[Work]:
+    """Return convolutions, and their backward as an operator of its own, the same on both sides.
+
+    Autograd would run it in a thread of the device's, where cuDNN keeps what it chose for the training.
+    """
+    return [work for call in log.calls if call.name == "aten::convolution" for work in _convolution_alone(call)]
+
+
+def _convolution_alone(call: Call) -> Iterator[Work]:
+    names = [argument.name for argument in call.func._schema.arguments]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    if not all(isinstance(given[name], TensorSpec) for name in ("input", "weight")):
+        return
+    plain = {name: mapped(lambda spec: spec._replace(needs_grad=False), value) for name, value in given.items()}
+    bounds: list[Bound] = [(torch.ops.aten.convolution.default, tuple(plain[name] for name in names), {})]
+    needed = tuple(isinstance(given[n], TensorSpec) and given[n].needs_grad for n in ("input", "weight", "bias"))
+    if any(needed):
+        out = torch.ops.aten.convolution.default(*_on_meta(bounds[0][1]))
+        gradient = TensorSpec(tuple(out.shape), out.stride(), out.dtype, False, -1)
+        bias_sizes = tuple(given["bias"].shape) if isinstance(given["bias"], TensorSpec) else None
+        rest = tuple(plain[name] for name in names[3:])
+        args = (gradient, plain["input"], plain["weight"], bias_sizes, *rest, needed)
+        bounds.append((torch.ops.aten.convolution_backward.default, args, {}))
+    yield Work((call,), tuple(bounds), tuple(bounds))
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, TensorSpec):
+        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
+    return [_on_meta(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple if size >= MIN_PADDED else size
+
+
+def _resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """A tensor of another shape with its dimensions in the same order in memory."""
+    stride, step = [0] * len(shape), 1
+    for place in sorted(range(len(shape)), key=lambda d: (spec.stride[d], math.prod(spec.shape[d:]))):
+        if spec.stride[place]:  # an expanded dimension stays one
+            stride[place], step = step, step * shape[place]
+    return spec._replace(shape=shape, stride=tuple(stride))
+
+
+def specs_in(bound: Bound) -> list[TensorSpec]:
+    """Return the tensors among the arguments of a bound function."""
+    return [spec for spec in flat((bound[1], tuple(bound[2].values()))) if isinstance(spec, TensorSpec)]

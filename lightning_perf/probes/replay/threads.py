@@ -1,0 +1,120 @@
+"""Threads of their own for replays, and settings of torch that belong to a thread.
+
+The number of OpenMP threads, MKL's and whether denormal numbers are flushed are kept by each thread, and OpenMP starts
+other workers for each thread, which inherit them. In a new thread they change without the training's being touched;
+``torch.set_num_threads`` would leave MKL's dynamic mode off for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .compare import Item
+from .watch import Stopwatch
+
+_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
+
+
+@cache
+def _setters() -> tuple[Callable[[int], Any], ...]:
+    """Return what sets the number of threads of the calling thread; empty where torch does not let it be found."""
+    folder = Path(torch.__file__).parent / "lib"
+    path = next((folder / name for name in _LIBRARIES if (folder / name).exists()), None)
+    try:
+        library = ctypes.CDLL(str(path)) if path is not None else None
+        openmp = getattr(library, "omp_set_num_threads", None)
+        mkl = getattr(library, "MKL_Set_Num_Threads_Local", None)
+    except OSError:
+        return ()
+    if openmp is None or (mkl is None and has_mkl()):
+        return ()
+    return (openmp,) if mkl is None else (openmp, mkl)
+
+
+def has_mkl() -> bool:
+    """Return whether torch computes with MKL."""
+    return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+
+
+def can_set_threads_locally() -> bool:
+    """Return whether one thread's number of OpenMP threads can be changed alone."""
+    return bool(_setters()) and "OpenMP" in torch.__config__.parallel_info().split("ATen parallel backend:")[-1]
+
+
+@contextmanager
+def local_threads(n_threads: int) -> Iterator[None]:
+    """Let operators called by this thread, which ends with the replay, use so many threads."""
+    torch.get_num_threads()  # torch sets it at a thread's first question
+    for setter in _setters():
+        setter(n_threads)
+    if torch.get_num_threads() != n_threads:
+        raise ValueError(f"torch uses {torch.get_num_threads()} threads where {n_threads} were set")
+    yield
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Take denormal numbers as zero in this thread, which ends with the replay, and in its OpenMP workers."""
+    if not torch.set_flush_denormal(True):
+        raise ValueError("this CPU cannot flush denormal numbers")
+    yield
+
+
+class OwnThreads:
+    """Two threads, one for each side of a comparison.
+
+    Args:
+        around: Makes the context that each thread works in.
+        treated: Makes the context of the treated side.
+    """
+
+    def __init__(
+        self, around: Callable[[], AbstractContextManager[Any]], treated: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self._scopes = {False: (around,), True: (around, treated)}
+        self._undo = ExitStack()
+        self._threads: dict[bool, ThreadPoolExecutor] = {}
+
+    def __enter__(self) -> OwnThreads:
+        with ExitStack() as undo:
+            for is_treated, scopes in self._scopes.items():
+                thread = undo.enter_context(ThreadPoolExecutor(1, thread_name_prefix="lightning-perf-replay"))
+                inside = ExitStack()
+                undo.callback(_run_in, thread, inside.close)
+                for scope in scopes:
+                    _run_in(thread, partial(_enter, inside, scope))
+                self._threads[is_treated] = thread
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._undo.close()
+
+    def holding(self, item: Item) -> Item:
+        """Return an item that runs in these threads."""
+        return _Elsewhere(item, self._threads)
+
+
+def _run_in(thread: ThreadPoolExecutor, function: Callable[[], Any]) -> None:
+    thread.submit(function).result()
+
+
+def _enter(inside: ExitStack, scope: Callable[[], AbstractContextManager[Any]]) -> None:
+    inside.enter_context(scope())
+
+
+class _Elsewhere:
+    def __init__(self, item: Item, threads: dict[bool, ThreadPoolExecutor]) -> None:
+        self.weight, self.treated_weight = item.weight, item.treated_weight
+        self._item, self._threads = item, threads
+
+    def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
+        return self._threads[is_treated].submit(self._item.run, is_treated, watch).result()

@@ -1,0 +1,297 @@
+"""What each treatment replays, and that nothing of the training's changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_perf.probes.clock import FakeClock
+from lightning_perf.probes.replay import ReplayProbe, threads
+from lightning_perf.probes.replay.arena import Arena
+from lightning_perf.probes.replay.calls import TensorSpec
+from lightning_perf.probes.replay.operators import OperatorItem, chosen
+from lightning_perf.probes.replay.optimizer import ZeroingItem
+from lightning_perf.probes.replay.rewrites import convolutions_alone, specs_in
+from lightning_perf.probes.replay.treatments import Treated, treated_by
+from lightning_perf.probes.replay.watch import HostWatch
+from lightning_perf.records import Hypothesis, Interval, Replayed
+
+from .replaying import CPU, are_denormals_flushed, asked, call_of, logged, probe_of, snapshot
+
+
+def treated_of(treatment, log):
+    return treated_by(treatment, log, CPU, None)
+
+
+def shapes_of(bound):
+    return [spec.shape for spec in specs_in(bound)]
+
+
+class Attention(nn.Module):
+    """Written-out attention."""
+
+    def __init__(self, is_masked=False, dropout=0.0):
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.is_masked, self.dropout = is_masked, nn.Dropout(dropout)
+
+    def forward(self, x):
+        n, length, _ = x.shape
+        q, k, v = (each.view(n, length, 2, 8).transpose(1, 2) for each in self.project(x).split(16, -1))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(8)
+        if self.is_masked:
+            scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
+        return self.dropout(scores.softmax(-1)) @ v
+
+
+class Multihead(nn.MultiheadAttention):
+    """torch's own, which writes attention out where weights are wanted."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=True)[0]
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6)
+    )
+
+
+def denormal_layer():
+    layer = nn.Linear(64, 64)
+    layer.weight.data.mul_(1e-38)
+    return layer
+
+
+def test_attention_is_replaced_by_the_fused_one_when_it_is_written_out():
+    (work,) = treated_of("fused-attention", logged(Attention(), torch.rand(4, 32, 16))).works
+    assert [call.name for call in work.calls].count("aten::bmm") == 2
+    ((function, args, named),) = work.treated
+    assert function is nn.functional.scaled_dot_product_attention
+    assert [spec.shape for spec in args] == [(4, 2, 32, 8)] * 3
+    assert all(spec.needs_grad for spec in args)
+    assert named == {"attn_mask": None}
+
+
+def test_fused_attention_gets_the_mask_and_dropout_when_the_written_one_has_them():
+    log = logged(Attention(is_masked=True, dropout=0.5), torch.rand(4, 32, 16))
+    (work,) = treated_of("fused-attention", log).works
+    named = work.treated[0][2]
+    assert (named["attn_mask"].shape, named["attn_mask"].dtype) == ((32, 32), torch.bool)
+    assert named["dropout_p"] > 0
+
+
+def test_attention_of_torch_is_replaced_when_it_returns_weights():
+    (work,) = treated_of("fused-attention", logged(Multihead(16, 2, batch_first=True), torch.rand(4, 32, 16))).works
+    assert [spec.shape for spec in work.treated[0][1]] == [(1, 8, 32, 8)] * 3
+
+
+def test_attention_is_not_found_when_products_are_without_a_softmax():
+    class Products(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) @ x.transpose(1, 2) @ x
+
+    assert treated_of("fused-attention", logged(Products(8, 8), torch.rand(2, 4, 8))).works == ()
+
+
+def test_layer_without_bias_computes_the_same_but_for_it_when_it_feeds_a_batch_norm():
+    model = convolutions()
+    works = treated_of("no-bias", logged(model, torch.rand(4, 3, 8, 8))).works
+    assert [work.calls[0].name for work in works] == ["aten::convolution", "aten::addmm"]  # the second one has no norm
+    x = torch.rand(4, 3, 8, 8)
+    function, args, _ = works[0].treated[0]
+    bias = model[0].bias[:, None, None]
+    assert torch.allclose(function(x, model[0].weight, *args[2:]), model[0](x) - bias, atol=1e-6)
+    assert works[1].treated[0][0] is torch.mm
+
+
+def test_all_layers_go_without_bias_when_equal_norms_follow_different_ones():
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)]
+    works = treated_of("no-bias", logged(nn.Sequential(*layers), torch.rand(4, 3, 8, 8))).works
+    assert [work.calls[0].specs[0].shape[1] for work in works] == [3, 8]
+
+
+def test_products_are_padded_when_their_dimensions_are_misaligned():
+    log = logged(nn.Sequential(nn.Linear(70, 65), nn.Linear(65, 64), nn.Linear(64, 8)), torch.rand(64, 70))
+    works = treated_of("pad=4", log).works
+    assert [shapes_of(work.treated[0]) for work in works] == [[(68,), (64, 72), (72, 68)], [(64,), (64, 68), (68, 64)]]
+    weight = specs_in(works[0].treated[0])[2]
+    assert weight.stride == (1, 72)  # still transposed
+    assert treated_of("pad=8", log).works == ()  # for 16 bit
+
+
+def test_batch_is_doubled_where_tensors_belong_to_it():
+    log = logged(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 6)), torch.rand(6, 6))
+    treated = treated_of("batch=2", log)
+    products = [work for work in treated.works if work.calls[0].name == "aten::addmm"]
+    assert [shapes_of(work.treated[0]) for work in products] == [[(4,), (12, 6), (6, 4)], [(6,), (12, 4), (4, 6)]]
+    assert treated.samples == 2
+    item = OperatorItem(products[0], Arena(CPU, 4096), treated)
+    assert item.treated_weight == item.weight / 2
+
+
+def test_batch_cannot_be_replayed_when_its_size_is_not_known():
+    log = logged(nn.Linear(4, 4), torch.rand(6, 4))
+    log.n_samples = 0
+    with pytest.raises(ValueError, match="size of the batch is not known"):
+        treated_of("batch=2", log)
+
+
+def test_call_keeps_how_many_denormal_numbers_go_in_when_there_are_some():
+    call = call_of(logged(denormal_layer(), torch.rand(32, 64)), "aten::addmm")
+    assert [spec.denormal for spec in call.specs] == [0.0, 0.0, 1.0]
+    assert call.gradient_denormal == 0.0
+    scaled = call_of(logged(nn.Linear(64, 64), torch.rand(32, 64), scale=1e-37), "aten::addmm")
+    assert scaled.gradient_denormal == 1.0
+    assert scaled.has_denormals
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_arena_makes_denormal_numbers_whether_or_not_they_are_flushed(is_flushed):
+    if is_flushed and not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormal numbers")
+    try:
+        made = Arena(CPU, 4096).tensor(TensorSpec((4096,), (1,), torch.float32, False, -1, 0.5))
+    finally:
+        torch.set_flush_denormal(False)
+    assert ((made < 1e-38) & (made > 0)).float().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_convolutions_are_replayed_outside_of_autograd_when_cudnn_may_choose():
+    model = nn.Conv2d(3, 8, 3)
+    (work,) = convolutions_alone(logged(model, torch.rand(2, 3, 8, 8)))
+    assert [bound[0] for bound in work.as_is] == [
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.convolution_backward.default,
+    ]
+    assert not any(spec.needs_grad for bound in work.as_is for spec in specs_in(bound))
+    item = OperatorItem(work, Arena(CPU, 4096), Treated())
+    assert len(item.run(False, HostWatch(lambda: 0))) == 2
+
+
+def test_zeroing_adds_to_zeros_or_replaces_when_gradients_are_cleared():
+    parameter = nn.Parameter(torch.rand(8))
+    parameter.grad = torch.rand(8)
+    before = parameter.grad.clone()
+    item = ZeroingItem(torch.optim.Adam([parameter]))
+    (own,) = item._parameters
+    kept, incoming = item._kept[0], item._incoming[0]
+    item.run(False, HostWatch(lambda: 0))
+    assert own.grad is kept
+    assert torch.equal(kept, incoming)
+    item.run(True, HostWatch(lambda: 0))
+    assert own.grad is incoming
+    assert torch.equal(parameter.grad, before)
+
+
+REPLAYED = {
+    "fused-attention": (Attention, (4, 32, 16)),
+    "no-bias": (convolutions, (4, 3, 8, 8)),
+    "pad=4": (lambda: nn.Linear(70, 65), (64, 70)),
+    "batch=2": (convolutions, (4, 3, 8, 8)),
+    "flush-denormal": (denormal_layer, (32, 64)),
+    "zero-grad-none": (convolutions, (4, 3, 8, 8)),
+    "precision-bf16": (convolutions, (4, 3, 8, 8)),
+    "threads=2": (convolutions, (4, 3, 8, 8)),
+    "fused-optimizer": (convolutions, (4, 3, 8, 8)),
+    "channels-last": (convolutions, (4, 3, 8, 8)),
+    "matmul-precision-high": (convolutions, (4, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("treatment", REPLAYED)
+def test_replay_leaves_everything_as_it_was_when_it_ran(treatment):
+    make, shape = REPLAYED[treatment]
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    log = logged(model, torch.rand(shape))
+    optimizer.step()
+    before, settings = snapshot(model, optimizer)
+    probe = probe_of(model, optimizer)
+    with torch.no_grad():
+        probe.answer(asked(treatment), log, trained_s=1000.0)
+        assert not torch.is_grad_enabled()
+    after, settings_after = snapshot(model, optimizer)
+    assert settings == settings_after
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    (result,) = probe.record().results
+    assert (result.reason, result.n_operators > 0) == ("", True)
+    assert result.speedup.low <= result.speedup.value <= result.speedup.high
+
+
+def test_replay_says_why_when_a_treatment_belongs_to_another_device():
+    model = convolutions()
+    probe = probe_of(model)
+    log = logged(model, torch.rand(4, 3, 8, 8))
+    probe.answer(asked("cudnn-benchmark", "unheard-of"), log, trained_s=1000.0)
+    reasons = [result.reason for result in probe.record().results]
+    assert reasons == [
+        "ValueError: cudnn.benchmark changes nothing on cpu",
+        "ValueError: unheard-of cannot be replayed",
+    ]
+
+
+def test_settings_of_a_thread_stay_in_it_when_operators_run_elsewhere():
+    seen = {}
+
+    class Item:
+        weight = treated_weight = 1.0
+
+        def run(self, is_treated, watch):
+            seen[is_treated] = are_denormals_flushed(), torch.get_num_threads()
+            return []
+
+    def settings():
+        return threads.local_threads(3) if threads.can_set_threads_locally() else threads.flushed_denormals()
+
+    n_threads = torch.get_num_threads()
+    with threads.OwnThreads(threads.contextmanager(lambda: iter([None])), settings) as own:
+        item = own.holding(Item())
+        for is_treated in (False, True):
+            item.run(is_treated, None)
+    assert seen[False] == (False, n_threads)
+    assert seen[True] != (False, n_threads)
+    assert (are_denormals_flushed(), torch.get_num_threads()) == (False, n_threads)
+
+
+def test_operators_are_left_out_when_a_round_of_them_takes_too_long():
+    log = logged(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 2)), torch.rand(2, 8))
+    for call, ns in zip([call for call in log.calls if call.name == "aten::addmm"], (10**9, 10**7, 10**6), strict=True):
+        call.ns, call.backward_ns = ns, 0
+    treated = treated_of("pad=4", log)._replace(works=treated_of("threads=1", log).works)
+    assert chosen(treated, True, most_s=0.1)[0].seconds == pytest.approx(0.01)
+    assert chosen(treated, True)[0].seconds == pytest.approx(1.0)
+
+
+def test_time_left_goes_to_the_largest_undecided_hypothesis_when_all_were_measured(monkeypatch):
+    clock = FakeClock()
+    ratios = {"threads=1": [1.0, 2.0], "channels-last": [2.0]}
+
+    def measured(self, hypothesis, until_ns):
+        clock.advance(0.1)
+        ratio = ratios[hypothesis.treatment].pop(0)
+        speedup = Interval(value=ratio, low=ratio - 0.1, high=ratio + 0.1)
+        return Replayed(treatment=hypothesis.treatment, n_operators=1, n_rounds=4, speedup=speedup)
+
+    monkeypatch.setattr(ReplayProbe, "_measured", measured)
+    probe = probe_of(convolutions(), clock=clock)
+    probe.answer(asked("threads=1", "channels-last"), None, trained_s=1.0)
+    assert [result.speedup.value for result in probe.record().results] == [2.0, 2.0]
+    assert ratios == {"threads=1": [], "channels-last": []}
+
+
+def test_replay_is_negligible_when_its_operators_take_too_little_of_the_step():
+    model = convolutions()
+    log = logged(model, torch.rand(4, 3, 8, 8))
+    log.total_ns *= 10**6
+    probe = probe_of(model)
+    hypothesis = Hypothesis(treatment="no-bias", at_stake_s=10.0, least_part=0.02)
+    probe.answer((hypothesis,), log, trained_s=1000.0)
+    (result,) = probe.record().results
+    assert result.is_negligible
+    assert (result.n_rounds, result.speedup) == (0, None)
+    assert not probe.answer((hypothesis,), log, trained_s=1000.0)
