@@ -61,7 +61,7 @@ def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[A
     if arguments.get("probe_data"):
         prober = importlib.import_module("lightning_perf.probes.loader.prober")
         prober.MIN_LIMIT_S = _PROBE_LIMIT_S
-        prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, False, 1)
+        prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, False)
     return [importlib.import_module(module).PerfDoctor(**arguments)]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_WAIT_SHARE,
     indexes_rows,
@@ -96,6 +96,7 @@ def check(session: Session) -> Finding | None:
         low_s=LOW_PART * feeding.stage.n_steps * saved_s,
         basis="from half of what a look-up of the whole batch would save to all of it",
         confidence="high" if feeding.plan.n_now == 0 else "medium",
+        method="probed",
     )
 
 
