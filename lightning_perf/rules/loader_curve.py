@@ -170,21 +170,25 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
         wait_s: Seconds a step lost to waiting, by the device's clock where there is one.
     """
     probe = session.loader_probe
-    if probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index):
-        plan = _probed_plan(session, probe, loader, stage, wait_s)
-        if plan is not None:
-            return plan
+    if probe is not None and (probe.stage, probe.index) != (loader.stage, loader.index):
+        probe = None
     n_now = loader.num_workers or 0
     step_s = stage.step_s.mean
     compute_s = max(step_s - wait_s, 0.0)
-    batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
-    n_cap, cap_basis = _cap(session, loader)
-    n_needed = _needed(batch_s, compute_s)
-    n_workers = min(n_needed, n_cap)
-    saved_low_s = saved_high_s = 0.0
+    batch_s, basis = delivered_batch_s(probe) if probe is not None else None, "loader probe"
+    if batch_s is None:
+        batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
+    n_cap, cap_basis = _cap(session, loader, probe)
+    n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
+    tried = [point for point in probe.curve if point.num_workers <= max(n_cap, n_now)] if probe is not None else []
+    steps = tuple(_step(session, probe, point, compute_s) for point in tried) if probe is not None else ()
+    now = next((each for each in steps if each.num_workers == n_now), None)
+    chosen = _chosen(steps, n_cap) if any(each.num_workers for each in steps) else None
+    n_workers = min(n_needed, n_cap) if chosen is None else chosen.num_workers
+    saved = (0.0, 0.0)
     if n_workers > n_now:
-        bound = _bound(session, batch_s, compute_s, n_workers)
-        saved_low_s, saved_high_s = max(0.0, step_s - bound.high_s), max(0.0, step_s - bound.low_s)
+        saved = _saved(step_s, now, chosen or _bound(session, batch_s, compute_s, n_workers))
+    takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
         n_now=n_now,
         batch_s=batch_s,
@@ -194,8 +198,12 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
         n_cap=n_cap,
         cap_basis=cap_basis,
         n_workers=n_workers if n_workers > n_now else 0,
-        saved_low_s=saved_low_s,
-        saved_high_s=saved_high_s,
+        saved_low_s=saved[0],
+        saved_high_s=saved[1],
+        chosen=chosen,
+        now=now,
+        steps=steps,
+        is_cheap=batch_s <= max(takes, default=0.0),
     )
 
 
@@ -242,7 +250,11 @@ def predicted_steps(session: Session) -> StageTimes | None:
         return None
     n_now = probe.num_workers or 0
     point = next((each for each in probe.curve if each.num_workers == n_now), None)
-    now = _bound(session, batch_s, probe.compute_s, n_now) if point is None else _step(session, probe, point)
+    now = (
+        _bound(session, batch_s, probe.compute_s, n_now)
+        if point is None
+        else _step(session, probe, point, probe.compute_s)
+    )
     wait_s = max(0.0, now.step_s - probe.compute_s)
     n, step_s = 1000, probe.compute_s + wait_s
     return StageTimes(
@@ -299,51 +311,15 @@ def feeding_of(session: Session) -> Feeding:
 # -- the curve --------------------------------------------------------------------------------------------------------
 
 
-def _probed_plan(
-    session: Session, probe: LoaderProbe, loader: LoaderSettings, stage: StageTimes, wait_s: float
-) -> WorkerPlan | None:
-    batch_s = delivered_batch_s(probe)
-    if batch_s is None:
-        return None
-    n_now = loader.num_workers or 0
-    step_s = stage.step_s.mean
-    compute_s = max(step_s - wait_s, 0.0)
-    n_cap, cap_basis = _cap(session, loader, probe)
-    tried = [point for point in probe.curve if point.num_workers <= max(n_cap, n_now)]
-    steps = tuple(_step(session, probe, point, compute_s) for point in tried)
-    chosen = _chosen(steps, n_cap)
-    now = next((each for each in steps if each.num_workers == n_now), None)
-    is_more = chosen is not None and chosen.num_workers > n_now
-    saved = _saved(step_s, now, chosen) if chosen is not None and is_more else (0.0, 0.0)
-    takes = [point.take_s for point in probe.curve if point.take_s]
-    return WorkerPlan(
-        n_now=n_now,
-        batch_s=batch_s,
-        basis="loader probe",
-        compute_s=compute_s,
-        n_needed=_needed(batch_s, compute_s),
-        n_cap=n_cap,
-        cap_basis=cap_basis,
-        n_workers=chosen.num_workers if chosen is not None and is_more else 0,
-        saved_low_s=saved[0],
-        saved_high_s=saved[1],
-        chosen=chosen,
-        now=now,
-        steps=steps,
-        is_cheap=batch_s <= max(takes, default=0.0),
-    )
-
-
-def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float | None = None) -> Step:
+def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> Step:
     """Return the step at one point of the curve: measured, or bounds around the throughput of the loader alone."""
-    compute_s = compute_s if compute_s is not None else probe.compute_s or 0.0
     least_s = (1 - RUN_TO_RUN) * max(compute_s, point.low_s)  # nothing makes a step shorter than that
     if point.step_s is not None and point.step_low_s is not None and point.step_high_s is not None:
         return Step(
             num_workers=point.num_workers,
             step_s=point.step_s,
-            low_s=max(least_s, min(point.step_low_s, (1 - RUN_TO_RUN) * point.step_s)),
-            high_s=max(least_s, point.step_high_s, (1 + RUN_TO_RUN) * point.step_s),
+            low_s=max(least_s, point.step_low_s),
+            high_s=max(least_s, point.step_high_s),
             fetch_s=point.batch_s,
             is_measured=True,
         )
@@ -361,8 +337,14 @@ def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: f
 
 
 def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
-    """Return the step with the fewest workers within ``SLACK`` of the best; None without steps."""
+    """Return the step with the fewest workers within ``SLACK`` of the best; None if none is allowed.
+
+    Where a step with workers was measured, only measured steps count.
+    """
     allowed = [each for each in steps if each.num_workers <= n_cap]
+    measured = [each for each in allowed if each.is_measured]
+    if any(each.num_workers for each in measured):
+        allowed = measured
     best_s = min((each.step_s for each in allowed), default=0.0)
     good = [each for each in allowed if each.step_s <= (1 + SLACK) * best_s]
     return min(good, key=lambda each: each.num_workers, default=None)
@@ -374,9 +356,13 @@ def _saved(step_s: float, now: Step | None, chosen: Step) -> tuple[float, float]
     The training's step becomes the probed one; or, where the workers in use were probed as well, it becomes shorter by
     the probed ratio. Where the two differ, the probe did not compute quite as the training does.
     """
-    ends = [step_s - chosen.high_s, step_s - chosen.low_s]
+    low_s, high_s = chosen.low_s, chosen.high_s
+    if chosen.is_measured:
+        low_s = min(low_s, (1 - RUN_TO_RUN) * chosen.step_s)
+        high_s = max(high_s, (1 + RUN_TO_RUN) * chosen.step_s)
+    ends = [step_s - high_s, step_s - low_s]
     if now is not None and now.is_measured and chosen.is_measured:
-        ends += [step_s * (1 - chosen.high_s / now.low_s), step_s * (1 - chosen.low_s / now.high_s)]
+        ends += [step_s * (1 - high_s / now.low_s), step_s * (1 - low_s / now.high_s)]
     return max(0.0, min(ends)), max(0.0, *ends)
 
 
@@ -411,10 +397,6 @@ def _bound(session: Session, batch_s: float, compute_s: float, n_workers: int) -
     low_s = max(compute_s + TRANSPORT_LOW_S, batch_s / n_workers)
     high_s = max(low_s, compute_s + TRANSPORT_HIGH_S, shared_s)
     return Step(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
-
-
-def _needed(batch_s: float, compute_s: float) -> int:
-    return max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
 
 
 def _cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:

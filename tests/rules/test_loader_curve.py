@@ -64,10 +64,12 @@ def test_choice_is_the_fewest_measured_workers_within_the_slack_when_anything_wa
         assert 0 < step.low_s <= step.high_s * (1 + 1e-9)
     if plan.chosen is not None:
         allowed = [step for step in plan.steps if step.num_workers <= plan.n_cap]
+        if any(step.is_measured and step.num_workers for step in allowed):
+            allowed = [step for step in allowed if step.is_measured]
         best_s = min(step.step_s for step in allowed)
         assert plan.chosen.step_s <= best_s * (1 + SLACK) * (1 + 1e-9)
         assert all(s.step_s > best_s * (1 + SLACK) for s in allowed if s.num_workers < plan.chosen.num_workers)
-    assert plan.n_workers in {0, *(each["num_workers"] for each in points)}
+    assert plan.chosen is None or plan.n_workers in {0, *(each["num_workers"] for each in points)}
     assert plan.n_workers <= 8
     assert 0 <= plan.saved_low_s <= plan.saved_high_s
 
@@ -81,6 +83,11 @@ def test_saving_is_probed_when_the_step_was_measured_beside_computing() -> None:
 def test_saving_is_modeled_when_only_the_loader_alone_was_measured() -> None:
     plan = plan_of(session_of([point(0, 0.028), point(2, 0.014)]))
     assert (plan.n_workers, plan.method) == (2, "modeled")
+
+
+def test_measured_step_is_recommended_when_a_better_one_is_only_modeled() -> None:
+    plan = plan_of(session_of([point(0, 0.028), point(1, 0.028, 0.029), point(4, 0.007)]))
+    assert (plan.n_workers, plan.method) == (1, "probed")
 
 
 def test_interval_holds_both_answers_when_the_probe_computed_less_than_the_training() -> None:

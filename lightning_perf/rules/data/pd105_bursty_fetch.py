@@ -181,7 +181,7 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
         basis="from what more workers save to samples of even cost",
         confidence="high",
-        method="probed" if evened_s <= stage.n_steps * plan.saved_high_s or not plan.n_workers else plan.method,
+        method=plan.method if plan.n_workers else "probed",
     )  # fmt: skip
 
 
