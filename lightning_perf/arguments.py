@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
@@ -82,6 +82,14 @@ def checked_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r}: expected True or False")
     return value
+
+
+def checked_probe_data(value: Any) -> bool | Literal["auto"]:
+    if isinstance(value, bool):
+        return value
+    if value != "auto":
+        raise ConfigError(f"probe_data={value!r}: expected True, False or 'auto'")
+    return "auto"
 
 
 def checked_path(value: Any) -> Path | None:

@@ -76,12 +76,12 @@ class DoctorHooks:
         device_stats: Whether to use the device's own clock (events; never a synchronisation), and to sample device and
             host beside the training (about once a second, in a thread that uses at most 0.5 % of a core once the
             first seconds are over).
-        probe_data: Take the training loader apart, once, when an epoch ends and waiting for data and the boundaries of
-            epochs have taken more than 5 % of the steady state: for at most 20 seconds, in a child process that works
-            on copies. It tells which function of the
-            dataset costs the time and how many workers are enough, and uses cores meanwhile. That is beside a training
-            that goes on for minutes; a shorter one is probed at the end of ``fit``, which then waits for it. False:
-            only a few batches are timed.
+        probe_data: Whether to measure the training loader, in a child process that works on copies: what a sample
+            costs, which lines of the dataset cost it, and how long a step takes with other numbers of workers.
+            ``"auto"``: at the end of a ``fit`` that waited for data over 20 % of its time, for at most 1 % of that time
+            and at most 5 s; a fit of less than 50 s is not probed. True: for up to 20 s, at the end of the first epoch
+            that waited for over 5 %, with more detail. The training pauses meanwhile. False: only a few batches are
+            timed.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
         ignore: Codes or prefixes of rules to leave out; the longest match decides.
         profiler: What windows record, as keyword arguments of ``WindowOptions``: ``with_stack``, ``record_shapes``,
@@ -117,7 +117,7 @@ class DoctorHooks:
         memory: bool = True,
         memory_snapshot: bool = False,
         device_stats: bool = True,
-        probe_data: bool = False,
+        probe_data: bool | str = "auto",
         select: list[str] | tuple[str, ...] | None = None,
         ignore: list[str] | tuple[str, ...] | None = None,
         profiler: dict[str, Any] | None = None,
@@ -145,7 +145,7 @@ class DoctorHooks:
         self.memory = arguments.checked_flag("memory", memory)
         self.memory_snapshot = arguments.checked_flag("memory_snapshot", memory_snapshot)
         self.device_stats = arguments.checked_flag("device_stats", device_stats)
-        self.probe_data = arguments.checked_flag("probe_data", probe_data)
+        self.probe_data = arguments.checked_probe_data(probe_data)
         self.select = arguments.checked_codes("select", select)
         self.ignore = arguments.checked_codes("ignore", ignore)
         check_codes(self.select, self.ignore)

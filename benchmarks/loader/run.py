@@ -27,8 +27,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.rules.feeding import feeding_of
-from lightning_perf.rules.loader_model import Forecast
+from lightning_perf.rules.loader_curve import Step, feeding_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "loader.md"
 N_BATCHES, BATCH_SIZE, WARMUP = 80, 16, 16
@@ -80,7 +79,7 @@ class Row(NamedTuple):
 
     dataset: str
     setting: str
-    predicted: list[Forecast]
+    predicted: list[Step]
     measured_s: list[float]
     others: list[float]
 
@@ -136,7 +135,7 @@ class Others:
         return time.perf_counter(), sum(times[:8]) - idle_s, sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Forecast]:
+def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
     """What a diagnosed fit without workers predicts."""
     with tempfile.TemporaryDirectory() as folder:
         doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)
@@ -145,8 +144,11 @@ def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Forecast]:
     plan = feeding_of(doctor.session).plan
     assert plan.now is not None
     assert plan.chosen is not None
-    assert plan.naive is not None
-    return {"as it was": plan.now, "recommended": plan.chosen, "workers = cores": plan.naive}
+    found = {"as it was": plan.now, "recommended": plan.chosen}
+    for step in plan.steps:
+        if step.num_workers == len(os.sched_getaffinity(0)):
+            found["workers = cores"] = step
+    return found
 
 
 def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]:
@@ -157,7 +159,7 @@ def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]
             row = rows.setdefault(setting, Row(name, setting, [], [], []))
             row.predicted.append(option)
             others = Others()
-            row.measured_s.append(step_s(dataset, option.num_workers, option.prefetch_factor))
+            row.measured_s.append(step_s(dataset, option.num_workers, 2 if option.num_workers else None))
             row.others.append(others.cores())
     return list(rows.values())
 

@@ -22,6 +22,7 @@ from lightning_perf import __version__
 from lightning_perf.records import (
     Epoch,
     HostProfile,
+    HostTelemetry,
     Hypothesis,
     Machine,
     Memory,
@@ -84,7 +85,7 @@ class Recorder:
         wants_ceilings: Whether the device may be measured after the last step.
         wants_replay: Whether operators of that step are replayed in pauses.
         wants_device_clock: Whether device events are recorded, and device and host sampled.
-        wants_data_probe: Whether a loader that the run waits for is taken apart in a child process.
+        wants_data_probe: How a loader that the run waits for is probed, see ``LoaderWatch``.
         module_depth: How deep modules are told apart.
         wants_host_lines: Whether the training thread's stack is sampled.
         rates: What the user says that time and energy cost; None for nothing.
@@ -105,7 +106,7 @@ class Recorder:
         wants_ceilings: bool = True,
         wants_replay: bool = True,
         wants_device_clock: bool,
-        wants_data_probe: bool = False,
+        wants_data_probe: bool | Literal["auto"] = False,
         module_depth: int = 1,
         wants_host_lines: bool = True,
         on_fail: Callable[[str, Exception], None],
@@ -158,7 +159,7 @@ class Recorder:
         self.loop = LoopProbe(
             trainer, pl_module, owner, stage, clock, lambda error: on_fail("steps", error), device_clock=events
         )
-        self._loader = LoaderWatch(trainer, self.loop, wants_data_probe, self._set_telemetry_aside)
+        self._loader = LoaderWatch(trainer, self.loop, wants_data_probe, self._set_telemetry_aside, self._host)
         self.looks: StepLooks | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
@@ -355,6 +356,9 @@ class Recorder:
         """Replay operators of the sampled step, to measure what rules ask; only in a pause of the training."""
         if self.replay is not None and self.arithmetic is not None:
             self.replay.answer(hypotheses, self.arithmetic.log, self.loop.wall_ns() / 1e9)
+
+    def _host(self) -> HostTelemetry | None:
+        return self.telemetry.record().host if self.telemetry is not None else None
 
     def _set_telemetry_aside(self, is_aside: bool) -> None:
         if self.telemetry is not None:

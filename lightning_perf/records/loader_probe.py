@@ -1,10 +1,11 @@
-"""The input pipeline taken apart: what a sample costs, which function costs it, what more workers bring."""
+"""Measurements of one loader: the cost of a sample, its costliest lines, and throughput by number of workers."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from .base import Record
+from .host_profile import HostLine
 
 WAITING_REACH = 4
 """A dataset that waits leaves the cores to others: so many workers for each core are tried, and prescribed, at most."""
@@ -39,7 +40,7 @@ class HotFunction(Record, frozen=True, kw_only=True):
         where: ``"getitem"`` or ``"collate"``.
         kind: ``"python"``, or ``"native"`` where most of ``blamed_share`` is spent in C code called from it, operators
             on arrays and tensors included.
-        basis: How it was found: ``"cProfile"`` or ``"pyinstrument"``.
+        basis: How it was found: ``"stack samples"``; ``"cProfile"`` or ``"pyinstrument"`` in older sessions.
         is_users: Whether it is the user's code rather than the standard library's or an installed package's.
     """
 
@@ -61,7 +62,7 @@ class HotLine(Record, frozen=True, kw_only=True):
 
     Attributes:
         share: Of the function's time, what the line calls included.
-        basis: How it was found: ``"line_profiler"``, or ``"pyinstrument"``.
+        basis: How it was found: ``"stack samples"``; ``"line_profiler"`` or ``"pyinstrument"`` in older sessions.
     """
 
     file: str
@@ -83,6 +84,10 @@ class WorkerPoint(Record, frozen=True, kw_only=True):
         first_batch_s: Until the first batch came, the start of the workers included.
         n_batches: Batches measured.
         take_s: Seconds of the asking process's CPU to take one batch; None where it was not measured.
+        step_s: Seconds per step where the asking process computes for ``LoaderProbe.load_s`` between two batches, as
+            the training does; None where it was not measured.
+        step_low_s: Lower end of a 95 % interval of ``step_s``.
+        step_high_s: Upper end.
     """
 
     num_workers: int
@@ -93,6 +98,9 @@ class WorkerPoint(Record, frozen=True, kw_only=True):
     first_batch_s: float
     n_batches: int
     take_s: float | None = None
+    step_s: float | None = None
+    step_low_s: float | None = None
+    step_high_s: float | None = None
 
 
 class LoaderProbe(Record, frozen=True, kw_only=True):
@@ -106,7 +114,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         index: Position among the loaders of the stage.
         method: ``"fork"`` or ``"spawn"``: how the child came by the dataset.
         wall_s: What probing took.
-        is_beside_training: Whether the training went on meanwhile and shared the cores.
+        is_beside_training: Whether the training went on meanwhile and shared the cores; only in older sessions.
         usable_cores: Cores that the probe could use.
         batch_size: Samples a batch; None when not known.
         num_workers: Workers that the loader has now.
@@ -133,10 +141,15 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         read_bytes: Bytes read from storage a sample; None where the kernel does not tell.
         rss_growth_bytes: Growth of a process's own memory a sample, once warm.
         functions: The costliest functions, worst first: those of ``__getitem__``, then those of collate.
-        lines: Lines of the first of them, where ``line_profiler`` or ``pyinstrument`` is installed.
+        lines: Lines of the first of them.
+        host_lines: The lines of your code that take the time of making samples in one process, costliest first.
+        collate_lines: The same for collate.
+        worker_lines: The same for all workers of the point of the curve with the most workers.
         curve: Throughput against the number of workers, fewest first: 0, 1, 2, 4 … usable cores and the number in use;
             where samples wait rather than compute, beyond the cores. It ends where more workers bring no more.
         prefetch: The same with other prefetch factors, where samples are bursty.
+        load_s: Seconds per step that the points of the curve computed beside their workers; None for none.
+        load_threads: Threads that computed.
         compute_s: Seconds a step takes on one cached batch, nothing to load; None when not measured.
         compute_basis: How ``compute_s`` was measured, or why it was not.
         missing: Why a field is None.
@@ -171,8 +184,13 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     rss_growth_bytes: float | None = None
     functions: tuple[HotFunction, ...] = ()
     lines: tuple[HotLine, ...] = ()
+    host_lines: tuple[HostLine, ...] = ()
+    collate_lines: tuple[HostLine, ...] = ()
+    worker_lines: tuple[HostLine, ...] = ()
     curve: tuple[WorkerPoint, ...] = ()
     prefetch: tuple[WorkerPoint, ...] = ()
+    load_s: float | None = None
+    load_threads: int | None = None
     compute_s: float | None = None
     compute_basis: str = "not measured"
     missing: dict[str, str] = {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lightning_perf.records import LoaderProbe, Session
-from lightning_perf.rules.feeding import Feeding, feeding_of
-from lightning_perf.rules.loader_model import Forecast
+from lightning_perf.rules.loader_curve import Feeding, feeding_of
 from lightning_perf.rules.loader_signals import blamed, place
 from lightning_perf.rules.rule import Skip
 
@@ -23,16 +22,14 @@ class CurveRow(NamedTuple):
 
     Attributes:
         num_workers: As many.
-        fetch_s: Seconds from one batch to the next with nobody computing; measured where it was, else by the model.
-        is_measured: Whether it was.
+        fetch_s: Seconds from one batch to the next with nobody computing.
         step_s: The step expected in the training; None where no step is known.
-        mark: What is special about it: ``"enough"``, ``"in use"``, ``"one a core"``; empty otherwise.
+        mark: What is special about it: ``"enough"``, ``"in use"``; empty otherwise.
         fill: Its bar, 0…1: its throughput ÷ the highest of all.
     """
 
     num_workers: int
     fetch_s: float
-    is_measured: bool
     step_s: float | None
     mark: str
     fill: float
@@ -64,38 +61,25 @@ def ceiling_facts(session: Session) -> list[str]:
 
 
 def curve_rows(session: Session) -> list[CurveRow]:
-    """The curve, fewest workers first: what was tried, what is in use, enough, and one worker a core."""
+    """Return the curve, fewest workers first, with what is in use and what is enough."""
     probe, feeding = session.loader_probe, _feeding(session)
-    if probe is None or not (probe.curve or (feeding is not None and feeding.plan.options)):
+    if probe is None or not probe.curve:
         return []
-    measured = {point.num_workers: point.batch_s for point in probe.curve}
-    predicted: dict[int, Forecast] = {}
+    steps = {step.num_workers: step.step_s for step in feeding.plan.steps} if feeding is not None else {}
     marks: dict[int, list[str]] = {}
-    if feeding is not None and feeding.plan.chosen is not None and feeding.plan.naive is not None:
-        plan = feeding.plan
-        predicted = {each.num_workers: each for each in (*plan.options, feeding.plan.naive)}
-        if plan.now is not None:
-            predicted[plan.n_now] = plan.now
-        predicted[feeding.plan.chosen.num_workers] = feeding.plan.chosen
-        for n, mark in (
-            (feeding.plan.chosen.num_workers, "enough"),
-            (plan.n_now, "in use"),
-            (feeding.plan.naive.num_workers, "one a core"),
-        ):
-            marks.setdefault(n, []).append(mark)
-    numbers = sorted({*measured, *marks})
-    fetch = {n: measured.get(n, predicted[n].fetch_s if n in predicted else 0.0) for n in numbers}
-    fastest_s = min((s for s in fetch.values() if s > 0), default=0.0)
+    if feeding is not None and feeding.plan.chosen is not None:
+        marks.setdefault(feeding.plan.chosen.num_workers, []).append("enough")
+        marks.setdefault(feeding.plan.n_now, []).append("in use")
+    fastest_s = min((point.batch_s for point in probe.curve if point.batch_s > 0), default=0.0)
     return [
         CurveRow(
-            num_workers=n,
-            fetch_s=fetch[n],
-            is_measured=n in measured,
-            step_s=predicted[n].step_s if n in predicted else None,
-            mark=", ".join(marks.get(n, ())),
-            fill=fastest_s / fetch[n] if fetch[n] > 0 else 0.0,
+            num_workers=point.num_workers,
+            fetch_s=point.batch_s,
+            step_s=steps.get(point.num_workers),
+            mark=", ".join(marks.get(point.num_workers, ())),
+            fill=fastest_s / point.batch_s if point.batch_s > 0 else 0.0,
         )
-        for n in numbers
+        for point in probe.curve
     ]
 
 
@@ -105,7 +89,7 @@ def curve_cells(rows: list[CurveRow], width: int, block: str) -> list[tuple[str,
         (
             str(row.num_workers),
             block * max(1, round(width * row.fill)),
-            f"{'' if row.is_measured else '~'}{number(round(1 / row.fetch_s, 1))}" if row.fetch_s > 0 else "",
+            number(round(1 / row.fetch_s, 1)) if row.fetch_s > 0 else "",
             "" if row.step_s is None else seconds(row.step_s),
             row.mark,
         )

@@ -19,7 +19,7 @@ MIN_PART = 0.3
 _CLAIMED = ("claimed",)
 _LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
 _PHASES_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110"), _LOADING),
+    **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110", "PD115"), _LOADING),
     **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
     **dict.fromkeys(
         ("PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED
@@ -51,6 +51,8 @@ def with_line(finding: Finding, session: Session) -> Finding:
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
     if not phases or steady is None or finding.severity == "info":
         return finding
+    if phases == _LOADING and (found := _with_probed_line(finding, session)) is not None:
+        return found
     claimed_s = sum(finding.claims.values())
     lines = lines_of(session, *(finding.claims if phases == _CLAIMED else phases))
     if finding.code in _OF_PART_OF_A_PHASE:
@@ -63,6 +65,30 @@ def with_line(finding: Finding, session: Session) -> Finding:
     sentence = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}."
     return msgspec.structs.replace(
         finding, summary=finding.summary + sentence, evidence=(*finding.evidence, evidence_of(line, steady))
+    )
+
+
+def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
+    """Return the finding with the line that the loader's probe found; None where the training process made batches."""
+    probe = session.loader_probe
+    if probe is None or any(line.seconds > 0 for line in lines_of(session, *_LOADING)):
+        return None
+    if finding.code == "PD115":
+        lines, what = probe.worker_lines, "what workers do"
+    elif finding.code == "PD108":
+        lines, what = probe.collate_lines, "collating"
+    else:
+        lines, what = probe.host_lines, "making a sample"
+    line = next(iter(lines), None)
+    if line is None or line.share < MIN_PART:
+        return None
+    doing = f" in {line.call}" if line.call else ""
+    where = f"{line.function} ({line.file}:{line.line})"
+    evidence = Evidence(metric=f"{what} in {where}{doing}", value=line.share, unit="fraction", n=line.n_samples)
+    return msgspec.structs.replace(
+        finding,
+        summary=f"{finding.summary} {where} takes {percent(line.share)} of {what}{doing}.",
+        evidence=(*finding.evidence, evidence),
     )
 
 

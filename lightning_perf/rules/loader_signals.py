@@ -7,8 +7,7 @@ from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, LoaderProbe, Session, StageTimes
 
-from .feeding import Feeding
-from .loader_model import COMPUTES_FRACTION, TRANSPORT_HIGH_S
+from .loader_curve import COMPUTES_FRACTION, TRANSPORT_HIGH_S, Feeding
 from .wording import percent
 
 # Where waiting begins to count: the bound of PD101.
@@ -19,6 +18,11 @@ MIN_BURST_SHARE = 1 / 3
 MIN_SLOW_SAMPLES = 5
 # The project's catalogue: what moving a batch from worker to main process takes of fetching it.
 MIN_TRANSPORT_SHARE = 0.30
+# Several workers that wait on their own deliver as many times as much as there are workers: two deliver 2.0. Below this
+# most of what they wait for is one after the other (Amdahl: three quarters of it with two workers).
+MAX_SERIALIZED_SPEEDUP = 1.33
+# Workers that are held up by one another wait in the same place.
+MIN_SAME_LINE_SHARE = 0.5
 # Looking a row up takes some microseconds a field. A sample that takes longer costs by what else is done for it.
 MAX_LOOKUP_S = 200e-6
 # What makes a batch costly to move. Each tensor is a segment of shared memory of its own, with a descriptor that
@@ -50,6 +54,23 @@ def is_bursty(probe: LoaderProbe) -> bool:
     """Whether a few slow samples take much of the time."""
     is_decisive = burst_share(probe) * sample_share(probe) >= MIN_BURST_SHARE
     return is_decisive and (probe.n_slow or 0) >= MIN_SLOW_SAMPLES
+
+
+def serialized_speedup(probe: LoaderProbe) -> tuple[int, float, float] | None:
+    """Return the most workers tried, and the interval of what they deliver ÷ what one process does; None if untried."""
+    most = max(probe.curve, key=lambda point: point.num_workers, default=None)
+    fewest = min((point for point in probe.curve if point.num_workers <= 1), key=lambda p: -p.num_workers, default=None)
+    if most is None or fewest is None or most.num_workers < 2 or most.low_s <= 0:
+        return None
+    return most.num_workers, fewest.low_s / most.high_s, fewest.high_s / most.low_s
+
+
+def is_serialized(probe: LoaderProbe) -> bool:
+    """Whether samples wait, in one line in all workers, and several workers deliver hardly more than one."""
+    speedup = serialized_speedup(probe)
+    if speedup is None or not is_waiting(probe) or speedup[2] > MAX_SERIALIZED_SPEEDUP:
+        return False
+    return not probe.worker_lines or probe.worker_lines[0].share >= MIN_SAME_LINE_SHARE
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:
@@ -105,9 +126,9 @@ def place(function: HotFunction) -> str:
 
 
 def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getitem") -> str:
-    """The costliest function as a closing sentence; empty where none was found."""
+    """Return the costliest function as a closing sentence; empty where none was found, or its line is named anyway."""
     function = costliest(probe, where)
-    if function is None:
+    if function is None or probe.host_lines:
         return ""
     what = "making a sample" if where == "getitem" else "collating"
     return f" {percent(blamed(function))} of {what} is spent in {place(function)}."

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict
 
-from .feeding import predicted_steps
 from .gain import NOT_MEASURED
+from .loader_curve import predicted_steps
 from .severity import LOW_SHARE
 from .signals import MIN_STEPS
 from .trace_signals import MIN_LATE_SHARE, is_blind

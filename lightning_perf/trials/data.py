@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_perf.errors import TrialError
-from lightning_perf.records import SESSION_FILE, LoaderProbe, Session
+from lightning_perf.records import SESSION_FILE, Session
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.trials.job import Job, warn
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
@@ -35,7 +35,7 @@ def default_folder() -> Path:
 def probe_command(
     command: Sequence[str], folder: Path, limit_s: float, tell: Callable[[str], None] = lambda _: None
 ) -> Session:
-    """Runs a training command up to its loader, probes that, and runs some steps on one batch.
+    """Runs some steps of a training command on one batch; then runs it up to its loader and probes that.
 
     The script's checkpoints and logs go to a folder that is removed afterwards.
 
@@ -60,12 +60,13 @@ def probe_command(
     except OSError as error:
         raise TrialError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
     try:
-        tell(f"probing the training loader, for at most {limit_s:g} s")
-        session = _probed(command, work / "probe", limit_s)
         tell(f"training on one batch, for about {CEILING_S:g} s")
-        probe = session.loader_probe
-        if probe is not None:
-            session = msgspec.structs.replace(session, loader_probe=_with_ceiling(probe, command, work / "ceiling"))
+        compute_s, basis = _ceiling(command, work / "ceiling")
+        tell(f"probing the training loader, for at most {limit_s:g} s")
+        session = _probed(command, work / "probe", limit_s, compute_s)
+        if session.loader_probe is not None:
+            probe = msgspec.structs.replace(session.loader_probe, compute_s=compute_s, compute_basis=basis)
+            session = msgspec.structs.replace(session, loader_probe=probe)
         session = diagnose(session)
         session.save(folder / SESSION_FILE)
         return session
@@ -73,8 +74,9 @@ def probe_command(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _probed(command: Sequence[str], folder: Path, limit_s: float) -> Session:
-    job = Job(mode="data", folder=str(folder), with_doctor=False, options={"limit_s": limit_s})
+def _probed(command: Sequence[str], folder: Path, limit_s: float, compute_s: float | None) -> Session:
+    options = {"limit_s": limit_s, "compute_s": compute_s}
+    job = Job(mode="data", folder=str(folder), with_doctor=False, options=options)
     ended = run_kept(command, job, time_limit_s=limit_s + STARTUP_ALLOWED_S, warn=warn)
     result = ended.result
     if result is None or result.status != "ok":
@@ -85,8 +87,8 @@ def _probed(command: Sequence[str], folder: Path, limit_s: float) -> Session:
         raise CommandError(f"the loader was probed, but what it showed cannot be read ({error})", ended.log) from error
 
 
-def _with_ceiling(probe: LoaderProbe, command: Sequence[str], folder: Path) -> LoaderProbe:
-    """The record with what a step takes when its batch is at hand, or why that is not known."""
+def _ceiling(command: Sequence[str], folder: Path) -> tuple[float | None, str]:
+    """Return what a step takes when its batch is at hand, and how that is known or why it is not."""
     job = Job(
         mode="ceiling",
         folder=str(folder),
@@ -94,9 +96,7 @@ def _with_ceiling(probe: LoaderProbe, command: Sequence[str], folder: Path) -> L
         min_blocks=CEILING_BLOCKS,
         max_s=CEILING_S,
     )
-    ended = run_kept(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S)
-    compute_s, basis = _compute(ended)
-    return msgspec.structs.replace(probe, compute_s=compute_s, compute_basis=basis)
+    return _compute(run_kept(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S))
 
 
 def _compute(ended: Ended) -> tuple[float | None, str]:

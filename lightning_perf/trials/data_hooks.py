@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import torch
 
 from lightning_perf import __version__, seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, time_passing, time_pinning
@@ -27,12 +28,16 @@ class DataProbeHooks:
     Args:
         limit_s: Seconds that the probe may take; several loaders have them in equal parts.
         finish: Called on every rank, with the session on rank 0 and None on the others.
+        compute_s: Seconds that a step computes; None if unknown.
     """
 
-    def __init__(self, limit_s: float, finish: Callable[[Session | None], None]) -> None:
+    def __init__(
+        self, limit_s: float, finish: Callable[[Session | None], None], compute_s: float | None = None
+    ) -> None:
         super().__init__()
         self.limit_s = limit_s
         self.finish = finish
+        self.compute_s = compute_s
         self.probe: LoaderProbe | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -72,7 +77,10 @@ class DataProbeHooks:
         self.probe = costliest
 
     def _measured(self, trainer: Any, loader: Any, index: int, limit_s: float) -> LoaderProbe:
-        prober = LoaderProber(limit_s, local_world_size=local_world_size(trainer))
+        is_cpu = trainer.strategy.root_device.type == "cpu"
+        threads = max(1, min(torch.get_num_threads(), int(read_machine().usable_cores))) if is_cpu else 1
+        load = None if self.compute_s is None else (self.compute_s, threads)
+        prober = LoaderProber(limit_s, local_world_size=local_world_size(trainer), load=load)
         try:
             probe = prober.start(loader, index=index) or prober.wait()
         finally:

@@ -31,7 +31,8 @@ class DataMode(TrialMode):
 
     def built(self, trainer: Any, namespace: str) -> None:
         limit_s = float(self.job.options.get("limit_s", LIMIT_S))
-        add_callback(trainer, callback_class(DataProbeHooks, namespace)(limit_s, self.probed), is_first=True)
+        hooks = callback_class(DataProbeHooks, namespace)(limit_s, self.probed, self.job.options.get("compute_s"))
+        add_callback(trainer, hooks, is_first=True)
 
     def probed(self, session: Session | None) -> None:
         """Writes the session of the probe down; called on every rank, with it on the first."""

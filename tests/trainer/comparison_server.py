@@ -49,6 +49,8 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 """PerfDoctor's arguments in each configuration; None for a run without it."""
 
 _PROBE_LIMIT_S = 0.1  # of the loader's probe, so that runs stay short
+_SHORT_PROBE = {"SHORT_WAIT_SHARE": -1.0, "SHORT_SHARE": 1.0, "SHORT_LEAST_S": 0.0, "SHORT_MOST_S": 0.3}
+"""Of the default probe of a loader: in every run, however short and whether it waits for its data or not."""
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
@@ -61,7 +63,11 @@ def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[A
     if arguments.get("probe_data"):
         prober = importlib.import_module("lightning_perf.probes.loader.prober")
         prober.MIN_LIMIT_S = _PROBE_LIMIT_S
-        prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, False, 1)
+        prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, False)
+    if configuration == "defaults":
+        watch = importlib.import_module("lightning_perf.probes.loader.watch")
+        for name, value in _SHORT_PROBE.items():
+            setattr(watch, name, value)
     return [importlib.import_module(module).PerfDoctor(**arguments)]
 
 

@@ -1,8 +1,10 @@
-"""``PerfDoctor(probe_data=True)``: a loader that the run waits for is taken apart once; the training stays the same."""
+"""A loader that the run waits for is probed once, at the end or when asked for; the training stays the same."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -66,13 +68,29 @@ class HangingProbes(KillingProbes):
             time.sleep(3600)
 
 
+class Failing(Tiny):
+    """Fails in the second epoch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.current_epoch == 1:
+            raise RuntimeError("planted")
+        return super().training_step(batch, batch_idx)
+
+
 @pytest.fixture(autouse=True)
 def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(**arguments: Any) -> LoaderProber:
+    def short(limit_s: float = 3.0, **arguments: Any) -> LoaderProber:
         return LoaderProber(3.0, **arguments)
 
     monkeypatch.setattr(watch, "LoaderProber", short)
-    monkeypatch.setattr(watch, "BESIDE_FROM_S", 0.0)  # these trainings last a second
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default probe, in trainings that last a second."""
+    monkeypatch.setattr(watch, "LoaderProber", LoaderProber)
+    monkeypatch.setattr(watch, "SHORT_SHARE", 60.0)
+    monkeypatch.setattr(watch, "SHORT_MOST_S", 60.0)
 
 
 def fitted(make_trainer: Make, dataset: Any, doctor: PerfDoctor, **arguments: Any) -> Session:
@@ -98,7 +116,8 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
     probe = session.loader_probe
     assert probe is not None
     assert probe.status == "measured", probe.reason
-    assert probe.is_beside_training
+    assert not probe.is_beside_training
+    assert probe.load_s is not None
     assert probe.functions[0].name.endswith("decode")
     assert probe.functions[0].file == __file__
     assert probe.getitem_cpu_fraction is not None
@@ -109,27 +128,112 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
     assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
 
 
-def test_probe_waits_for_the_end_when_the_epoch_is_the_last(make_trainer: Make) -> None:
-    doctor = PerfDoctor(probe_data=True, reports=[])
-    make_trainer(doctor, max_epochs=1).fit(Tiny(), DataLoader(Starving(), batch_size=2))
+@pytest.mark.usefixtures("unasked")
+def test_loader_is_probed_unasked_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
+    gc.collect()  # what earlier tests left open
+    before = children(), sorted(os.listdir("/proc/self/fd"))
+    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+    probe = session.loader_probe
+    assert probe is not None
+    assert probe.getitem is not None, probe.reason
+    assert probe.host_lines[0].function == "decode"
+    assert probe.host_lines[0].call == "time.sleep"
+    assert probe.curve
+    assert probe.transport is None  # for the long probe only
+    assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
+
+
+def test_loader_is_not_probed_unasked_when_the_run_is_short(make_trainer: Make) -> None:
+    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+    assert session.loader_probe is None
+    assert "too short for a probe of 1%" in session.missing["loader_probe"]
+
+
+@pytest.mark.usefixtures("unasked")
+def test_loader_is_not_probed_unasked_when_few_batches_are_tried_or_the_run_fails(make_trainer: Make) -> None:
+    doctor = PerfDoctor(reports=[])
+    make_trainer(doctor, fast_dev_run=12).fit(Tiny(), DataLoader(Starving(), batch_size=2))
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is None
+    with pytest.raises(RuntimeError, match="planted"):
+        make_trainer(doctor, max_epochs=2).fit(Failing(), DataLoader(Starving(), batch_size=2))
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is None
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_is_not_probed_unasked_when_its_dataset_holds_a_lock_of_all_processes(
+    make_trainer: Make, num_workers: int
+) -> None:
+    class Locking(Starving):
+        def __init__(self) -> None:
+            self.lock = multiprocessing.Lock()
+
+    session = fitted(make_trainer, Locking(), PerfDoctor(reports=[]), num_workers=num_workers)
+    assert session.loader_probe is None
+    assert "could leave locked" in session.missing["loader_probe"]
+
+
+@pytest.mark.usefixtures("unasked")
+def test_loader_is_not_probed_unasked_when_a_copy_would_write_to_the_trainings_memory(make_trainer: Make) -> None:
+    class Counting(Starving):
+        def __init__(self) -> None:
+            self.counts = torch.zeros(N_SAMPLES).share_memory_()
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            self.counts[index] += 1
+            return super().__getitem__(index)
+
+    dataset = Counting()
+    session = fitted(make_trainer, dataset, PerfDoctor(reports=[]))
+    assert session.loader_probe is None
+    assert "shared memory" in session.missing["loader_probe"]
+    assert dataset.counts.tolist() == [2.0] * N_SAMPLES
+
+
+class EndingTheRun(KillingProbes):
+    """Asks the training to end as soon as it is probed, as a preempted job is asked, and hangs."""
+
+    def decode(self) -> None:
+        Starving.decode(self)
+        if os.getpid() != self.trainers_pid and get_worker_info() is None:
+            os.kill(self.trainers_pid, signal.SIGTERM)
+            time.sleep(3600)
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("probe_data", [True, "auto"])
+def test_probe_ends_at_once_when_the_run_is_asked_to_end(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, probe_data: Any
+) -> None:
+    monkeypatch.setattr(watch, "LoaderProber", partial(LoaderProber, 60.0) if probe_data is True else LoaderProber)
+    before = children()
+    doctor = PerfDoctor(probe_data=probe_data, reports=[])
+    with contextlib.suppress(SystemExit):
+        make_trainer(doctor, max_epochs=1).fit(Tiny(), DataLoader(EndingTheRun(), batch_size=2))
     assert doctor.session is not None
     assert doctor.session.loader_probe is not None
-    assert doctor.session.loader_probe.getitem is not None
-    assert not doctor.session.loader_probe.is_beside_training
+    assert "ended before it was done" in doctor.session.loader_probe.reason
+    assert children() == before
 
 
-def test_probe_waits_for_the_end_when_the_training_is_short(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "BESIDE_FROM_S", 200.0)
-    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=True, reports=[]))
-    assert session.loader_probe is not None
-    assert session.loader_probe.getitem is not None
-    assert not session.loader_probe.is_beside_training
+def test_probe_starts_nothing_when_the_run_was_asked_to_end_before(make_trainer: Make) -> None:
+    class Preempted(Tiny):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == N_SAMPLES // 2 - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    doctor = PerfDoctor(probe_data=True, reports=[])
+    with contextlib.suppress(SystemExit):
+        make_trainer(doctor, max_epochs=1).fit(Preempted(), DataLoader(KillingProbes(), batch_size=2))
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is None
+    assert doctor.session.missing["loader_probe"] == "the run was asked to end"
 
 
 def test_nothing_is_probed_when_it_was_not_asked_for_or_nobody_waits(make_trainer: Make) -> None:
-    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=False, reports=[]))
     assert session.loader_probe is None
     assert session.missing["loader_probe"] == "probe_data=False"
 
@@ -160,13 +264,16 @@ def test_training_goes_on_when_the_probed_data_misbehaves(make_trainer: Make, da
     assert reason in session.loader_probe.reason
 
 
+@pytest.mark.parametrize("probe_data", [True, "auto"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_training_is_bit_identical_when_its_data_is_probed(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int, probe_data: Any
 ) -> None:
     without = outcome(make_trainer, num_workers=num_workers)
-    monkeypatch.setattr(watch, "_PROBED_WAIT_SHARE", -1.0)  # whatever the share: it is probed
-    doctor = PerfDoctor(probe_data=True)
+    for name in ("_PROBED_WAIT_SHARE", "SHORT_WAIT_SHARE"):
+        monkeypatch.setattr(watch, name, -1.0)  # whatever the share: it is probed
+    monkeypatch.setattr(watch, "SHORT_SHARE", 60.0)
+    doctor = PerfDoctor(probe_data=probe_data)
     assert outcome(make_trainer, doctor, num_workers=num_workers) == without
     assert doctor.session is not None
     assert doctor.session.loader_probe is not None
@@ -174,23 +281,6 @@ def test_training_is_bit_identical_when_its_data_is_probed(
     assert isinstance(Augmented()[0], torch.Tensor)
 
 
-def test_probe_ends_with_the_training_when_that_fails(make_trainer: Make) -> None:
-    class Failing(Tiny):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if self.current_epoch == 1:
-                raise RuntimeError("planted")
-            return super().training_step(batch, batch_idx)
-
-    before = children()
-    doctor = PerfDoctor(probe_data=True, reports=[])
-    with pytest.raises(RuntimeError, match="planted"):
-        make_trainer(doctor, max_epochs=2).fit(Failing(), DataLoader(Starving(), batch_size=2))
-    assert children() == before
-    assert doctor.session is not None
-    assert doctor.session.loader_probe is not None
-    assert "ended before it was done" in doctor.session.loader_probe.reason
-
-
 def test_probe_data_is_refused_when_it_is_no_flag() -> None:
-    with pytest.raises(ConfigError, match="probe_data='yes': expected True or False"):
-        PerfDoctor(probe_data="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="probe_data='yes': expected True, False or 'auto'"):
+        PerfDoctor(probe_data="yes")

@@ -8,11 +8,13 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing import process, resource_tracker
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
@@ -29,6 +31,32 @@ def refuses_copy(loader: Any) -> str | None:
         return "the dataset is empty"
     if _holds_device_tensors(loader.dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
+    return None
+
+
+def refuses_sharing(loader: Any) -> str | None:
+    """Return why a loader is not to be probed unasked, because a copy of its dataset shares state with the training.
+
+    A lock stays locked if the probe is killed while it holds it. Workers write to shared memory in the training as
+    well; without workers nothing but the training has written to it.
+    """
+    if type(loader) is not DataLoader:
+        return None
+    for value in (*_held(loader.dataset), *vars(type(loader.dataset)).values()):
+        if type(value).__module__ == "multiprocessing.synchronize":
+            return (
+                f"the dataset holds a {type(value).__qualname__} of multiprocessing, which the probe could leave locked"
+            )
+        if loader.num_workers:
+            continue
+        if plain.is_readable_tensor(value) and plain.field(value, "device").type == "cpu":
+            with plain.without_overrides():
+                if torch.Tensor.is_shared(value):  # type: ignore[no-untyped-call]
+                    return "the dataset holds tensors in shared memory, to which a copy of it would write as well"
+        if isinstance(value, np.memmap) and value.mode not in ("r", "c"):
+            return "the dataset holds a writable memory map, to which a copy of it would write as well"
+        if type(value).__module__.partition(".")[0] == "multiprocessing":
+            return f"the dataset holds a {type(value).__qualname__} that it shares with other processes"
     return None
 
 
@@ -52,17 +80,18 @@ def refuses_batches(loader: Any) -> str | None:
     return None
 
 
-def _holds_device_tensors(dataset: Any, depth: int = 3) -> bool:
-    """A shallow look: attributes, the first items of containers, of which it may be one, and wrapped datasets."""
+def _holds_device_tensors(dataset: Any) -> bool:
+    tensors = filter(plain.is_readable_tensor, _held(dataset))
+    return any(plain.field(tensor, "device").type != "cpu" for tensor in tensors)
+
+
+def _held(dataset: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield attributes, the first items of containers, of which it may be one, and those of wrapped datasets."""
     for value in (*plain.attributes(dataset).values(), dataset):
-        tensors = filter(plain.is_readable_tensor, _first_items(value))
-        if any(plain.field(tensor, "device").type != "cpu" for tensor in tensors):
-            return True
+        yield from _first_items(value)
         can_be_indexed = not plain.is_missing(plain.class_attribute(type(value), "__getitem__"))
-        is_wrapped_dataset = can_be_indexed and bool(plain.attributes(value))
-        if depth and value is not dataset and is_wrapped_dataset and _holds_device_tensors(value, depth - 1):
-            return True
-    return False
+        if depth and value is not dataset and can_be_indexed and plain.attributes(value):
+            yield from _held(value, depth - 1)
 
 
 def _first_items(value: Any, n_items: int = 16) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""Throughput of a loader against its number of workers, with nobody waiting between two batches."""
+"""Throughput of a loader by number of workers: alone, and beside a process that computes as the training does."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import psutil
 
 from lightning_perf.records.loader_probe import MAX_WORKERS, WAITING_REACH, WorkerPoint
 
+from .load import Load
 from .numbers import mean_interval
 from .pipeline import Pipeline, Refused
 
 KNEE = 0.95
 """A doubling of the workers that leaves more than this of the time a batch took is the end of the curve."""
-_COMPUTES = 0.5  # CPU seconds a second above which samples are said to compute
+COMPUTES = 0.5  # CPU seconds a second above which samples are said to compute
 _MIN_VISIT_S, _MAX_VISIT_S = 0.25, 2.5
+_MIN_VISIT_SHARE = 0.08  # of the time for the whole curve, where that is short
+_LEAST_BLOCKS = 3
+_LOADED_SHARE = 0.6  # of a visit: computing beside the workers
 _MIN_PREFETCH_VISIT_S = 0.1
 _SHM_SHARE = 0.5  # of what is free in /dev/shm: a training that runs beside needs the rest
 
@@ -31,20 +35,54 @@ class Setting(NamedTuple):
     prefetch_factor: int | None
 
 
+class _Times:
+    """Seconds per batch, over all visits of one setting."""
+
+    def __init__(self) -> None:
+        self.blocks_s: list[float] = []
+        self.visit_means_s: list[float] = []
+        self.n_batches = 0
+        self.seconds = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        return self.seconds / self.n_batches
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether there are enough blocks for an interval."""
+        return len(self.blocks_s) >= _LEAST_BLOCKS
+
+    def add(self, times_s: list[float], n_workers: int) -> None:
+        """Add the times at which successive batches of one visit were taken."""
+        n = len(times_s) - 1
+        if n <= 0:
+            return
+        self.n_batches += n
+        self.seconds += times_s[-1] - times_s[0]
+        self.visit_means_s.append((times_s[-1] - times_s[0]) / n)
+        size = max(1, n_workers) * max(1, n // (8 * max(1, n_workers)))
+        self.blocks_s += [
+            (times_s[end] - times_s[end - size]) / size for end in range(size, n + 1, size)
+        ] or self.visit_means_s[-1:]
+
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the mean; visits that disagree by more have seen the machine change."""
+        low, high = mean_interval(self.blocks_s)
+        return min(low, self.mean_s, *self.visit_means_s), max(high, self.mean_s, *self.visit_means_s)
+
+
 class _Visits:
     """What was measured with one setting, over all visits."""
 
     def __init__(self) -> None:
         self.first_batch_s: list[float] = []
-        self.blocks_s: list[float] = []
-        self.visit_means_s: list[float] = []
-        self.n_batches = 0
-        self.seconds = 0.0
+        self.alone, self.loaded = _Times(), _Times()
         self.cpu_s = 0.0
 
     @property
     def batch_s(self) -> float:
-        return self.seconds / self.n_batches
+        return self.alone.mean_s
 
 
 class CurveMeasurement:
@@ -57,30 +95,38 @@ class CurveMeasurement:
         batch_bytes: Bytes of a batch, for what fits into shared memory.
         start_s: About what it takes to start one worker.
         pids: Called with the ids of workers that were started, for what they leave if killed.
+        load: Computes between two batches; None to measure the loader alone.
     """
 
-    def __init__(self, pipeline: Pipeline, batch_bytes: int, start_s: float, pids: Any) -> None:
+    def __init__(
+        self, pipeline: Pipeline, batch_bytes: int, start_s: float, pids: Any, load: Load | None = None
+    ) -> None:
         self._pipeline = pipeline
         self._batch_bytes = batch_bytes
         self._start_s = start_s
         self._pids = pids
+        self._load = load
         self._visits: dict[Setting, _Visits] = {}
         self.stopped = ""
         """Why the curve ended before its knee; empty where it did not."""
 
-    def climb(self, candidates: list[int], batch_s: float, until_s: float) -> Iterator[tuple[WorkerPoint, ...]]:
+    def climb(
+        self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
+    ) -> Iterator[tuple[WorkerPoint, ...]]:
         """Measures; yields the points up to now after each visit.
 
         Args:
             candidates: Numbers of workers, ascending.
             batch_s: About what a batch takes to make in one process.
             until_s: When to end, by ``time.perf_counter``.
+            fewer: Numbers of workers to measure after these and the number in use.
         """
         settings = [self._setting(n) for n in candidates]
         visited: list[Setting] = []
+        least_s = min(_MIN_VISIT_S, _MIN_VISIT_SHARE * (until_s - time.perf_counter()))
         for index, setting in enumerate(settings):
             left_s = until_s - time.perf_counter()
-            visit_s = min(_MAX_VISIT_S, max(_MIN_VISIT_S, 0.5 * left_s / max(1, len(settings) - index)))
+            visit_s = min(_MAX_VISIT_S, max(least_s, 0.5 * left_s / max(1, len(settings) - index)))
             if not self._can_visit(setting, batch_s, left_s):
                 break
             self._visit(setting, visit_s)
@@ -88,14 +134,15 @@ class CurveMeasurement:
             yield self.points()
             if self._is_knee(visited) and setting.num_workers >= 2:
                 break
-        now = self._setting(self._pipeline.num_workers)
-        if now not in visited and self._can_visit(now, batch_s, until_s - time.perf_counter()):
-            self._visit(now, max(_MIN_VISIT_S, 0.5 * (until_s - time.perf_counter()) / (len(visited) + 1)))
-            visited.append(now)
-            yield self.points()
+        for setting in map(self._setting, (self._pipeline.num_workers, *fewer)):
+            left_s = until_s - time.perf_counter()
+            if setting not in visited and self._can_visit(setting, batch_s, left_s):
+                self._visit(setting, max(least_s, 0.5 * left_s / (len(visited) + 1)))
+                visited.append(setting)
+                yield self.points()
         for index, setting in enumerate(reversed(visited)):
             left_s = until_s - time.perf_counter()
-            if left_s < _MIN_VISIT_S or not self._can_visit(setting, batch_s, left_s, is_again=True):
+            if left_s < least_s or not self._can_visit(setting, batch_s, left_s, is_again=True):
                 break
             self._visit(setting, min(_MAX_VISIT_S, left_s / (len(visited) - index)))
             yield self.points()
@@ -115,10 +162,10 @@ class CurveMeasurement:
         chosen = [
             (setting, visits)
             for setting, visits in sorted(self._visits.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0))
-            if visits.n_batches
+            if visits.alone.n_batches
             and (setting == self._setting(setting.num_workers) if num_workers is None else setting[0] == num_workers)
         ]
-        return tuple(_point(setting, visits) for setting, visits in chosen)
+        return tuple(self._point(setting, visits) for setting, visits in chosen)
 
     def _setting(self, num_workers: int) -> Setting:
         return Setting(num_workers, (self._pipeline.prefetch_factor or 2) if num_workers else None)
@@ -126,14 +173,20 @@ class CurveMeasurement:
     def _is_knee(self, visited: list[Setting]) -> bool:
         if len(visited) < 2:
             return False
-        known = [self._visits[setting].batch_s for setting in visited if self._visits[setting].n_batches]
-        before = min(known[:-1], default=math.inf)
-        return bool(known) and known[-1] > KNEE * before
+        known = [self._visits[setting] for setting in visited if self._visits[setting].alone.n_batches]
+        if not known:
+            return False
+        before_s = min((each.batch_s for each in known[:-1]), default=math.inf)
+        last = known[-1].loaded
+        is_hidden = self._load is not None and last.n_batches > 0 and last.mean_s < self._load.seconds / KNEE
+        return is_hidden or known[-1].batch_s > KNEE * before_s
 
     def _can_visit(self, setting: Setting, batch_s: float, left_s: float, is_again: bool = False) -> bool:
         seen = self._visits.get(setting)
         n_ahead = setting.num_workers * (setting.prefetch_factor or 1)
-        needs_s = self._first_batch_s(setting, batch_s) + (seen.batch_s if seen and seen.n_batches else batch_s) + 0.05
+        needs_s = self._first_batch_s(setting, batch_s) + 0.05
+        needs_s += seen.batch_s if seen and seen.alone.n_batches else batch_s
+        needs_s += self._load.seconds if self._load is not None and setting.num_workers else 0.0
         if needs_s > left_s:
             if not is_again:
                 self.stopped = self.stopped or f"time ran out before {setting.num_workers} workers were tried"
@@ -176,37 +229,72 @@ class CurveMeasurement:
                     break
                 if not _take(batches):
                     break
-            self._watch(visits, batches, n_workers, end_s)
+            load = self._load if n_workers else None  # without workers one is made after the other
+            left_s = end_s - time.perf_counter()
+            cpu_s = time.process_time()
+            times_s = _taken(batches, n_workers, end_s - (_LOADED_SHARE * left_s if load is not None else 0.0))
+            visits.cpu_s += time.process_time() - cpu_s
+            visits.alone.add(times_s, n_workers)
+            if load is not None:
+                self._fill(batches, n_workers * (setting.prefetch_factor or 0), load, end_s)
+                visits.loaded.add(_taken(batches, n_workers, end_s, load), n_workers)
         finally:
             del batches
 
-    def _watch(self, visits: _Visits, batches: Iterator[Any], n_workers: int, end_s: float) -> None:
-        cpu_s = time.process_time()
-        times_s = [time.perf_counter()]
-        least = max(1, n_workers)  # batches come in bursts of as many as there are workers
-        while len(times_s) <= least or times_s[-1] < end_s:
-            if len(times_s) > 1 and times_s[-1] > end_s + 1.0:  # slow batches: as many as there were
+    def _fill(self, batches: Iterator[Any], n_ahead: int, load: Load, end_s: float) -> None:
+        """Take some batches while the queue fills: workers are busier then than later."""
+        until_s = time.perf_counter() + 0.3 * (end_s - time.perf_counter())
+        for _ in range(n_ahead):
+            if time.perf_counter() > until_s or not _take(batches):
                 break
-            if not _take(batches):  # only an IterableDataset ends
-                break
-            times_s.append(time.perf_counter())
-        n = len(times_s) - 1
-        if n == 0:
-            return
-        visits.n_batches += n
-        visits.seconds += times_s[-1] - times_s[0]
-        visits.cpu_s += time.process_time() - cpu_s
-        visits.visit_means_s.append((times_s[-1] - times_s[0]) / n)
-        size = max(1, n_workers) * max(1, n // (8 * max(1, n_workers)))
-        visits.blocks_s += [
-            (times_s[end] - times_s[end - size]) / size for end in range(size, n + 1, size)
-        ] or visits.visit_means_s[-1:]
+            load.step()
+
+    def _point(self, setting: Setting, visits: _Visits) -> WorkerPoint:
+        low, high = visits.alone.interval()
+        step_s = step_low_s = step_high_s = None
+        load = self._load
+        if load is not None and setting.num_workers == 0 and visits.alone.is_certain:
+            step_s = visits.batch_s + load.seconds
+            step_low_s, step_high_s = low + load.seconds - load.spread_s, high + load.seconds + load.spread_s
+        elif visits.loaded.is_certain:
+            step_s = visits.loaded.mean_s
+            step_low_s, step_high_s = visits.loaded.interval()
+        return WorkerPoint(
+            num_workers=setting.num_workers,
+            prefetch_factor=setting.prefetch_factor,
+            batch_s=visits.batch_s,
+            low_s=low,
+            high_s=high,
+            first_batch_s=min(visits.first_batch_s),
+            n_batches=visits.alone.n_batches,
+            take_s=visits.cpu_s / visits.alone.n_batches if setting.num_workers else None,
+            step_s=step_s,
+            step_low_s=step_low_s,
+            step_high_s=step_high_s,
+        )
+
+
+def _taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | None = None) -> list[float]:
+    """Take batches until a time, and compute after each; return when each was taken."""
+    times_s = [time.perf_counter()]
+    # Batches come in bursts of as many as there are workers.
+    least = max(1, n_workers) * (1 if load is None else _LEAST_BLOCKS)
+    late_s = end_s + min(1.0, max(0.1, end_s - times_s[0]))
+    while len(times_s) <= least or times_s[-1] < end_s:
+        if len(times_s) > 1 and times_s[-1] > late_s:  # slow batches: as many as there were
+            break
+        if not _take(batches):  # only an IterableDataset ends
+            break
+        if load is not None:
+            load.step()
+        times_s.append(time.perf_counter())
+    return times_s
 
 
 def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> list[int]:
     """Numbers of workers to try: 0, 1, 2, 4 … up to the cores, beyond where samples wait, and the number in use."""
     cores = max(1, int(usable_cores))
-    reach = cores * WAITING_REACH if cpu_fraction is not None and cpu_fraction < _COMPUTES else cores
+    reach = cores * WAITING_REACH if cpu_fraction is not None and cpu_fraction < COMPUTES else cores
     numbers, n = {0, cores, reach}, 1
     while n < reach:
         numbers.add(n)
@@ -216,28 +304,25 @@ def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> lis
     return sorted(number for number in numbers if number <= MAX_WORKERS)
 
 
+def urgent_first(numbers: list[int], needed: int) -> tuple[list[int], list[int]]:
+    """Return what to try where time is short: from the number that hides the loading upwards; then fewer, downwards.
+
+    The training has shown what it does without workers, or with those in use.
+
+    Args:
+        numbers: Numbers of workers that may be tried, ascending.
+        needed: Workers that would hide the loading on cores of their own.
+    """
+    first = min(max(1, needed), numbers[-1])
+    return sorted({first, *(n for n in numbers if n > first)}), [n for n in reversed(numbers) if 0 < n < first]
+
+
 def _take(batches: Iterator[Any]) -> bool:
     """Whether there was another batch, which is dropped."""
     for batch in batches:
         del batch
         return True
     return False
-
-
-def _point(setting: Setting, visits: _Visits) -> WorkerPoint:
-    low, high = mean_interval(visits.blocks_s)
-    # Two visits that disagree by more than their blocks do have seen the machine change.
-    low, high = min(low, visits.batch_s, *visits.visit_means_s), max(high, visits.batch_s, *visits.visit_means_s)
-    return WorkerPoint(
-        num_workers=setting.num_workers,
-        prefetch_factor=setting.prefetch_factor,
-        batch_s=visits.batch_s,
-        low_s=low,
-        high_s=high,
-        first_batch_s=min(visits.first_batch_s),
-        n_batches=visits.n_batches,
-        take_s=visits.cpu_s / visits.n_batches if setting.num_workers else None,
-    )
 
 
 def _free_shm_bytes() -> float:

@@ -28,10 +28,12 @@ class Pipeline:
 
     Args:
         loader: A plain ``DataLoader``, as the child has it.
+        forks: Fork workers whatever the loader's start method is: they start in milliseconds, and the throughput is
+            the same.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.is_pickled = copies_dataset(loader)
+    def __init__(self, loader: DataLoader[Any], forks: bool = False) -> None:
+        self.is_pickled = copies_dataset(loader) and not forks
         dataset, collate, init = loader.dataset, loader.collate_fn, loader.worker_init_fn
         if self.is_pickled:
             try:
@@ -47,7 +49,7 @@ class Pipeline:
         self.is_iterable = isinstance(dataset, IterableDataset)
         self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset is asked for whole batches
         # Python 3.14's fork server is the parent's; a fresh interpreter costs the same to a batch.
-        context = loader.multiprocessing_context
+        context = multiprocessing.get_context("fork") if forks else loader.multiprocessing_context
         self.context: Any = multiprocessing.get_context("spawn") if self.is_pickled else context
         if self.is_iterable:
             self.units: Iterator[Any] = itertools.repeat(self.batch_size or 1)

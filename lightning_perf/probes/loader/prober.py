@@ -1,4 +1,4 @@
-"""Takes a loader apart in a child process, on copies, within a time limit."""
+"""Measures a loader in a child process, on copies, within a time limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,23 @@ class LoaderProber:
 
     Args:
         limit_s: Seconds after which the child is killed.
-        is_beside_training: Whether a training goes on meanwhile: it shares the cores, and memory that it writes to
-            can no longer be told from the child's.
         local_world_size: Ranks on this node, which share the cores.
+        load: Seconds per step that the training computes, and on how many threads: the curve is also measured beside
+            as much computing. None if unknown.
+        is_short: Measure only samples, their lines and the curve, with forked workers.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S, is_beside_training: bool = False, local_world_size: int = 1) -> None:
-        self._limit_s = max(MIN_LIMIT_S, limit_s)
-        self._is_beside_training = is_beside_training
+    def __init__(
+        self,
+        limit_s: float = LIMIT_S,
+        local_world_size: int = 1,
+        load: tuple[float, int] | None = None,
+        is_short: bool = False,
+    ) -> None:
+        self._limit_s = limit_s if is_short else max(MIN_LIMIT_S, limit_s)
         self._local_world_size = local_world_size
+        self._load = load
+        self._is_short = is_short
         self._child = Child(self._limit_s)
         self._scratch: Path | None = None
         self._result: LoaderProbe | None = None
@@ -73,7 +81,6 @@ class LoaderProber:
             status="failed",
             stage=stage,
             index=index,
-            is_beside_training=self._is_beside_training,
             usable_cores=cores,
             num_workers=loader.num_workers if isinstance(loader, DataLoader) else None,
             batch_size=loader.batch_size if isinstance(loader, DataLoader) else None,
@@ -85,7 +92,7 @@ class LoaderProber:
             try:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.
                 self._scratch = Path(tempfile.mkdtemp(prefix="lperf"))
-                plan = Plan(self._limit_s, self._is_beside_training, cores, self._scratch)
+                plan = Plan(self._limit_s, cores, self._scratch, self._load, self._is_short)
                 self._child.start(partial(probe, loader, plan, self._first))
             except OSError as error:
                 self._remove_scratch()
@@ -104,14 +111,18 @@ class LoaderProber:
             self._remove_scratch()
         return self._result
 
-    def wait(self, patience_s: float | None = None) -> LoaderProbe | None:
-        """The record, waiting for it; None when patience ran out first.
+    def wait(self, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> LoaderProbe | None:
+        """Wait for the record and return it; None when patience ran out first.
 
         Args:
             patience_s: Seconds; None for as long as the child may live.
+            is_over: Returns True once the process has to end: the probe then ends too.
         """
         until_s = time.monotonic() + (self._limit_s + 5.0 if patience_s is None else patience_s)
         while (result := self.poll()) is None and time.monotonic() < until_s:
+            if is_over():
+                self.close()
+                return self.poll()
             time.sleep(0.02)
         return result
 

@@ -1,15 +1,16 @@
-"""What the child does, stage by stage; after each it says all that is known."""
+"""The stages of a probe, in its child process. The record is sent after each of them."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -20,8 +21,9 @@ from lightning_perf.stats.leak import fit_trend
 
 from .child import Say, one_line
 from .copying import forget_parents_processes, separate_descriptors
-from .curve import CurveMeasurement, candidates
-from .hot import Hot, find_hot
+from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
+from .lines import BatchLines, WorkerLines, read_worker_lines
+from .load import Load
 from .numbers import repeated
 from .pipeline import Pipeline, Refused
 from .process import limit_memory, private_bytes, storage_bytes_read
@@ -30,10 +32,15 @@ from .transport import time_transport
 
 PLANNED_SHARE = 0.85
 """Of the limit: what the child plans to take; beyond the limit it is killed."""
-SAMPLES_SHARE, FUNCTIONS_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.22, 0.08, 0.18
+SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
+CALIBRATION_SHARE, WORKER_LINES_SHARE = 0.05, 0.08
 """Of the planned time; the curve takes what is left."""
 MAX_SAMPLED_BATCHES, MAX_SAMPLES = 4096, 100_000
 MIN_SAMPLED_BATCHES = 3
+COLLATE_SHARE = 0.1
+"""Of making a batch, from which on the lines of collate are sampled as well."""
+FLAT = 1.4
+"""Speedup by several workers below which what they wait for is looked at."""
 BURSTY = 1.3
 """Mean ÷ median time of a sample above which a few slow ones decide; an exponential distribution has 1.44."""
 BURSTY_BATCH = 1.5
@@ -53,15 +60,17 @@ class Plan(NamedTuple):
 
     Attributes:
         limit_s: Seconds until it is killed.
-        is_beside_training: Whether the parent goes on training meanwhile.
         usable_cores: Cores of the probe.
         scratch: A folder that the parent removes.
+        load: Seconds per step that the training computes, and on how many threads; None if unknown.
+        is_short: Whether to measure only samples, their lines and the curve, with forked workers.
     """
 
     limit_s: float
-    is_beside_training: bool
     usable_cores: float
     scratch: Path
+    load: tuple[float, int] | None = None
+    is_short: bool = False
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -114,12 +123,13 @@ class _Stages:
     def run(self) -> None:
         try:
             self._tell()
-            pipeline = Pipeline(self._loader)
+            pipeline = Pipeline(self._loader, forks=self._plan.is_short)
             self._learn(method="spawn" if pipeline.is_pickled else "fork", dataset_is_batched=pipeline.is_batched)
             pipeline.check_sharding()
             samples = self._time_samples(pipeline)
-            self._find_functions(pipeline, samples)
-            self._time_transport(pipeline, samples)
+            self._sample_lines(pipeline, samples)
+            if not self._plan.is_short:
+                self._time_transport(pipeline, samples)
             self._measure_curve(pipeline, samples)
         except Refused as refusal:
             self._tell(refusal=str(refusal))
@@ -162,9 +172,7 @@ class _Stages:
                 samples.make_batch(pipeline, unit, late_s)
                 now_s = time.perf_counter()
                 if now_s >= next_reading_s:
-                    samples.readings.append(
-                        (float(samples.n_samples), private_bytes(not self._plan.is_beside_training))
-                    )
+                    samples.readings.append((float(samples.n_samples), private_bytes(all_of_it=True)))
                     next_reading_s = now_s + self._share(SAMPLES_SHARE) / _MAX_READINGS
                     if samples.readings[-1][1] > self._memory_limit:
                         raise _TooMuchMemory
@@ -224,39 +232,33 @@ class _Stages:
             return None
         return trend.slope if trend.low > 0 and trend.is_steady else 0.0
 
-    # -- functions ----------------------------------------------------------------------------------------------------
+    # -- lines --------------------------------------------------------------------------------------------------------
 
-    def _find_functions(self, pipeline: Pipeline, samples: Samples) -> None:
-        self._enter("profiling __getitem__")
-        assert self._probe.getitem is not None
-        per_call = (samples.batch_size or 1) if pipeline.is_batched else 1
-        calls = _Calls(pipeline)
-        budget_s = self._share(FUNCTIONS_SHARE)
-        call_s = self._probe.getitem.mean_s * per_call
-        if call_s > budget_s:
-            self._missing["functions"] = f"one call of the dataset takes {call_s:.1f} s: too long to profile several"
-            return
-        found = self._find(calls, "getitem", call_s, budget_s * 0.8)
-        collate_s = 0.0 if self._probe.collate is None else self._probe.collate.mean_s
-        batch_s = self._probe.getitem.mean_s * (samples.batch_size or 1)
-        if found is not None and collate_s > 0.1 * (batch_s + collate_s) and collate_s < budget_s:
-            self._enter("profiling collate")
-            collate = partial(pipeline.batch_of, samples.gotten)
-            more = self._find(collate, "collate", collate_s, budget_s * 0.4)
-            if more is not None:
-                self._learn(functions=(*found.functions, *more.functions))
-
-    def _find(
-        self, work: Callable[[], Any], where: Literal["getitem", "collate"], plain_s: float, budget_s: float
-    ) -> Hot | None:
-        try:
-            found = find_hot(work, where, plain_s, budget_s, wants_lines=where == "getitem")
-        except ValueError as error:  # another profiler stands in the way
-            self._missing["functions"] = one_line(error)
-            return None
-        self._missing.update(found.missing)
-        self._learn(functions=found.functions, **({"lines": found.lines} if where == "getitem" else {}))
-        return found
+    def _sample_lines(self, pipeline: Pipeline, samples: Samples) -> None:
+        """Find the functions and lines that take the time of making and of collating samples."""
+        self._enter("sampling the lines of __getitem__")
+        calls = _Calls(pipeline, min(_DRAWING_S, self._share(LINES_SHARE) / 4))
+        making, collating = BatchLines(), BatchLines()
+        getitem, collate = self._probe.getitem, self._probe.collate
+        assert getitem is not None
+        collate_s = collate.mean_s if collate is not None else 0.0
+        is_collate_costly = collate_s > COLLATE_SHARE * (getitem.mean_s * (samples.batch_size or 1) + collate_s)
+        budget_s = self._share(LINES_SHARE) * (0.6 if is_collate_costly else 1.0)
+        with making.sampling():
+            _repeat(calls, budget_s)
+        if is_collate_costly:
+            with collating.sampling():
+                _repeat(partial(pipeline.batch_of, samples.gotten), budget_s / 2)
+        call_s = getitem.mean_s * ((samples.batch_size or 1) if pipeline.is_batched else 1)
+        functions = making.with_operators(making.functions("getitem"), calls, call_s)
+        self._learn(
+            functions=(*functions, *collating.functions("collate")),
+            lines=making.hot_lines(),
+            host_lines=making.lines(),
+            collate_lines=collating.lines(),
+        )
+        if not self._probe.functions:
+            self._missing["functions"] = "no line of your code was seen while samples were made"
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -278,14 +280,24 @@ class _Stages:
         getitem, collate = self._probe.getitem, self._probe.collate
         assert getitem is not None
         batch_s = getitem.mean_s * (samples.batch_size or 1) + (collate.mean_s if collate is not None else 0.0)
-        measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend)
+        load = self._load()
+        self._tell()
+        measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend, load)
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
-        is_bursty = _is_bursty(getitem, samples.batch_s)
+        is_bursty = not self._plan.is_short and _is_bursty(getitem, samples.batch_s)
         end_s = self._end_s - (self._share(PREFETCH_SHARE) if is_bursty else 0.0)
-        for points in measurement.climb(numbers, batch_s, end_s):
+        does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTES
+        if does_wait:
+            end_s -= self._share(WORKER_LINES_SHARE)
+        fewer: list[int] = []
+        if load is not None and self._plan.is_short:
+            numbers, fewer = urgent_first(numbers, math.ceil(batch_s / max(load.seconds, 1e-6)))
+        for points in measurement.climb(numbers, batch_s, end_s, fewer):
             self._learn(curve=points)
             self._tell()
+        if does_wait:
+            self._sample_workers(pipeline, batch_s)
         if measurement.stopped:
             self._missing["curve"] = measurement.stopped
         now = next((point for point in self._probe.curve if point.num_workers == pipeline.num_workers), None)
@@ -301,14 +313,46 @@ class _Stages:
             measurement.vary_prefetch(best.num_workers, factors, batch_s, self._end_s)
             self._learn(prefetch=measurement.points(best.num_workers))
 
+    def _sample_workers(self, pipeline: Pipeline, batch_s: float) -> None:
+        """Find what several workers wait for, where they deliver little more than one."""
+        most = max(self._probe.curve, key=lambda point: point.num_workers, default=None)
+        if most is None or most.num_workers < 2 or batch_s > FLAT * most.batch_s:
+            return
+        self._enter("sampling the lines of workers")
+        inner, pipeline.worker_init = pipeline.worker_init, WorkerLines(pipeline.worker_init, self._plan.scratch)
+        end_s = time.perf_counter() + self._share(WORKER_LINES_SHARE)
+        batches = iter(pipeline.loader(most.num_workers, most.prefetch_factor))
+        self._pids.extend(worker.pid for worker in getattr(batches, "_workers", ()))
+        for _ in batches:
+            if time.perf_counter() > end_s:
+                break
+        del batches  # its workers write as they end
+        self._learn(worker_lines=read_worker_lines(self._plan.scratch))
+        pipeline.worker_init = inner
+
+    def _load(self) -> Load | None:
+        """Return what computes beside the workers; None where what the training computes is unknown."""
+        if self._plan.load is None:
+            return None
+        load = Load(*self._plan.load, self._share(CALIBRATION_SHARE))
+        self._learn(load_s=load.seconds, load_threads=self._plan.load[1])
+        return load
+
+
+def _repeat(work: Callable[[], Any], seconds: float) -> None:
+    end_s = time.perf_counter() + seconds
+    work()
+    while time.perf_counter() < end_s:
+        work()
+
 
 class _Calls:
     """Calls of the dataset, one at a time, drawn beforehand: the sampler's time is not the dataset's."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, seconds: float) -> None:
         self._fetch = pipeline.fetch
         drawn: list[Any] = []
-        end_s = time.perf_counter() + _DRAWING_S
+        end_s = time.perf_counter() + seconds
         for unit in pipeline.units:
             drawn += pipeline.calls(unit)
             if len(drawn) >= _MAX_DRAWN or time.perf_counter() > end_s:

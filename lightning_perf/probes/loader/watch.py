@@ -1,17 +1,18 @@
-"""Asks what batches cost, once a run waits for them."""
+"""Decides whether and how the training loader is measured, once a run waits for it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from lightning_perf.probes import plain
 from lightning_perf.probes.machine import local_world_size
-from lightning_perf.records import Fetch, LoaderProbe, Settings
+from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Settings, StageTimes
 
+from .copying import refuses_sharing
 from .in_process import InProcessCost
 from .prober import LoaderProber
 
@@ -19,49 +20,66 @@ if TYPE_CHECKING:
     from lightning_perf.probes.loop import LoopProbe
 
 _SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain anything worth a probe
-_PROBED_WAIT_SHARE = 0.05  # of the time: above it the loader is a bottleneck worth taking apart (as for rule PD101)
-_PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that waiting for the loader's probe may take
+_PROBED_WAIT_SHARE = 0.05  # of the time: above it the loader is a bottleneck worth a long probe (as for rule PD101)
+_PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that timing a few batches may take
 
-BESIDE_FROM_S = 200.0
-"""A training that goes on for less is probed at its end: a probe of up to 20 s beside it would make much of what is
-measured of its steps, which share their cores with it."""
+SHORT_WAIT_SHARE = 0.20
+"""Share of the time waiting for data above which the loader is measured unless ``probe_data=False``."""
+SHORT_SHARE = 0.01
+"""Share of the run's time that this may take."""
+SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
+"""Less time measures nothing: shorter runs are not probed. More makes the curve little more exact."""
 
 
 class LoaderWatch:
-    """Times a few batches of a suspicious training loader, or takes it apart; in a child process either way.
+    """Times a few batches of a suspicious training loader, or probes it; in a child process either way.
 
     Args:
         trainer: The Trainer.
         loop: Tells how long the run waits.
-        wants_probe: Whether the loader is taken apart; else only a few batches are timed.
+        wants_probe: ``"auto"``: a short probe at the end of the run; True: a long one, at the end of the first epoch
+            that waits; False: only a few batches are timed.
         set_telemetry_aside: Told when processes of the probe begin and cease to run beside the training's own.
+        host: Returns what was sampled of the host so far; None for nothing.
 
     Attributes:
-        probe: What taking the loader apart has found; None before, and where it is not done.
+        probe: The record; None before it is measured, and where it is not.
     """
 
     def __init__(
-        self, trainer: Any, loop: LoopProbe, wants_probe: bool, set_telemetry_aside: Callable[[bool], None]
+        self,
+        trainer: Any,
+        loop: LoopProbe,
+        wants_probe: bool | Literal["auto"],
+        set_telemetry_aside: Callable[[bool], None],
+        host: Callable[[], HostTelemetry | None] = lambda: None,
     ) -> None:
         self.trainer = trainer
         self.loop = loop
         self.probe: LoaderProbe | None = None
         self._wants_probe = wants_probe
         self._set_telemetry_aside = set_telemetry_aside
+        self._host = host
         self._in_process: InProcessCost | None = None
         self._in_process_result: float | str | None = None
         self._prober: LoaderProber | None = None
+        self._reason = ""
 
     def epoch_ended(self, settings: Settings, is_last: bool) -> None:
-        """Asks, if there is reason to, or listens for an answer.
+        """Measure what there is reason to measure.
 
         Args:
             settings: Of the run, with its loaders.
             is_last: Whether the run is over: an answer is then waited for.
         """
-        if self._wants_probe:
-            self._take_apart(settings, is_last)
-        elif self._in_process_result is None:
+        if self.trainer.received_sigterm:
+            self._reason = "the run was asked to end"
+            return
+        if self._wants_probe is True:
+            self._probe(settings, _PROBED_WAIT_SHARE)
+        elif self._wants_probe == "auto" and is_last and self._can_probe_shortly():
+            self._probe(settings, SHORT_WAIT_SHARE, SHORT_SHARE * self.loop.wall_ns() / 1e9)
+        if self._wants_probe is not True and self.probe is None and self._in_process_result is None:
             self._time_in_process(settings, is_last)
 
     def completed(self, fetch: Fetch | None) -> Fetch | None:
@@ -84,11 +102,11 @@ class LoaderWatch:
         return msgspec.structs.replace(fetch, in_process_batch_s=batch_s, in_process_basis=basis)
 
     def why_no_probe(self, settings: Settings) -> str:
-        """Why the loader was not taken apart."""
-        if not self._wants_probe:
+        """Return why there is no record."""
+        if self._wants_probe is False:
             return "probe_data=False"
-        if self._prober is not None:
-            return "the probe runs"
+        if self._reason:
+            return self._reason
         if not self.trainer.is_global_zero:
             return "rank 0 probes"
         loaders = [s for s in settings.loaders if s.stage == "train"]
@@ -97,10 +115,12 @@ class LoaderWatch:
                 f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and tells "
                 "the costliest"
             )
+        if self._wants_probe == "auto":
+            return f"fit did not wait for data over {SHORT_WAIT_SHARE:.0%} of the time, or has not ended"
         return f"no epoch ended that waited for its data for more than {_PROBED_WAIT_SHARE:.0%} of the time"
 
     def close(self) -> None:
-        """Ends what runs; calling it twice does no harm."""
+        """End what runs; calling it twice does no harm."""
         try:
             if self._in_process is not None:
                 self._in_process.close()
@@ -126,34 +146,64 @@ class LoaderWatch:
             time.sleep(0.01)
         self._in_process_result = result
 
-    def _take_apart(self, settings: Settings, is_last: bool) -> None:
-        """Takes the loader apart beside the training; at the end of the run it is waited for, until its own limit."""
+    def _can_probe_shortly(self) -> bool:
+        """Return whether the run was long enough for a probe of 1 % of its time to measure something."""
+        if self.trainer.fast_dev_run:
+            return False
+        wall_s = self.loop.wall_ns() / 1e9
+        if SHORT_SHARE * wall_s < SHORT_LEAST_S:
+            self._reason = (
+                f"{wall_s:.0f} s of training are too short for a probe of {SHORT_SHARE:.0%} of them; "
+                "PerfDoctor(probe_data=True) measures the loader all the same"
+            )
+            return False
+        return True
+
+    def _probe(self, settings: Settings, share: float, short_s: float | None = None) -> None:
+        """Probe the loader and wait for the record, unless it was probed or nobody waits for it.
+
+        Args:
+            settings: Of the run.
+            share: Of the time, above which the run waits for its loader.
+            short_s: Seconds for a short probe; None for a long one.
+        """
         if self.probe is not None or not self.trainer.is_global_zero:
             return
-        if self._prober is None:
-            if not is_last and self._is_over_soon():
-                return  # better nothing beside it
-            loader = self._suspicious_loader(settings, _PROBED_WAIT_SHARE)
-            if loader is None:
+        loader = self._suspicious_loader(settings, share)
+        steady = self.loop.main.stage_times()
+        if loader is None or steady is None:
+            return
+        ranks = local_world_size(self.trainer)
+        load = self._load(settings, steady)
+        if short_s is None:
+            prober = LoaderProber(local_world_size=ranks, load=load)
+        else:
+            self._reason = refuses_sharing(loader) or ""
+            if self._reason:
                 return
-            self._prober = LoaderProber(is_beside_training=not is_last, local_world_size=local_world_size(self.trainer))
-            self.probe = self._prober.start(loader)
-            self._set_telemetry_aside(self.probe is None)  # the probe's workers are not the training's
-        if self.probe is None:
-            self.probe = self._prober.wait() if is_last else self._prober.poll()
-            self._set_telemetry_aside(self.probe is None)
+            prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, is_short=True)
+        self._prober = prober
+        self._set_telemetry_aside(True)  # the probe's workers are not the training's
+        try:
+            self.probe = prober.start(loader) or prober.wait(is_over=lambda: self.trainer.received_sigterm)
+        finally:
+            self._set_telemetry_aside(False)
 
-    def _is_over_soon(self) -> bool:
-        trainer, loop = self.trainer, self.loop
-        epochs, steps = trainer.max_epochs, trainer.max_steps
-        is_last = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
-        if is_last or trainer.should_stop or 0 <= steps <= trainer.global_step:
-            return True
-        step_ns = loop.main.recent_median_ns()
-        has_end = (epochs is not None and epochs >= 0) or steps >= 0
-        if step_ns is None or not has_end:
-            return False
-        return loop.expected_wall_s(step_ns) - loop.wall_ns() / 1e9 < BESIDE_FROM_S
+    def _load(self, settings: Settings, steady: StageTimes) -> tuple[float, int]:
+        """Return the seconds that a step computes and the threads it computes on."""
+        wait_s = steady.phases["data_wait"].total_s if "data_wait" in steady.phases else 0.0
+        compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
+        most = float(settings.torch.n_threads or 1)
+        if self.trainer.strategy.root_device.type != "cpu":
+            most = 1.0  # the thread that launches kernels and waits for them
+        host = self._host()
+        if host is None or host.process_cpu_cores is None or compute_s <= 0:
+            return compute_s, max(1, round(most))
+        loader = next(each for each in settings.loaders if each.stage == "train")
+        loading_s = 0.0 if loader.num_workers else steady.step_s.mean - compute_s
+        loading_s *= 1.0 - (host.fetch_blocked_fraction or 0.0)
+        busy = (host.process_cpu_cores.mean * steady.step_s.mean - loading_s) / compute_s
+        return compute_s, max(1, round(min(most, busy)))
 
     def _suspicious_loader(self, settings: Settings, share: float, needs_workers: bool = False) -> Any:
         """The training loader if the run waits for it, or for its start, for more than a share of its time; or None."""

@@ -18,19 +18,13 @@ if TYPE_CHECKING:
 
 
 def loader_curve(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Batches a second of the loader by itself against its workers, measured and predicted, and the model's rate."""
+    """Draw batches per second of the loader by itself by number of workers, and the model's rate."""
     probe = session.loader_probe
     rows = [row for row in loader_rows.curve_rows(session) if row.fetch_s > 0]
     if probe is None or not rows:
         return None
     measured = {point.num_workers: point for point in probe.curve}
-    data: list[dict[str, Any]] = []
-    tried = [row for row in rows if row.is_measured]
-    if tried:
-        data.append(_points("measured", "lines+markers", "circle", BLUE, tried, measured))
-    predicted = [row for row in rows if not row.is_measured]
-    if predicted:
-        data.append(_points("predicted", "markers", "circle-open", BLUE, predicted, {}))
+    data = [_points(rows, measured)]
     ends = [rows[0].num_workers, rows[-1].num_workers]
     if probe.compute_s:
         data.append(
@@ -65,28 +59,21 @@ def loader_curve(session: Session, theme: Theme = "light") -> go.Figure | None:
     )
 
 
-def _points(
-    name: str,
-    mode: str,
-    symbol: str,
-    colour: str,
-    rows: list[loader_rows.CurveRow],
-    measured: dict[int, WorkerPoint],
-) -> dict[str, Any]:
+def _points(rows: list[loader_rows.CurveRow], measured: dict[int, WorkerPoint]) -> dict[str, Any]:
     rates = [1 / row.fetch_s for row in rows]
     trace: dict[str, Any] = {
         "type": "scatter",
-        "mode": mode,
-        "name": name,
+        "mode": "lines+markers",
+        "name": "measured",
         "x": [row.num_workers for row in rows],
         "y": rates,
-        "marker": {"symbol": symbol, "size": 10, "color": colour},
-        "line": {"color": colour},
+        "marker": {"symbol": "circle", "size": 10, "color": BLUE},
+        "line": {"color": BLUE},
         "customdata": [
             [
                 seconds(row.fetch_s),
                 "not known" if row.step_s is None else seconds(row.step_s),
-                f"{measured[row.num_workers].n_batches} batches" if row.num_workers in measured else "by the model",
+                f"{measured[row.num_workers].n_batches} batches",
             ]
             for row in rows
         ],

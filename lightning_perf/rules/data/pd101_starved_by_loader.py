@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
-from lightning_perf.rules.feeding import predicted_steps
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
-from lightning_perf.rules.loader_plan import CORES, WorkerPlan, plan_evidence, plan_workers
+from lightning_perf.rules.loader_curve import CORES, WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
@@ -51,13 +49,16 @@ DataLoader(Images(), batch_size=32)  # 160 ms a batch, made while the model wait
 ```
 
 ## Prescription
-The number of workers is the smallest `w` for which cost of a batch ÷ `w` is no more than the compute time of a step,
-capped by the cores that a rank may use. Where the loader was probed (`probe_data=True`), the number comes from its
-measured throughput at several numbers of workers, the cores that loading and training share, what `/dev/shm` holds, and
-whether samples compute or wait (those that wait may have more workers than cores): the fewest whose step is within 2 %
-of the best. Otherwise on a single core no workers are prescribed: make samples cheaper, or cache
-them. The lower end of the gain assumes that making samples computes and shares the cores with the training; the
-upper end assumes that it waits for a disk or a network.
+Where the loader was probed (by default at the end of a `fit` of 50 s or more that waited for data over 20 % of its
+time), the number of workers is the fewest whose step is within 2 % of the best: the probe runs the loader with 0, 1, 2,
+4 … workers beside a process that computes as long as the training's step does, on as many cores, and measures the step.
+The expected speedup is the interval of what it measured. Samples that wait rather than compute may have more workers
+than cores; `/dev/shm` limits them as well.
+
+Otherwise it is the smallest `w` for which cost of a batch ÷ `w` is no more than the compute time of a step, capped by
+the cores that a rank may use. The lower end of the speedup assumes that making samples computes and shares the cores
+with the training; the upper end assumes that it waits for a disk or a network. On a single core no workers are
+recommended: make samples cheaper, or cache them.
 
 ## When it is wrong
 A transform that already uses several threads gains less from workers, which run one thread each. A disk that is
@@ -131,9 +132,9 @@ def check(session: Session) -> Finding | None:
         prescriptions=prescriptions,
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=low_s,
-        method="timed" if plan.chosen is None else "probed",
         basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
+        method=plan.method if can_prescribe else "timed",
     )
 
 
@@ -150,10 +151,10 @@ def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
 
 
 def _basis(plan: WorkerPlan) -> str:
+    if plan.method == "probed":
+        tried = ", ".join(str(step.num_workers) for step in plan.steps)
+        return f"the loader probed with {tried} workers beside as much computing as the step has"
     made = f"a batch takes {duration(plan.batch_s)} ({plan.basis})"
-    if plan.chosen is not None and plan.points:
-        tried = ", ".join(str(n) for n in plan.points)
-        return f"the loader measured with {tried} workers beside the step's computing; {made}"
     n = max(1, plan.n_workers)
     return f"model: {made} on {number_of(n, 'worker')}; from a dataset that computes on shared cores to one that waits"
 
@@ -239,17 +240,12 @@ def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSett
 
 def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: WorkerPlan) -> Prescription:
     arguments: dict[str, object] = {"num_workers": plan.n_workers, "persistent_workers": True}
-    chosen = plan.chosen
-    if chosen is not None and chosen.prefetch_factor != (loader.prefetch_factor or DEFAULT_PREFETCH):
-        arguments["prefetch_factor"] = chosen.prefetch_factor
     if session.settings.trainer.accelerator == "cuda" or any(d.kind == "cuda" for d in session.machine.devices):
         arguments["pin_memory"] = True
     code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
     summary = f"set num_workers={plan.n_workers}"
-    if chosen is not None:
-        if "prefetch_factor" in arguments:
-            summary += f" and prefetch_factor={chosen.prefetch_factor}"
-        summary += f", the fewest within 2 % of the best: a step of about {duration(chosen.step_s)}"
+    if plan.chosen is not None:
+        summary += f", the fewest within 2 % of the best: a step of about {duration(plan.chosen.step_s)}"
     is_certain = loader.is_plain and not loader.is_iterable and n_loaders == 1
     if loader.is_iterable:
         summary += ", once the IterableDataset shards itself by torch.utils.data.get_worker_info()"

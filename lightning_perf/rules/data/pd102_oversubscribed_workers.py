@@ -6,7 +6,7 @@ import math
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_plan import WorkerPlan, plan_workers
+from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip

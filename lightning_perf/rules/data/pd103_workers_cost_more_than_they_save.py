@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Method, Prescription, Session, StageTimes
-from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
@@ -86,9 +86,10 @@ def _predicted(session: Session) -> Finding | None:
     """The same where no step was timed, from the probe's curve and the model's own step."""
     feeding = feeding_of(session)
     plan = feeding.plan
-    if plan.n_now == 0 or plan.now is None or not plan.options or _has_another_cause(session):
+    without = next((step for step in plan.steps if step.num_workers == 0), None)
+    if plan.n_now == 0 or plan.now is None or without is None or _has_another_cause(session):
         return None
-    saved_s = feeding.stage.n_steps * (plan.now.step_s - plan.options[0].step_s)
+    saved_s = feeding.stage.n_steps * (plan.now.step_s - without.step_s)
     if saved_s < MIN_SHARE * feeding.stage.span_s:
         return None
     return _finding(

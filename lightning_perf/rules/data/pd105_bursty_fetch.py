@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
-from lightning_perf.rules.feeding import Feeding, feeding_of
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import DEFAULT_PREFETCH, PREFETCH_FACTORS, SLACK
+from lightning_perf.rules.loader_curve import DEFAULT_PREFETCH, PREFETCH_FACTORS, SLACK, Feeding, feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_BURST_SHARE,
     burst_share,
@@ -147,14 +146,9 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
         return None
     stage, uneven = feeding.stage, burst_share(probe)
     waited_s = stage.n_steps * feeding.wait_s
-    evened_s = feeding.saved_s(session, uneven)
-    workers = plan.chosen.num_workers if plan.n_workers and plan.chosen is not None else plan.n_now
-    factor = max(
-        plan.chosen.prefetch_factor or DEFAULT_PREFETCH if plan.chosen is not None else DEFAULT_PREFETCH,
-        next(
-            (f for f in PREFETCH_FACTORS if f > (feeding.loader.prefetch_factor or DEFAULT_PREFETCH)), DEFAULT_PREFETCH
-        ),
-    )
+    evened_s = feeding.saved_s(uneven)
+    workers = plan.n_workers or plan.n_now
+    factor = _prefetch_factor(probe, feeding.loader.prefetch_factor or DEFAULT_PREFETCH)
     arguments = {"num_workers": workers, "prefetch_factor": factor, "persistent_workers": True}
     ahead = Prescription(
         treatment="loader-workers" if feeding.loader.is_plain and plan.n_now else "",
@@ -186,10 +180,18 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
         prescriptions=(ahead, even) if workers else (even,),
         claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
-        method="probed",
-        basis="from what more batches ahead hide of it by the model to samples of even cost",
+        basis="from what more workers save to samples of even cost",
         confidence="high",
+        method=plan.method if plan.n_workers else "probed",
     )  # fmt: skip
+
+
+def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
+    """Return the smallest probed factor above the present one that is within ``SLACK`` of the best, else the next."""
+    tried = [point for point in probe.prefetch if (point.prefetch_factor or 0) > now]
+    best_s = min((point.batch_s for point in tried), default=0.0)
+    good = [point.prefetch_factor or now for point in tried if point.batch_s <= (1 + SLACK) * best_s]
+    return min(good, default=next((f for f in PREFETCH_FACTORS if f > now), now))
 
 
 RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe, Prescription, Session, StageTimes
-from lightning_perf.rules.feeding import timed_steps_of
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_model import COMPUTES_FRACTION
-from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, function_evidence, is_bursty, is_waiting, where_from
+from lightning_perf.rules.loader_curve import COMPUTES_FRACTION, timed_steps_of
+from lightning_perf.rules.loader_signals import (
+    MIN_WAIT_SHARE,
+    function_evidence,
+    is_bursty,
+    is_serialized,
+    is_waiting,
+    where_from,
+)
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
@@ -72,8 +78,8 @@ def check(session: Session) -> Finding | None:
         return None
     probe = session.loader_probe
     if probe is not None and probe.getitem_cpu_fraction is not None:
-        if not is_waiting(probe) or is_bursty(probe):
-            return None  # it computes, or a few samples decide: PD107, PD105
+        if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
+            return None  # it computes, a few samples decide, or workers wait for one another: PD107, PD105, PD115
         return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, HotFunction, Prescription, Session
-from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_WAIT_SHARE,
     blamed,
@@ -94,11 +94,11 @@ def check(session: Session) -> Finding | None:
             Evidence(metric="found by", value=function.basis),
         ),
         prescriptions=(_prescription(function),),
-        claims={"data_wait": feeding.saved_s(session, of_batch)},
-        low_s=feeding.saved_s(session, FASTER * of_batch),
-        method="probed",
+        claims={"data_wait": feeding.saved_s(of_batch)},
+        low_s=feeding.saved_s(FASTER * of_batch),
         basis="from the function twice as fast to the function gone; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
+        method="probed",
     )
 
 

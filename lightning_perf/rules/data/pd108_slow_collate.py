@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_WAIT_SHARE,
     costliest,
@@ -105,11 +105,11 @@ def check(session: Session) -> Finding | None:
                 code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
             ),
         ),
-        claims={"data_wait": feeding.saved_s(session, share)},
-        low_s=feeding.saved_s(session, FASTER * share),
-        method="probed",
+        claims={"data_wait": feeding.saved_s(share)},
+        low_s=feeding.saved_s(FASTER * share),
         basis="from a collate twice as fast to one that costs nothing; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
+        method="probed",
     )  # fmt: skip
 
 

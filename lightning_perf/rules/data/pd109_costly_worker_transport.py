@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_BYTES,
     MIN_OBJECTS,
@@ -92,7 +92,7 @@ def check(session: Session) -> Finding | None:
     can_do_without = (
         plan.chosen is not None
         and plan.chosen.num_workers == 0
-        and plan.options[0].step_s < feeding.stage.step_s.mean  # in which part of moving may be hidden
+        and plan.chosen.step_s < feeding.stage.step_s.mean  # in which part of moving may be hidden
     )
     return timed_finding(
         feeding.stage,

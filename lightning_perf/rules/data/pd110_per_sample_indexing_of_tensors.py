@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.feeding import feeding_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_WAIT_SHARE,
     indexes_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_plan import plan_workers
+from lightning_perf.rules.loader_curve import plan_workers
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import MIN_SPAN_S, MIN_STEPS, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.loader_model import DEFAULT_PREFETCH
+from lightning_perf.rules.loader_curve import DEFAULT_PREFETCH
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
-from lightning_perf.rules.feeding import predicted_steps
+from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
 from lightning_perf.rules.rule import Rule, Skip

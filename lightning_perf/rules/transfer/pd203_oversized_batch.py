@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
-from lightning_perf.rules.feeding import probe_of, timed_steps_of
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.wording import size_text

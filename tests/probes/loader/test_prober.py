@@ -76,10 +76,11 @@ def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, n
     source = Path(HERE).read_text().splitlines()
     assert f"def {name}(" in source[worst.line - 1]
     assert worst.blamed_share > 0.6
-    assert worst.n_calls == 1.0
+    assert any(line.function == name and line.file.endswith("planted.py") for line in record.host_lines)
     assert sum(each.blamed_share for each in record.functions if each.where == "getitem") <= 1.01
     assert record.lines
     assert {line.file for line in record.lines} == {HERE}
+    assert record.worker_lines == ()
     assert record.getitem is not None
     assert record.getitem_cpu_fraction is not None
     if name == "read":
@@ -107,6 +108,52 @@ def test_curve_falls_with_workers_when_samples_wait() -> None:
     assert record.status == "measured", record.reason
     assert [point.num_workers for point in record.curve] == [0, 2]
     assert record.curve[-1].batch_s < 0.75 * record.curve[0].batch_s
+
+
+@pytest.mark.usefixtures("two_workers", "even_samples")
+def test_probe_names_what_workers_wait_for_when_they_take_turns(tmp_path: Path) -> None:
+    record = probed(loader_of(planted.Serialized(tmp_path / "lock")), limit_s=12.0)
+    assert record.status == "measured", record.reason
+    assert record.curve[-1].num_workers == 2
+    assert record.curve[-1].batch_s >= BATCH_SIZE * 0.004 * 0.9  # whoever holds the lock, it is held for so long
+    in_turn = [line for line in record.worker_lines if line.function == "read_in_turn"]
+    assert sum(line.share for line in in_turn) > 0.8
+    assert not list(tmp_path.glob("lines-*"))
+
+
+@pytest.mark.usefixtures("even_samples")
+def test_step_is_measured_beside_computing_when_that_is_known() -> None:
+    record = probed(loader_of(planted.Waiting()), limit_s=6.0, load=(0.005, 1))
+    assert record.status == "measured", record.reason
+    assert record.load_threads == 1
+    assert record.load_s is not None
+    measured = [point for point in record.curve if point.step_s is not None]
+    assert measured
+    for point in measured:
+        assert point.step_low_s <= point.step_s <= point.step_high_s
+    without = record.curve[0]
+    assert without.step_s == pytest.approx(without.batch_s + record.load_s)
+
+
+def test_short_probe_measures_samples_lines_and_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1, 2])
+    loader = loader_of(planted.Waiting(), num_workers=1, multiprocessing_context="spawn")
+    record = probed(loader, limit_s=6.0, load=(0.005, 1), is_short=True)
+    assert record.status == "measured", record.reason
+    assert record.method == "fork"
+    assert record.host_lines[0].call == "time.sleep"
+    assert record.transport is None
+    assert record.prefetch == ()
+    assert 2 in [point.num_workers for point in record.curve]  # 32 ms a batch would need more
+
+
+def test_probe_ends_at_once_when_its_process_is_to_end() -> None:
+    prober = LoaderProber(60.0)
+    assert prober.start(in_order(planted.Hanging())) is None
+    record = prober.wait(is_over=lambda: True)
+    assert record is not None
+    assert "ended before it was done" in record.reason
+    prober.close()
 
 
 @pytest.mark.usefixtures("no_workers")

@@ -1,0 +1,321 @@
+"""Sample the lines of the user's code in which batches are made, in the probe's child and in its workers.
+
+By pyinstrument's profile function, which runs in the thread that makes the batches: a sampling thread would have to
+wait for the interpreter lock, and short calls would count for the next one that gives the lock away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import multiprocessing.util
+import os
+import re
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from lightning_perf.probes.code_lines import OTHER, USER, owner_of
+from lightning_perf.probes.host_lines.calls import shown_file
+from lightning_perf.records import HostLine
+from lightning_perf.records.loader_probe import HotFunction, HotLine
+
+Where = Literal["getitem", "collate"]
+
+MIN_SHARE = 0.02
+"""Functions and lines with a smaller share are left out."""
+BASIS = "stack samples"
+_INTERVAL_S = 0.001
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MAX_FUNCTIONS, _MAX_LINES = 12, 8
+_MAX_TRACED_LINES = 200_000
+_NATIVE_LINE_S = 5e-6
+"""A line of Python that only moves names and small numbers about takes 0.02–0.2 us on machines of the last ten years; a
+function whose lines take this long on average, without calling anything, is in C: operators on arrays or tensors."""
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+class _Function(NamedTuple):
+    """A function: name with its class, file and first line."""
+
+    name: str
+    file: str
+    line: int
+
+
+class _Frame(NamedTuple):
+    """A function and the line that it is at; no file for a function in C."""
+
+    function: _Function
+    line: int
+
+
+class _Sample(NamedTuple):
+    """One stack: the frames that count as the user's, outermost first, and what the innermost of them called."""
+
+    frames: tuple[_Frame, ...]
+    called: _Frame | None
+    seconds: float
+
+
+class BatchLines:
+    """Stack samples of the thread that makes batches.
+
+    Installed packages count as the user's code where no line of the user's was seen at all.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: list[tuple[tuple[_Frame, ...], float]] = []
+        self._profiler: Any = None
+
+    def start(self) -> None:
+        """Begin to sample this thread."""
+        from pyinstrument import Profiler  # not needed by a training that is not probed
+
+        self._profiler = Profiler(interval=_INTERVAL_S, async_mode="disabled")
+        self._profiler.start()
+
+    def stop(self) -> None:
+        """End it, and keep what was seen below the probe's own code."""
+        for infos, seconds in self._profiler.stop().frame_records:
+            frames = [_frame(info) for info in infos]
+            ours = [index for index, frame in enumerate(frames) if frame.function.file.startswith(_OURS)]
+            self._stacks.append((tuple(frames[max(ours, default=-1) + 1 :]), seconds))
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Sample until the block ends."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def lines(self) -> tuple[HostLine, ...]:
+        """Return the costliest lines, costliest first."""
+        samples, total_s = self._samples()
+        seconds, n = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
+        calls: dict[tuple[str, int, str], Counter[str]] = {}
+        entries: dict[tuple[str, int, str], str] = {}
+        for sample in samples:
+            function, line = sample.frames[-1]
+            key = function.file, line, function.name.rpartition(".")[2]
+            seconds[key] += sample.seconds  # type: ignore[assignment]
+            n[key] += 1
+            call = _call(sample)
+            calls.setdefault(key, Counter())[call] += sample.seconds  # type: ignore[assignment]
+            entries.setdefault(key, sample.frames[0].function.name.rpartition(".")[2])
+        return tuple(
+            HostLine(
+                file=shown_file(key[0]),
+                line=key[1],
+                function=key[2],
+                entry=entries[key],
+                call=calls[key].most_common(1)[0][0],
+                share=line_s / total_s,
+                operator_fraction=0.0,
+                n_samples=n[key],
+                code=linecache.getline(*key[:2]).strip()[:120],
+            )
+            for key, line_s in seconds.most_common(_MAX_LINES)
+            if line_s >= MIN_SHARE * total_s
+        )
+
+    def functions(self, where: Where) -> tuple[HotFunction, ...]:
+        """Return the functions that take the time, costliest first."""
+        samples, total_s = self._samples()
+        total, blamed, called = Counter[_Function](), Counter[_Function](), Counter[_Function]()
+        for sample in samples:
+            for function in {frame.function for frame in sample.frames}:
+                total[function] += sample.seconds  # type: ignore[assignment]
+            innermost = sample.frames[-1].function
+            blamed[innermost] += sample.seconds  # type: ignore[assignment]
+            if sample.called is not None:
+                called[innermost] += sample.seconds  # type: ignore[assignment]
+        ranked = sorted(total, key=lambda function: (-blamed[function], -total[function]))
+        return tuple(
+            HotFunction(
+                name=function.name,
+                file=function.file,
+                line=function.line,
+                share=total[function] / total_s,
+                own_share=(blamed[function] - called[function]) / total_s,
+                blamed_share=blamed[function] / total_s,
+                where=where,
+                kind="native" if called[function] > 0.5 * blamed[function] > 0 else "python",
+                basis=BASIS,
+                is_users=owner_of(function.file) == USER,
+            )
+            for function in ranked
+            if total[function] >= MIN_SHARE * total_s
+        )[:_MAX_FUNCTIONS]
+
+    @staticmethod
+    def with_operators(
+        functions: tuple[HotFunction, ...], work: Callable[[], Any], call_s: float
+    ) -> tuple[HotFunction, ...]:
+        """Return the functions, the first as ``"native"`` if it runs too few lines for its own time to be Python's.
+
+        Args:
+            functions: Of these samples.
+            work: One call, which is run once more.
+            call_s: Seconds of one call.
+        """
+        if not functions or functions[0].kind == "native":
+            return functions
+        first = functions[0]
+        n_lines = _lines_run(work, first.file, first.line)
+        if not n_lines or first.own_share * call_s / n_lines <= _NATIVE_LINE_S:
+            return functions
+        return (msgspec.structs.replace(first, kind="native"), *functions[1:])
+
+    def hot_lines(self) -> tuple[HotLine, ...]:
+        """Return the lines of the costliest function, with their shares of its time."""
+        first = next(iter(self.functions("getitem")), None)
+        by_line = Counter[int]()
+        for sample in self._samples()[0]:
+            function, line = sample.frames[-1]
+            if first is not None and (function.file, function.line) == (first.file, first.line):
+                by_line[line] += sample.seconds  # type: ignore[assignment]
+        if first is None or not by_line:
+            return ()
+        whole_s = sum(by_line.values())
+        return tuple(
+            HotLine(
+                file=first.file,
+                line=line,
+                text=linecache.getline(first.file, line).strip()[:200],
+                share=seconds / whole_s,
+                basis=BASIS,
+            )
+            for line, seconds in by_line.most_common(_MAX_LINES)
+        )
+
+    def _samples(self) -> tuple[list[_Sample], float]:
+        """Return the stacks that hold the user's code, or packages where none do, and the seconds of all stacks."""
+        total_s = sum(seconds for _, seconds in self._stacks)
+        for owners in ((USER,), (USER, OTHER)):
+            found = [sample for stack in self._stacks if (sample := _sample(*stack, owners)) is not None]
+            if found:
+                return found, total_s
+        return [], total_s
+
+
+class WorkerLines:
+    """``worker_init_fn`` that samples the worker's lines into a file of its own, written as the worker ends.
+
+    Args:
+        inner: The user's ``worker_init_fn``.
+        folder: Folder for the files.
+    """
+
+    def __init__(self, inner: Callable[[int], Any] | None, folder: Path) -> None:
+        self.inner = inner
+        self.folder = folder
+
+    def __call__(self, worker_id: int) -> None:
+        """Start sampling in this worker."""
+        if self.inner is not None:
+            self.inner(worker_id)
+        lines = BatchLines()
+        lines.start()
+        multiprocessing.util.Finalize(None, self._write, (lines, os.getpid()), exitpriority=100)
+
+    def _write(self, lines: BatchLines, pid: int) -> None:
+        lines.stop()
+        (self.folder / f"lines-{pid}").write_bytes(msgspec.json.encode(lines.lines()))
+
+
+def read_worker_lines(folder: Path) -> tuple[HostLine, ...]:
+    """Return the lines of all workers, with their mean shares, costliest first."""
+    found: dict[tuple[str, int], HostLine] = {}
+    files = list(folder.glob("lines-*"))
+    for path in files:
+        for line in msgspec.json.decode(path.read_bytes(), type=tuple[HostLine, ...]):
+            key = line.file, line.line
+            known = found.get(key, msgspec.structs.replace(line, share=0.0, n_samples=0))
+            found[key] = msgspec.structs.replace(
+                known, share=known.share + line.share / len(files), n_samples=known.n_samples + line.n_samples
+            )
+    return tuple(sorted(found.values(), key=lambda line: -line.share))[:_MAX_LINES]
+
+
+def _lines_run(work: Callable[[], Any], file: str, line: int) -> int:
+    """Return how many lines of a function one call of the work runs; at most some hundred thousand are counted."""
+    n_lines = 0
+
+    def in_function(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal n_lines
+        if event == "line":
+            n_lines += 1
+            if n_lines >= _MAX_TRACED_LINES:
+                sys.settrace(None)
+                frame.f_trace = None
+        return in_function
+
+    def in_call(frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        return in_function if (code.co_filename, code.co_firstlineno) == (file, line) else None
+
+    sys.settrace(in_call)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return n_lines
+
+
+def _frame(info: str) -> _Frame:
+    """Return the frame that pyinstrument writes as name, file and first line, then attributes."""
+    identifier, *attributes = info.split("\x01")
+    name, file, line = identifier.split("\x00")
+    if file == "<built-in>":
+        return _Frame(_Function(name, "", 0), 0)
+    owner = next((each[1:] for each in attributes if each[:1] == "c"), "")
+    now = next((int(each[1:]) for each in attributes if each[:1] == "l"), 0)
+    return _Frame(_Function(f"{owner}.{name}" if owner else name, file, int(line)), now)
+
+
+def _sample(stack: tuple[_Frame, ...], seconds: float, owners: tuple[str, ...]) -> _Sample | None:
+    """Return a stack from its user's point of view; a comprehension is a part of the function around it."""
+    frames: list[_Frame] = []
+    called: _Frame | None = None
+    for frame in stack:
+        if not frame.function.file or owner_of(frame.function.file) not in owners:
+            called = called or frame
+        elif frame.function.name in _COMPREHENSIONS and frames:
+            frames[-1], called = _Frame(frames[-1].function, frame.line), None
+        else:
+            frames.append(frame)
+            called = None
+    return _Sample(tuple(frames), called, seconds) if frames else None
+
+
+def _call(sample: _Sample) -> str:
+    """Return what the innermost line called, as the line or an import writes it: ``"time.sleep"``, ``"json.loads"``."""
+    if sample.called is None:
+        return ""
+    function, line = sample.frames[-1]
+    name = sample.called.function.name
+    text = linecache.getline(function.file, line)
+    written = re.search(rf"([\w.]*\b{re.escape(name.rpartition('.')[2])})\s*\(", text)
+    if written is not None:
+        return written[1].removeprefix("self.").lstrip(".")
+    return f"{_package(sample.called.function.file)}{name}"
+
+
+def _package(file: str) -> str:
+    """Return the package that a file belongs to and a dot; nothing for a function in C."""
+    for folder in filter(file.startswith, _FOLDERS):
+        return os.path.relpath(file, folder).split(os.sep)[0].removesuffix(".py") + "."
+    return ""
+
+
+_FOLDERS = sorted({os.path.realpath(p) for p in sysconfig.get_paths().values()} | set(sysconfig.get_paths().values()),
+                  key=len, reverse=True)  # fmt: skip

@@ -1,0 +1,104 @@
+"""PD115: workers wait for one another."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_curve import feeding_of
+from lightning_perf.rules.loader_signals import (
+    MAX_SERIALIZED_SPEEDUP,
+    MIN_SAME_LINE_SHARE,
+    MIN_WAIT_SHARE,
+    is_bursty,
+    is_serialized,
+    serialized_speedup,
+    wait_evidence,
+)
+from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.wording import percent
+
+CODE = "PD115"
+NAME = "serialized-workers"
+CATEGORY = "data"
+
+DOCS = """\
+## What it measures
+The loader's probe runs the loader with several numbers of workers. This rule fires where the training waits for data,
+making a sample waits for more than half of its time, several workers deliver less than 1.33 times what one process
+does, and the workers spend at least half of their time in the same line.
+
+## Why it costs
+Workers that wait for a lock, for one connection or for a server that answers one request at a time take turns: however
+many there are, one of them makes progress.
+
+## Example
+```python
+def __getitem__(self, index):
+    with self.lock:  # one for all workers
+        return self.file.read_sample(index)
+```
+
+## Prescription
+Let every worker open a handle or connection of its own (in `worker_init_fn`, or at the first sample), and hold locks
+only while shared state changes. Where a server is the limit, fetch several samples per request, or copy the data to a
+local disk. More workers do not help.
+
+## When it is wrong
+A disk or network at its full bandwidth looks the same: workers then wait in the same line as well, and only fewer bytes
+help (PD106).
+
+## Sources
+h5py's documentation: each process has to open its own file, and one process serializes calls with a global lock
+(https://docs.h5py.org/en/stable/threads.html); Amdahl's law for the limit.
+"""
+
+
+def check(session: Session) -> Finding | None:
+    """Ask whether several workers deliver more than one."""
+    feeding = feeding_of(session)
+    probe = feeding.probe
+    if feeding.share < MIN_WAIT_SHARE:
+        return None
+    speedup = serialized_speedup(probe)
+    if speedup is None:
+        raise Skip(probe.missing.get("curve", "the loader was not probed with several workers"))
+    if not is_serialized(probe) or is_bursty(probe):
+        return None
+    n_workers, low, high = speedup
+    line = next(iter(probe.worker_lines), None)
+    waited = 1.0 - (probe.getitem_cpu_fraction or 0.0)
+    return timed_finding(
+        feeding.stage,
+        code=CODE,
+        name=NAME,
+        category=CATEGORY,
+        summary=(
+            f"{percent(feeding.share)} of the time waits for data, and {n_workers} workers deliver {low:.1f} to "
+            f"{high:.1f} times what one process does: they wait for one another."
+        ),
+        evidence=(
+            wait_evidence(feeding),
+            Evidence(metric=f"throughput of {n_workers} workers ÷ that of one process, at most", value=high,
+                     unit="ratio", threshold=MAX_SERIALIZED_SPEEDUP),
+            Evidence(metric="time of making a sample that it waits", value=waited, unit="fraction"),
+            *((Evidence(metric="time of all workers in the same line", value=line.share, unit="fraction",
+                        threshold=MIN_SAME_LINE_SHARE, n=line.n_samples),) if line is not None else ()),
+        ),
+        prescriptions=(
+            Prescription(
+                treatment="",
+                summary="give every worker a handle or connection of its own, and hold no lock while reading",
+                safety="exact",
+                effort="minutes",
+                code="def open_own_handle(worker_id):\n    get_worker_info().dataset.file = open(path, 'rb')\n\n"
+                "DataLoader(..., worker_init_fn=open_own_handle)  # not more workers",
+            ),
+        ),
+        claims={"data_wait": feeding.saved_s(waited)},
+        low_s=0.0,
+        basis="from nothing to all that samples wait, if workers no longer took turns",
+        confidence="high" if line is not None else "medium",
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD102", "PD106"))

@@ -1,0 +1,415 @@
+"""How long a step takes by number of workers: as the loader's probe measured it, else bounds from the cost of a batch.
+
+The probe runs the loader with several numbers of workers beside a process that computes as the training does. What it
+measured is what is promised. Without it only bounds are known: ``w`` workers deliver at most ``w`` batches in the time
+that one process needs for a batch, and no more than the cores allow.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from lightning_perf.records import (
+    Distribution,
+    Evidence,
+    LoaderProbe,
+    LoaderSettings,
+    Method,
+    PhaseTime,
+    Session,
+    StageTimes,
+    WorkerPoint,
+)
+
+from .machine_signals import COMPUTE_PHASES, wait_share
+from .rule import Skip
+from .signals import cores_per_rank, is_cpu_run, loaders_of, steady_of
+
+# A setting within this fraction of the best is as good: differences below it cannot be measured in a training.
+SLACK = 0.02
+# What the main process pays to take a batch of a few small tensors from a worker (queue, shared memory, unpickling),
+# from about 50 us on an idle machine to 500 us on a busy one. A batch that is made faster gains nothing by workers.
+TRANSPORT_LOW_S = 50e-6
+TRANSPORT_HIGH_S = 500e-6
+# Fewer cores than this for a rank leave none for a worker that computes beside the training process itself.
+MIN_CORES = 2.0
+# Making samples that is on a core for less than this share of its time waits rather than computes.
+COMPUTES_FRACTION = 0.5
+# What two fits with the same loader in one minute differ by, though nobody takes their cores: clocks, caches and memory
+# are shared with other programs and other machines of the host. Fastest and slowest of three were 7 to 13 % off their
+# middle (docs/benchmarks/loader.md).
+RUN_TO_RUN = 0.1
+# Of /dev/shm: what batches in flight may fill (PD112 asks for twice what they need).
+SHM_SHARE = 0.5
+DEFAULT_PREFETCH = 2
+PREFETCH_FACTORS = (2, 4, 8)
+
+CORES = "the cores of this rank"
+BATCHES = "the batches of an epoch"
+SHM = "what /dev/shm holds"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with so many workers.
+
+    Attributes:
+        num_workers: Workers.
+        step_s: Seconds per step.
+        low_s: Lower end of its interval.
+        high_s: Upper end.
+        fetch_s: Seconds from one batch to the next if nobody computed meanwhile.
+        is_measured: Whether the probe measured the step, rather than only the loader by itself.
+    """
+
+    num_workers: int
+    step_s: float
+    low_s: float
+    high_s: float
+    fetch_s: float
+    is_measured: bool = False
+
+
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers would do for one loader.
+
+    Attributes:
+        n_now: Workers in use.
+        batch_s: Seconds that one process needs to make one batch.
+        basis: Where ``batch_s`` comes from.
+        compute_s: Seconds a step takes without waiting for data.
+        n_needed: Workers that would hide the loading behind the computing on cores of their own.
+        n_cap: The most workers that can be of use; 0 on less than two cores.
+        n_workers: The number to recommend; 0 where more workers cannot help.
+        saved_low_s: Seconds per step that this saves at least.
+        saved_high_s: The same at most.
+        chosen: The step with the fewest workers within 2 % of the best, may be those in use; None where the loader was
+            not probed.
+        now: The step with the workers in use; None likewise, or where they were not measured.
+        steps: The steps by number of workers that the probe tried.
+        is_cheap: Whether a worker delivers a batch no sooner than one process makes it and hands it over.
+        cap_basis: What sets ``n_cap``.
+    """
+
+    n_now: int
+    batch_s: float
+    basis: str
+    compute_s: float
+    n_needed: int
+    n_cap: int
+    n_workers: int
+    saved_low_s: float
+    saved_high_s: float
+    chosen: Step | None = None
+    now: Step | None = None
+    steps: tuple[Step, ...] = ()
+    is_cheap: bool = False
+    cap_basis: str = CORES
+
+    @property
+    def method(self) -> Method:
+        """How the seconds saved came about."""
+        return "probed" if self.chosen is not None and self.chosen.is_measured else "modeled"
+
+    @property
+    def cost_more(self) -> bool:
+        """Whether the workers in use cost more than they save."""
+        return self.n_now > 0 and self.is_cheap and self.chosen is not None and self.chosen.num_workers == 0
+
+    @property
+    def is_too_cheap(self) -> bool:
+        """Whether a batch costs less to make than to fetch from a worker."""
+        is_cheap = self.is_cheap or self.batch_s < TRANSPORT_HIGH_S
+        return self.n_now == 0 and is_cheap and (self.chosen is None or self.chosen.num_workers == 0)
+
+
+class Feeding(msgspec.Struct, frozen=True, kw_only=True):
+    """A probed loader beside the steps that it feeds.
+
+    Attributes:
+        probe: What was measured of it.
+        loader: Its settings.
+        stage: The steps; where none were timed, the step that the probe predicts.
+        share: Of the time, what waits for data.
+        wait_s: Seconds a step that wait for data.
+        plan: What workers would do.
+        is_predicted: Whether no step was timed.
+    """
+
+    probe: LoaderProbe
+    loader: LoaderSettings
+    stage: StageTimes
+    share: float
+    wait_s: float
+    plan: WorkerPlan
+    is_predicted: bool
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds to make a batch in one process."""
+        return self.plan.batch_s
+
+    def saved_s(self, share: float) -> float:
+        """Return the seconds of the span that go away where a batch costs this share less, with the workers in use.
+
+        Without workers that share of the waiting goes. Workers that deliver too slowly set the step, all of which
+        becomes shorter by that share, until nobody waits.
+        """
+        each_s = self.wait_s if self.plan.n_now == 0 else self.stage.step_s.mean
+        return self.stage.n_steps * min(self.wait_s, min(max(share, 0.0), 1.0) * each_s)
+
+
+def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
+    """Find the number of workers to recommend for a loader, and what it would save.
+
+    Args:
+        session: For the cores, threads and the probe.
+        loader: Its settings; ``num_workers`` must be known.
+        stage: The steps that it fed.
+        wait_s: Seconds a step lost to waiting, by the device's clock where there is one.
+    """
+    probe = session.loader_probe
+    if probe is not None and (probe.stage, probe.index) != (loader.stage, loader.index):
+        probe = None
+    n_now = loader.num_workers or 0
+    step_s = stage.step_s.mean
+    compute_s = max(step_s - wait_s, 0.0)
+    batch_s, basis = delivered_batch_s(probe) if probe is not None else None, "loader probe"
+    if batch_s is None:
+        batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
+    n_cap, cap_basis = _cap(session, loader, probe)
+    n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
+    tried = [point for point in probe.curve if point.num_workers <= max(n_cap, n_now)] if probe is not None else []
+    steps = tuple(_step(session, probe, point, compute_s) for point in tried) if probe is not None else ()
+    now = next((each for each in steps if each.num_workers == n_now), None)
+    chosen = _chosen(steps, n_cap) if any(each.num_workers for each in steps) else None
+    n_workers = min(n_needed, n_cap) if chosen is None else chosen.num_workers
+    saved = (0.0, 0.0)
+    if n_workers > n_now:
+        saved = _saved(step_s, now, chosen or _bound(session, batch_s, compute_s, n_workers))
+    takes = [point.take_s for point in tried if point.take_s]
+    return WorkerPlan(
+        n_now=n_now,
+        batch_s=batch_s,
+        basis=basis,
+        compute_s=compute_s,
+        n_needed=n_needed,
+        n_cap=n_cap,
+        cap_basis=cap_basis,
+        n_workers=n_workers if n_workers > n_now else 0,
+        saved_low_s=saved[0],
+        saved_high_s=saved[1],
+        chosen=chosen,
+        now=now,
+        steps=steps,
+        is_cheap=batch_s <= max(takes, default=0.0),
+    )
+
+
+def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
+    """Return the steps at the numbers of workers that the probe tried; nothing where the loader was not probed."""
+    return tuple(
+        Evidence(
+            metric=f"step with {step.num_workers} worker{'' if step.num_workers == 1 else 's'} "
+            + ("(probed beside as much computing)" if step.is_measured else "(from the probed throughput)"),
+            value=step.step_s,
+            unit="s",
+        )
+        for step in plan.steps
+    )
+
+
+def delivered_batch_s(probe: LoaderProbe) -> float | None:
+    """Return the seconds of a batch in one process without workers; None where the probe does not say."""
+    alone = next((point.batch_s for point in probe.curve if point.num_workers == 0), None)
+    if alone is None and probe.getitem is not None and probe.batch_size:
+        alone = probe.getitem.mean_s * probe.batch_size + (probe.collate.mean_s if probe.collate is not None else 0.0)
+    return alone if alone is not None and 0 < alone < math.inf else None
+
+
+def timed_steps_of(session: Session) -> StageTimes:
+    """Return the steady steps; without any, those that the probe predicts.
+
+    Raises:
+        Skip: Neither were steps timed nor was the model's own step measured.
+    """
+    if session.steady is not None:
+        return steady_of(session)
+    predicted = predicted_steps(session)
+    return steady_of(session) if predicted is None else predicted
+
+
+def predicted_steps(session: Session) -> StageTimes | None:
+    """Return a thousand steps as the probe predicts them; None where it lacks the loader's or the model's own time."""
+    probe = session.loader_probe
+    if session.steady is not None or probe is None or not probe.compute_s:
+        return None
+    batch_s = delivered_batch_s(probe)
+    if batch_s is None:
+        return None
+    n_now = probe.num_workers or 0
+    point = next((each for each in probe.curve if each.num_workers == n_now), None)
+    now = (
+        _bound(session, batch_s, probe.compute_s, n_now)
+        if point is None
+        else _step(session, probe, point, probe.compute_s)
+    )
+    wait_s = max(0.0, now.step_s - probe.compute_s)
+    n, step_s = 1000, probe.compute_s + wait_s
+    return StageTimes(
+        n_steps=n,
+        n_warmup_steps=0,
+        span_s=n * step_s,
+        step_s=Distribution(p50=step_s, p95=step_s, p99=step_s, mean=step_s, std=0.0),
+        samples_per_s=probe.batch_size / step_s if probe.batch_size else None,
+        phases={
+            "data_wait": PhaseTime(total_s=n * wait_s, share=wait_s / step_s),
+            COMPUTE_PHASES[0]: PhaseTime(total_s=n * probe.compute_s, share=probe.compute_s / step_s),
+        },
+    )
+
+
+def probe_of(session: Session) -> LoaderProbe:
+    """Return the probe of a loader.
+
+    Raises:
+        Skip: There is none, or it could not measure what a sample costs.
+    """
+    probe = session.loader_probe
+    if probe is None:
+        raise Skip(session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))"))
+    if probe.getitem is None:
+        raise Skip(f"the loader could not be probed: {probe.reason or 'no sample was timed'}")
+    return probe
+
+
+def feeding_of(session: Session) -> Feeding:
+    """Return the probed loader beside the steps that it feeds.
+
+    Raises:
+        Skip: It was not probed, or no step is known.
+    """
+    probe = probe_of(session)
+    stage = timed_steps_of(session)
+    loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
+    if loader is None:
+        raise Skip("the settings of the probed loader are not known")
+    share = wait_share(stage)
+    wait_s = share * stage.span_s / max(1, stage.n_steps)
+    return Feeding(
+        probe=probe,
+        loader=loader,
+        stage=stage,
+        share=share,
+        wait_s=wait_s,
+        plan=plan_workers(session, loader, stage, wait_s),
+        is_predicted=session.steady is None,
+    )
+
+
+# -- the curve --------------------------------------------------------------------------------------------------------
+
+
+def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> Step:
+    """Return the step at one point of the curve: measured, or bounds around the throughput of the loader alone."""
+    least_s = (1 - RUN_TO_RUN) * max(compute_s, point.low_s)  # nothing makes a step shorter than that
+    if point.step_s is not None and point.step_low_s is not None and point.step_high_s is not None:
+        return Step(
+            num_workers=point.num_workers,
+            step_s=point.step_s,
+            low_s=max(least_s, point.step_low_s),
+            high_s=max(least_s, point.step_high_s),
+            fetch_s=point.batch_s,
+            is_measured=True,
+        )
+    if point.num_workers == 0:
+        low_s, step_s, high_s = (compute_s + each for each in (point.low_s, point.batch_s, point.high_s))
+    else:
+        alone = next((each.batch_s for each in probe.curve if each.num_workers == 0), point.batch_s)
+        take_s = TRANSPORT_LOW_S if point.take_s is None else point.take_s
+        low_s = max(compute_s + min(take_s, TRANSPORT_LOW_S), point.low_s)
+        step_s = max(compute_s + take_s, point.batch_s)
+        is_computing = probe.getitem_cpu_fraction is None or probe.getitem_cpu_fraction >= COMPUTES_FRACTION
+        shared_s = _bound(session, alone, compute_s, point.num_workers).high_s if is_computing else 0.0
+        high_s = max(step_s, point.high_s, shared_s)
+    return Step(num_workers=point.num_workers, step_s=step_s, low_s=low_s, high_s=high_s, fetch_s=point.batch_s)
+
+
+def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
+    """Return the step with the fewest workers within ``SLACK`` of the best; None if none is allowed.
+
+    Where a step with workers was measured, only measured steps count.
+    """
+    allowed = [each for each in steps if each.num_workers <= n_cap]
+    measured = [each for each in allowed if each.is_measured]
+    if any(each.num_workers for each in measured):
+        allowed = measured
+    best_s = min((each.step_s for each in allowed), default=0.0)
+    good = [each for each in allowed if each.step_s <= (1 + SLACK) * best_s]
+    return min(good, key=lambda each: each.num_workers, default=None)
+
+
+def _saved(step_s: float, now: Step | None, chosen: Step) -> tuple[float, float]:
+    """Return the least and the most seconds per step that the chosen workers save.
+
+    The training's step becomes the probed one; or, where the workers in use were probed as well, it becomes shorter by
+    the probed ratio. Where the two differ, the probe did not compute quite as the training does.
+    """
+    low_s, high_s = chosen.low_s, chosen.high_s
+    if chosen.is_measured:
+        low_s = min(low_s, (1 - RUN_TO_RUN) * chosen.step_s)
+        high_s = max(high_s, (1 + RUN_TO_RUN) * chosen.step_s)
+    ends = [step_s - high_s, step_s - low_s]
+    if now is not None and now.is_measured and chosen.is_measured:
+        ends += [step_s * (1 - high_s / now.low_s), step_s * (1 - low_s / now.high_s)]
+    return max(0.0, min(ends)), max(0.0, *ends)
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def _batch_cost(stage: StageTimes, n_now: int, step_s: float, compute_s: float, wait_s: float) -> tuple[float, str]:
+    """Return the seconds to make one batch, and how they are known."""
+    fetch = stage.fetch
+    if n_now == 0:
+        if fetch is None or fetch.wait_s.p50 <= 0:
+            return wait_s, "mean wait for a batch"
+        return fetch.wait_s.p50, "median wait for a batch, made in the training process"
+    measured_s = fetch.in_process_batch_s if fetch is not None else None
+    # A measured cost that n workers would hide does not explain the wait: they get in one another's way.
+    if measured_s is not None and measured_s > n_now * compute_s:
+        return measured_s, "measured in a process without workers"
+    return n_now * step_s, f"{n_now} workers deliver one batch a step between them"
+
+
+def _bound(session: Session, batch_s: float, compute_s: float, n_workers: int) -> Step:
+    """Return the step between workers that wait on no core and workers that compute on shared ones."""
+    if n_workers == 0:
+        step_s = compute_s + batch_s
+        return Step(num_workers=0, step_s=step_s, low_s=step_s, high_s=step_s, fetch_s=batch_s)
+    cores = cores_per_rank(session)
+    if is_cpu_run(session):
+        n_threads = min(session.settings.torch.n_threads or cores, cores)
+        shared_s = max(batch_s / n_workers, (compute_s * n_threads + batch_s) / cores)
+    else:  # the training process keeps one core busy launching work
+        shared_s = batch_s / max(1.0, min(n_workers, cores - 1))
+    low_s = max(compute_s + TRANSPORT_LOW_S, batch_s / n_workers)
+    high_s = max(low_s, compute_s + TRANSPORT_HIGH_S, shared_s)
+    return Step(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
+
+
+def _cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:
+    """Return the most workers that can be of use, and what sets that."""
+    cores = cores_per_rank(session)
+    caps = {CORES: math.floor(cores) if cores >= MIN_CORES else 0}
+    if probe is not None and probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_FRACTION:
+        caps[CORES] = max(caps[CORES], max((point.num_workers for point in probe.curve), default=0))
+    if loader.n_batches is not None:
+        caps[BATCHES] = loader.n_batches
+    shm_bytes = session.machine.shm_bytes
+    if probe is not None and shm_bytes is not None and probe.batch_bytes:
+        n_batches = shm_bytes / max(1, session.machine.local_world_size) / probe.batch_bytes
+        caps[SHM] = math.floor(SHM_SHARE * n_batches / (loader.prefetch_factor or DEFAULT_PREFETCH))
+    basis = min(caps, key=lambda name: caps[name])  # the first of equals: the cores
+    return caps[basis], basis
