@@ -225,7 +225,7 @@ def test_confidence_stays_when_the_finding_rests_on_no_time():
 def test_verdict_names_the_fix_and_the_gain_when_something_is_wrong():
     verdict = diagnose(build_session(STARVED)).verdict
     assert (verdict.category, verdict.code) == ("data", "PD101")
-    assert verdict.text == "54 % of each step waits for data: set num_workers=2 (expect 2.1-2.2x)"
+    assert verdict.text == "54 % of each step waits for data: set num_workers=2 (up to 2.2x, not measured)"
 
 
 def test_verdict_is_healthy_when_there_is_only_info():
