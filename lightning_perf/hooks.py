@@ -32,7 +32,6 @@ from lightning_perf.progress import BarFigures
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Session, TraceRecord, Window
 from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.reports import console as console_report
-from lightning_perf.reports import post_mortem
 from lightning_perf.rules.engine import check_codes, diagnose, hypotheses, preflight
 
 _log = logging.getLogger("lightning_perf")
@@ -623,7 +622,7 @@ class DoctorHooks:
         """Print what is known where memory ran out, last of all."""
         session = self.session
         if session is not None and session.memory.oom is not None and "console" in self.reports:
-            self._print(trainer, lambda: post_mortem.post_mortem(session))
+            self._print(trainer, lambda: console_report.post_mortem(session))
 
     def _with_post_mortem(self, session: Session) -> Session:
         """Write the file on the rank whose memory ran out; return the session, which names no file if that fails."""
@@ -637,7 +636,7 @@ class DoctorHooks:
         return self._diagnose(msgspec.structs.replace(session, memory=memory))
 
     def _write_post_mortem(self, session: Session, name: str) -> None:
-        text = console_report.to_text(post_mortem.post_mortem(session), width=100)
+        text = console_report.to_text(console_report.post_mortem(session), width=100)
         self._write(name, text.encode())
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -678,7 +677,9 @@ class DoctorHooks:
         self._guard("console", lambda: console_report.emit(make_report(), console=seams.live_console(trainer)))
 
     def _write_page(self, session: Session) -> None:
-        from lightning_perf.reports.html import to_page  # plotly, which no run needs that does not ask for a page
+        from lightning_perf.reports.render.html import (
+            to_page,  # plotly, which no run needs that does not ask for a page
+        )
 
         name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
         self._write(name, to_page(session).encode())

@@ -66,11 +66,11 @@ def _has_learned_of_ranks(session: Session) -> bool:
 
 def _drawn(session: Session, format_: str, show_all: bool) -> str:
     if format_ == "markdown":
-        from lightning_perf.reports.markdown import to_markdown
+        from lightning_perf.reports.render.markdown import to_markdown
 
         return to_markdown(session, show_all, is_folded=True)
     if format_ == "html":
-        from lightning_perf.reports.html import to_page
+        from lightning_perf.reports.render.html import to_page
 
         return to_page(session)
     if format_ == "json":

@@ -13,8 +13,8 @@ from reports.sessions import SESSIONS, starved
 from lightning_perf.cli.app import main
 from lightning_perf.records import RANKS_FOLDER, RankSummary, files, together
 from lightning_perf.reports.console import run_report, to_text
-from lightning_perf.reports.html import to_page
-from lightning_perf.reports.markdown import to_markdown
+from lightning_perf.reports.render.html import to_page
+from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.rules.engine import all_rules, diagnose
 
 BLOCKER = """
