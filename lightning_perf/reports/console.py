@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from lightning_perf.records import Breakdown, Comparison, Finding, ModelProfile, Session, TraceRecord, Trial
+from lightning_perf.records import (
+    SESSION_FILE,
+    Breakdown,
+    Comparison,
+    Finding,
+    ModelProfile,
+    Session,
+    TraceRecord,
+    Trial,
+)
 
+from .brief import BriefReport, brief_epoch, brief_preflight, brief_report
 from .document import Document, section
 from .render.console import DocumentReport
 from .render.terminal import emit, to_text
@@ -19,6 +31,8 @@ from .sections.trials import trial_parts
 from .session_document import session_document
 
 __all__ = [
+    "brief_epoch",
+    "brief_report",
     "comparison_report",
     "emit",
     "epoch_report",
@@ -26,6 +40,7 @@ __all__ = [
     "post_mortem",
     "preflight_report",
     "run_report",
+    "short_path",
     "to_text",
     "trace_report",
     "trial_report",
@@ -42,9 +57,9 @@ def epoch_report(session: Session, epoch_index: int, previous: Session | None = 
     return DocumentReport(epoch_document(session, epoch_index, previous))
 
 
-def preflight_report(findings: Sequence[Finding]) -> DocumentReport:
+def preflight_report(findings: Sequence[Finding], is_full: bool = True) -> DocumentReport | BriefReport:
     """Return what the settings alone make likely; findings must not be empty."""
-    return DocumentReport(preflight_document(findings))
+    return DocumentReport(preflight_document(findings)) if is_full else brief_preflight(findings)
 
 
 def trial_report(trial: Trial) -> DocumentReport:
@@ -75,3 +90,13 @@ def model_report(profile: ModelProfile | None, memory: Breakdown | None) -> Docu
     if memory is not None:
         sections.append(section("memory", memory_title(memory), breakdown_parts(memory)))
     return DocumentReport(Document(None, (), tuple(sections)))
+
+
+def short_path(session: Path) -> str:
+    """Return the folder of a session file, relative to the current one if it lies below; the file if it is unusual."""
+    place = session.parent if session.name == SESSION_FILE else session
+    try:
+        below = os.path.relpath(place)
+    except (OSError, ValueError):  # no current folder, or another drive
+        return str(place)
+    return str(place) if below.startswith("..") else below

@@ -40,36 +40,24 @@ def diff(base: Shown, new: Shown) -> Iterator[AnyPart]:
 
 
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:
-    one, other = _per_step(base, _categories(base)), _per_step(new, _categories(new))
-    yield _beside("Time per step by category", "", one, other, "category-changes")
-    one, other = _per_step(base, _host(base)), _per_step(new, _host(new))
-    if one or other:
-        yield _beside("Operators, host self time per step", "operator", one, other, "host-changes")
-    if base.device is None or new.device is None:
-        return
-    one, other = _per_step(base, _device(base)), _per_step(new, _device(new))
-    yield _beside("Operators, device self time per step", "operator", one, other, "device-changes")
-    one, other = _per_step(base, _kernels(base)), _per_step(new, _kernels(new))
-    if one or other:
-        yield _beside("Kernels, time per step", "kernel", one, other, "kernel-changes")
-
-
-def _host(trace: TraceRecord) -> dict[str, float]:
-    return {each.name: each.host_self_s for each in trace.operators}
-
-
-def _device(trace: TraceRecord) -> dict[str, float]:
-    return {each.name: each.device_self_s for each in trace.operators}
-
-
-def _kernels(trace: TraceRecord) -> dict[str, float]:
-    return {each.name: each.total_s for each in trace.kernels.top} if trace.kernels is not None else {}
+    on_device = base.device is not None and new.device is not None
+    host = [{each.name: each.host_self_s for each in trace.operators} for trace in (base, new)]
+    device = [{each.name: each.device_self_s for each in trace.operators} for trace in (base, new)]
+    kernels = [
+        {each.name: each.total_s for each in trace.kernels.top} if trace.kernels else {} for trace in (base, new)
+    ]
+    for title, head, (one, other), key in (
+        ("Time per step by category", "category", [_categories(base), _categories(new)], "category-changes"),
+        ("Operators, host self time per step", "operator", host, "host-changes"),
+        ("Operators, device self time per step", "operator", device if on_device else [{}, {}], "device-changes"),
+        ("Kernels, time per step", "kernel", kernels if on_device else [{}, {}], "kernel-changes"),
+    ):
+        yield _beside(title, head, _per_step(base, one), _per_step(new, other), key)
 
 
 def _categories(trace: TraceRecord) -> dict[str, float]:
-    windows = trace.windows
-    names = windows[0].categories if windows else {}
-    return {name.replace("_", " "): sum(window.categories.get(name, 0.0) for window in windows) for name in names}
+    names = trace.windows[0].categories if trace.windows else {}
+    return {name.replace("_", " "): sum(w.categories.get(name, 0.0) for w in trace.windows) for name in names}
 
 
 def _per_step(trace: TraceRecord, totals: Mapping[str, float]) -> dict[str, float]:

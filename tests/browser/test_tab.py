@@ -120,7 +120,7 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     assert "No kernels" in browser.find("main .note").text
     show(browser, "memory")
     assert session.memory.breakdown is not None
-    assert numbers(browser, "holds", 2) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
+    assert numbers(browser, "holds", 3) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
     browser.shot("tab-memory-light-1400")
     show(browser, "modules")
     assert session.model_profile is not None

@@ -18,9 +18,9 @@ _WIDEST = 100
 _NARROW = 70
 _BAR = {False: 30, True: 14}
 """Width of bars by whether the console is narrow; a third less for bars that all start at the left."""
-_SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
+SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
 _VERDICT_STYLES = {"healthy": "bold green"}
-_QUIET = "dim"
+QUIET = "dim"
 _INDENT = 8
 
 
@@ -68,17 +68,17 @@ class Page:
         if isinstance(part, doc.Heading):
             yield self._text(part.text, "bold")
         elif isinstance(part, doc.Note):
-            yield self._text(part.text, "bold" if part.kind == "strong" else _QUIET)
+            yield self._text(part.text, "bold" if part.kind == "strong" else QUIET)
         elif isinstance(part, doc.Facts):
             yield self._facts(part.items)
         elif isinstance(part, doc.Listing):
             for item in part.items:
                 yield self._labelled("-", item, 0)
         elif isinstance(part, doc.Pairs):
-            yield self._grid([(label.lower(), text) for label, text in part.rows], style=_QUIET)
+            yield self._grid([(label.lower(), text) for label, text in part.rows], style=QUIET)
         elif isinstance(part, doc.Code):
             if part.label:
-                yield self._text(f"{part.label}:", _QUIET)
+                yield self._text(f"{part.label}:", QUIET)
             yield from self._code(part.lines, 4 if part.language else 0)
         elif isinstance(part, doc.Table):
             yield from self._table(part)
@@ -89,7 +89,7 @@ class Page:
         return Text(wording.fit_encoding(content, self._encoding), style=style, overflow="fold")
 
     def _verdict(self, verdict: doc.Verdict) -> RenderableType:
-        style = _SEVERITY_STYLES.get(verdict.severity) or _VERDICT_STYLES.get(verdict.category, "bold")
+        style = SEVERITY_STYLES.get(verdict.severity) or _VERDICT_STYLES.get(verdict.category, "bold")
         return Constrain(
             Text.assemble(self._text("PerfDoctor: ", "bold"), self._text(verdict.text, style)), self._width
         )
@@ -103,21 +103,21 @@ class Page:
                 lines[-1] = longer
             else:
                 lines.append(fact)
-        return Constrain(self._text("\n".join(lines), _QUIET), self._width)
+        return Constrain(self._text("\n".join(lines), QUIET), self._width)
 
     def _finding(self, finding: doc.Diagnosis) -> Iterator[RenderableType]:
         heading = self._text(finding.title, "bold")
         remarks = [f"speedup {finding.speedup}" if finding.speedup else "", f"confidence {finding.confidence}"]
-        heading.append_text(self._text("  " + ", ".join(filter(None, [*remarks, finding.remark])), _QUIET))
+        heading.append_text(self._text("  " + ", ".join(filter(None, [*remarks, finding.remark])), QUIET))
         grid = Grid.grid()
         grid.add_column(width=_INDENT, no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row(self._text(finding.severity, _SEVERITY_STYLES[finding.severity]), heading)
+        grid.add_row(self._text(finding.severity, SEVERITY_STYLES[finding.severity]), heading)
         yield Constrain(grid, self._width)
         yield Constrain(Padding(self._text(finding.summary), (0, 0, 0, _INDENT), expand=False), self._width)
         if finding.evidence:
             rows = [(name, value.text, f"({basis})" if basis else "") for name, value, basis in finding.evidence]
-            yield self._grid(rows, [False, True, False], style=_QUIET, indent=_INDENT)
+            yield self._grid(rows, [False, True, False], style=QUIET, indent=_INDENT)
         for fix in finding.fixes:
             yield self._labelled("fix", f"{fix.text} ({fix.kind})")
             yield from self._code(fix.code)
@@ -129,7 +129,7 @@ class Page:
             yield self._text(table.title, "bold")
         heads, numbers, rows = table.texts(self._width)
         if table.about:
-            yield self._text(table.about, _QUIET)
+            yield self._text(table.about, QUIET)
         if table.bars:
             is_stacked = any(start for start, _ in table.bars)
             width = self._bar_width if is_stacked else self._bar_width * 2 // 3
@@ -153,7 +153,7 @@ class Page:
         for is_number in numbers or [False] * len(rows[0]):
             grid.add_column(justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
         if any(heads):
-            grid.add_row(*(self._text(head, _QUIET) for head in heads))
+            grid.add_row(*(self._text(head, QUIET) for head in heads))
         for row in rows:
             grid.add_row(*(self._text(cell, "cyan" if i == bar else style) for i, cell in enumerate(row)))
         return Constrain(Padding(grid, (0, 0, 0, indent), expand=False) if indent else grid, self._width)
@@ -169,7 +169,7 @@ class Page:
         grid = Grid.grid(padding=(0, 1, 0, 0))
         grid.add_column(width=5 if indent else 1, no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row(self._text(label, _QUIET), self._text(content))
+        grid.add_row(self._text(label, QUIET), self._text(content))
         return Constrain(Padding(grid, (0, 0, 0, indent), expand=False), self._width)
 
 

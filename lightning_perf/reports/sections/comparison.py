@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import (
-    Change,
     ComparedRun,
     Comparison,
     Difference,
@@ -33,12 +32,6 @@ from lightning_perf.reports.wording import (
 MAX_DIFFERENCES = 40
 """Differences shown; JSON has all of them."""
 
-_VERDICTS: dict[Change, str] = {
-    "faster": "faster",
-    "slower": "slower",
-    "no_change": "no change",
-    "inconclusive": "inconclusive",
-}
 _NEGLIGIBLE = 0.002  # of the step: phases without a verdict that changed by less are left out
 
 
@@ -124,16 +117,9 @@ def time_rows(comparison: Comparison) -> list[tuple[Cell, ...]]:
         is_phase = one.name not in ("step", "wall")
         if is_phase and one.change not in _CLEAR and abs((one.new_s or 0.0) - (one.base_s or 0.0)) < least:
             continue
-        rows.append(
-            (
-                _time_name(one.name, comparison.per),
-                seconds_cell(one.base_s),
-                seconds_cell(one.new_s),
-                _change(one.base_s, one.new_s),
-                Value(_range(one.ratio) if one.ratio is not None else ""),
-                _VERDICTS[one.change] if one.ratio is not None else "",
-            )
-        )
+        interval, verdict = (_range(one.ratio), one.change.replace("_", " ")) if one.ratio is not None else ("", "")
+        times_s = (seconds_cell(one.base_s), seconds_cell(one.new_s), _change(one.base_s, one.new_s))
+        rows.append((_time_name(one.name, comparison.per), *times_s, Value(interval), verdict))
     return rows
 
 
@@ -172,13 +158,9 @@ def trial_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 def gate_line(regressions: Sequence[TimeChange], percent: float) -> str:
     """Return the message of a failed regression gate."""
-    told = [f"{_gated(one.name)} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
+    told = [f"{_time_name(one.name, 'step')} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
             for one in regressions if one.ratio is not None]  # fmt: skip
     return f"regression beyond {percent:g} %: " + "; ".join(told)
-
-
-def _gated(name: str) -> str:
-    return "time per step" if name == "step" else "wall time per step"
 
 
 def _cause(comparison: Comparison, shown: TimeChange) -> str:

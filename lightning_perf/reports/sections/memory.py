@@ -42,7 +42,7 @@ def memory_parts(session: Session) -> Iterator[AnyPart]:
     yield Figure("memory_phases", "Memory by phase of the step")
     yield facts(phase_facts(session), "By phase")
     yield Figure("memory_growth", "Memory growth")
-    yield facts([_trend(growth) for growth in memory.growth], "Growth")
+    yield facts([growth_text(growth) for growth in memory.growth], "Growth")
     yield facts([headroom_fact(memory.headroom)], "Batch size")
 
 
@@ -159,7 +159,8 @@ def peaks_fact(session: Session) -> str:
     return "; ".join(parts)
 
 
-def _trend(growth: Growth) -> str:
+def growth_text(growth: Growth) -> str:
+    """Return the growth per 1,000 steps, or that there is none."""
     where = line(growth.where, 16)
     if not grows(growth):
         return f"{where}: no steady growth in {count(growth.n, 'reading')}"

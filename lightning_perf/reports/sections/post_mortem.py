@@ -43,7 +43,7 @@ def post_mortem_document(session: Session) -> Document:
         Verdict(f"post-mortem: {WHERE[oom.where]}", "memory", "high"),
         (),
         (
-            section("oom", "What happened", _circumstances(session, oom)),
+            section("oom", "What happened", _what_happened(session, oom)),
             section("advice", "What to do", [listing(advice)]),
             section("memory", memory_title(session.memory.breakdown), memory_parts(session)),
             section("tensors", "Largest live tensors", [table(("tensor", "size", "type"), [
@@ -59,20 +59,22 @@ def post_mortem_document(session: Session) -> Document:
     )  # fmt: skip
 
 
-def _circumstances(session: Session, oom: OutOfMemory) -> Iterator[AnyPart]:
+def _what_happened(session: Session, oom: OutOfMemory) -> Iterator[AnyPart]:
     yield note(line(oom.error, 400), "strong")
-    batches = [f"batch{'' if name == 'batch' else ' ' + line(name, 30)}: {_shape(shape)}"
-               for name, shape in list(oom.batch_shapes.items())[:4]]  # fmt: skip
-    yield facts(
-        [
-            f"after {count(oom.step, 'step')}",
-            f"in {phase_name(oom.phase)}" if oom.phase else "",
-            f"at {line(oom.code, 80)}" if oom.code else "",
-            f"{size(oom.requested_bytes)} requested" if oom.requested_bytes is not None else "",
-            *batches,
-        ]
-    )
+    yield facts([f"after {count(oom.step, 'step')}", *circumstances(oom)])
     yield facts([peaks_fact(session)])
+
+
+def circumstances(oom: OutOfMemory) -> list[str]:
+    """Return where memory ran out, how much was requested, and the batch."""
+    told = [f"in {phase_name(oom.phase)}"] if oom.phase else []
+    if oom.requested_bytes is not None:
+        told.append(f"{size(oom.requested_bytes)} requested")
+    for name, shape in list(oom.batch_shapes.items())[:4]:
+        told.append(f"batch{'' if name == 'batch' else ' ' + line(name, 30)}: {_shape(shape)}")
+    if oom.code:
+        told.append(f"at {line(oom.code, 80)}")
+    return told
 
 
 def _curves(oom: OutOfMemory) -> Iterator[Section]:

@@ -68,7 +68,47 @@ def trace_parts(record: TraceRecord) -> Iterator[AnyPart]:
 
 def trace_facts(record: TraceRecord) -> list[tuple[str, str]]:
     """Return single facts by label."""
-    return list(_trace_facts(record))
+    s = wording.seconds
+    told: dict[str, str] = {}
+    if record.loader:
+        batches, spent = wording.count(record.loader.n, "batch"), record.loader
+        told["loader"] = f"{batches} in {s(spent.total_s)} (p50 {s(spent.p50_s)}, max {s(spent.max_s)})"
+        told["loader"] += f", {s(spent.exposed_s)} of it with the device idle"
+    if record.idle and record.idle.span_s:
+        host_s, queue_s, other_s = map(s, (record.idle.host_wait_s, record.idle.kernel_wait_s, record.idle.other_s))
+        told["gaps"] = f"between kernels: {host_s} launch latency, {queue_s} kernel queue, {other_s} other"
+    if record.copies and (record.copies.h2d_n or record.copies.d2h_n):
+        each = record.copies
+        pageable = f"{each.h2d_pageable_n:,} from pageable memory, {s(each.h2d_exposed_s)} exposed"
+        told["copies"] = f"{each.h2d_n:,} host to device in {s(each.h2d_s)} ({pageable})"
+        told["copies"] += f", {each.d2h_n:,} device to host in {s(each.d2h_s)}"
+    if record.communication:
+        net = record.communication
+        late = "" if net.waiting_s is None else f", {s(net.waiting_s)} of that waiting for other ranks"
+        collectives = f"{net.n_per_step:,.0f} collectives per step"
+        told["communication"] = f"{collectives}, {s(net.total_s)}, {s(net.exposed_s)} exposed{late}"
+        for shard in net.shards:
+            when = "between phases" if shard.phase == "other" else f"in {shard.phase}"
+            spent_s = f"{shard.n:,} in {s(shard.total_s)}, {s(shard.exposed_s)} exposed"
+            told[f"{shard.kind.replace('_', '-')} {when}"] = f"{spent_s}; {shard.hidden_n:,} prefetched"
+    if record.kernels and record.kernels.median_s is not None:
+        matrix = record.kernels.matrix_tensor_core_fraction
+        cores = f"; {wording.share(matrix)} of matrix time on tensor cores" if matrix is not None else ""
+        told["kernels"] = f"{record.kernels.n_per_step:,.0f} per step, p50 {s(record.kernels.median_s)}{cores}"
+    if record.allocator and record.allocator.total_s > _LEAST_SHARE * record.span_s:
+        told["allocations"] = f"{record.allocator.n:,} calls of the driver, {s(record.allocator.total_s)}"
+    if record.startup and record.startup.calls:
+        told["startup"] = f"{s(record.startup.total_s)} of one-off calls, mostly {record.startup.calls[0].name}"
+    if record.attention:
+        place = f" at {record.attention.site}" if record.attention.site else ""
+        part = f"{wording.share(record.attention.share)} of {'device' if record.device else 'operator'} time"
+        told["attention"] = f"unfused{place}, {record.attention.n:,} times, {part}"
+    phases = [(wording.phase_name(each.name), s(each.host_s), s(each.device_s)) for each in record.phases]
+    on_device = record.device is not None
+    told["phases"] = ", ".join(
+        f"{n} {host}" + (f" (device {device})" if on_device else "") for n, host, device in phases
+    )
+    return list(told.items())
 
 
 def categories_table(record: TraceRecord) -> Table:
@@ -231,75 +271,6 @@ def copy_parts(record: TraceRecord) -> Iterator[AnyPart]:
             for each in copies.sites
         ]  # fmt: skip
         yield table(("line", "direction", "n", "time", "memory"), rows, title="Lines that copy", key="sites", room=TAB)
-
-
-def _trace_facts(record: TraceRecord) -> Iterator[tuple[str, str]]:
-    s, count = wording.seconds, wording.count
-    if record.loader:
-        each = record.loader
-        yield (
-            "loader",
-            (
-                f"{count(each.n, 'batch')} in {s(each.total_s)} (p50 {s(each.p50_s)}, max {s(each.max_s)}), "
-                f"{s(each.exposed_s)} of it with the device idle"
-            ),
-        )
-    if record.idle and record.idle.span_s:
-        gaps = record.idle
-        yield (
-            "gaps",
-            (
-                f"between kernels: {s(gaps.host_wait_s)} launch latency, {s(gaps.kernel_wait_s)} kernel queue, "
-                f"{s(gaps.other_s)} other"
-            ),
-        )
-    if record.copies and (record.copies.h2d_n or record.copies.d2h_n):
-        copies = record.copies
-        yield (
-            "copies",
-            (
-                f"{copies.h2d_n:,} host to device in {s(copies.h2d_s)} ({copies.h2d_pageable_n:,} from pageable "
-                f"memory, {s(copies.h2d_exposed_s)} exposed), {copies.d2h_n:,} device to host in {s(copies.d2h_s)}"
-            ),
-        )
-    if record.communication:
-        net = record.communication
-        late = "" if net.waiting_s is None else f", {s(net.waiting_s)} of that waiting for other ranks"
-        yield (
-            "communication",
-            (f"{net.n_per_step:,.0f} collectives per step, {s(net.total_s)}, {s(net.exposed_s)} exposed{late}"),
-        )
-        for shard in net.shards:
-            when = "between phases" if shard.phase == "other" else f"in {shard.phase}"
-            yield (
-                f"{shard.kind.replace('_', '-')} {when}",
-                (f"{shard.n:,} in {s(shard.total_s)}, {s(shard.exposed_s)} exposed; {shard.hidden_n:,} prefetched"),
-            )
-    if record.kernels and record.kernels.median_s is not None:
-        kernels = record.kernels
-        matrix = kernels.matrix_tensor_core_fraction
-        cores = f"; {wording.share(matrix)} of matrix time on tensor cores" if matrix is not None else ""
-        yield "kernels", f"{kernels.n_per_step:,.0f} per step, p50 {s(kernels.median_s)}{cores}"
-    if record.allocator and record.allocator.total_s > _LEAST_SHARE * record.span_s:
-        yield "allocations", f"{record.allocator.n:,} calls of the driver, {s(record.allocator.total_s)}"
-    if record.startup and record.startup.calls:
-        yield "startup", f"{s(record.startup.total_s)} of one-off calls, mostly {record.startup.calls[0].name}"
-    if record.attention:
-        place = f" at {record.attention.site}" if record.attention.site else ""
-        of = "device" if record.device else "operator"
-        yield (
-            "attention",
-            f"unfused{place}, {record.attention.n:,} times, {wording.share(record.attention.share)} of {of} time",
-        )
-    if record.phases:
-        yield (
-            "phases",
-            ", ".join(
-                f"{wording.phase_name(phase.name)} {s(phase.host_s)}"
-                + (f" (device {s(phase.device_s)})" if record.device else "")
-                for phase in record.phases
-            ),
-        )
 
 
 def trace_ranks_parts(records: Sequence[TraceRecord]) -> Iterator[AnyPart]:
