@@ -183,4 +183,6 @@ def _is_set_off(before: doc.AnyPart, part: doc.AnyPart) -> bool:
     """Return whether a blank line separates the two parts."""
     if isinstance(part, doc.Table):
         return bool(part.title) or isinstance(before, doc.Table)
+    if isinstance(part, doc.Pairs):
+        return isinstance(before, doc.Table)
     return isinstance(part, doc.Heading | doc.Diagnosis) or (isinstance(part, doc.Code) and bool(part.label))

@@ -19,6 +19,7 @@ _N_RANKS = 8
 """Traces and ranks up to this many are all shown."""
 _N_OVERVIEW = 16
 _LEAST_SHARE = 0.002
+_LEAST_GAIN = 0.01
 
 CAUSES = {
     "loader": "data wait",
@@ -117,6 +118,7 @@ def categories_table(record: TraceRecord) -> Table:
     n, total = max(1, len(windows)), sum(window.duration_s for window in windows) or 1.0
     spent = {name: sum(window.categories.get(name, 0.0) for window in windows)
              for name in (windows[0].categories if windows else ())}  # fmt: skip
+    spent = {name: s for name, s in spent.items() if s >= _LEAST_SHARE * total}
     rows: Rows = [(name.replace("_", " "), seconds(s / n), share(s / total)) for name, s in spent.items()]
     bars = [(0.0, min(1.0, s / total)) for s in spent.values()]
     heads: Heads = ("category", "mean", "share")
@@ -147,6 +149,7 @@ def what_if_table(record: TraceRecord) -> Table:
          Value(f"{each.step_s / each.high_s:.2f}–{each.step_s / each.low_s:.2f}x", each.step_s / each.low_s)
          if each.low_s and each.high_s else Value(""), seconds(each.claim_s))
         for each in record.what_if
+        if each.step_s - each.low_s >= _LEAST_GAIN * each.step_s
     ]  # fmt: skip
     heads: Heads = ("without", "now", "at best", "at least", "speedup", Column("exclusive, total", TAB))
     about = "causes share time: speedups do not add up"
