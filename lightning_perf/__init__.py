@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .quick import memory_breakdown
     from .quick_model import measure_ceilings, quick_profile
     from .records import Session, load
-    from .reports.notebook import to_html
+    from .reports.render.notebook import to_html
 
 __version__ = "0.1.0.dev0"
 
@@ -31,7 +31,7 @@ _HOMES = {
     "measure_ceilings": ".quick_model",
     "memory_breakdown": ".quick",
     "quick_profile": ".quick_model",
-    "to_html": ".reports.notebook",
+    "to_html": ".reports.render.notebook",
     "traces": ".traces",
 }
 

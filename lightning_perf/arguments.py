@@ -19,6 +19,11 @@ REPORTS = ("console", "tensorboard", "json")
 
 KNOWN_REPORTS = (*REPORTS, "html")
 
+CONSOLE = ("brief", "full", "off")
+"""How much the console shows; the first is the default."""
+
+CONSOLE_VARIABLE = "LIGHTNING_PERF_CONSOLE"
+
 
 def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
     if schedule is None or schedule == "auto":
@@ -112,6 +117,16 @@ def checked_reports(reports: Any) -> tuple[str, ...]:
     ):
         raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, KNOWN_REPORTS))}")
     return tuple(reports)
+
+
+def checked_console(console: Any) -> str:
+    """Return how much the console shows; None means the environment's choice, else ``"brief"``."""
+    name, value = "console", console
+    if console is None:
+        name, value = CONSOLE_VARIABLE, os.environ.get(CONSOLE_VARIABLE) or CONSOLE[0]
+    if value not in CONSOLE:
+        raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, CONSOLE))}")
+    return str(value)
 
 
 def checked_codes(name: str, codes: Any) -> Sequence[str] | None:

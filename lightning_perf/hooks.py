@@ -32,7 +32,6 @@ from lightning_perf.progress import BarFigures
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, ProbeFailure, Session, TraceRecord, Window
 from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.reports import console as console_report
-from lightning_perf.reports import post_mortem
 from lightning_perf.rules.engine import check_codes, diagnose, hypotheses, preflight
 
 _log = logging.getLogger("lightning_perf")
@@ -60,6 +59,9 @@ class DoctorHooks:
         reports: Which of ``"console"``, ``"tensorboard"``, ``"json"`` and ``"html"`` (at the end of a run, one file to
             be mailed: ``perf_report.html``). ``"tensorboard"`` also logs plain figures to Lightning's loggers for W&B,
             MLflow, Comet and Neptune; any other logger is left alone.
+        console: What the console shows: ``"brief"`` (at most 15 lines at the end of a run, and one at the end of an
+            epoch if something changed), ``"full"`` (everything) or ``"off"``. None: the environment variable
+            ``LIGHTNING_PERF_CONSOLE``, else ``"brief"``.
         out_dir: Where ``perf_session.json`` goes; None for the first logger's folder, or ``perf_logs/<time>`` where
             there is no logger.
         arithmetic: Whether to count the operations and the memory traffic of one training step (exactly as it would
@@ -130,12 +132,16 @@ class DoctorHooks:
         progress: bool = False,
         host_lines: bool = True,
         replay: bool = True,
+        console: str | None = None,
     ) -> None:
         super().__init__()
         self.schedule = arguments.checked_schedule(schedule)
         self.window_options = arguments.checked_window(self.schedule, profiler)
         self.every_n_epochs = arguments.checked_whole("every_n_epochs", every_n_epochs, least=1)
         self.reports = arguments.checked_reports(reports)
+        self.console = arguments.checked_console(console)
+        if self.console == "off":
+            self.reports = tuple(report for report in self.reports if report != "console")
         self.out_dir = arguments.checked_path(out_dir)
         self.arithmetic = arguments.checked_flag("arithmetic", arithmetic)
         self.ceilings = arguments.checked_flag("ceilings", ceilings)
@@ -511,7 +517,7 @@ class DoctorHooks:
             return
         likely = preflight(self._session_now(), self.select, self.ignore)
         if likely:
-            self._print(trainer, lambda: console_report.preflight_report(likely))
+            self._print(trainer, lambda: console_report.preflight_report(likely, self.console == "full"))
 
     def _report_epoch(self, trainer: Any) -> None:
         session = self._diagnosed("running", None)
@@ -519,12 +525,22 @@ class DoctorHooks:
             return
         reports = self._active_reports(trainer)
         if "console" in reports:
-            self._print(trainer, lambda: console_report.epoch_report(session, trainer.current_epoch, self._reported))
+            self._print(trainer, lambda: self._epoch_report(session, trainer.current_epoch))
         if "tensorboard" in self.reports and not trainer.fast_dev_run:
             self._guard("loggers", self._logger_reports.write, trainer, session, self._guard)
         if "json" in reports:
             self._guard("json", self._save, session)
-        self._reported = session
+
+    def _epoch_report(self, session: Session, epoch: int) -> Any:
+        """Return what the console shows of an epoch; None if nothing."""
+        report: Any
+        if self.console == "full":
+            report = console_report.epoch_report(session, epoch, self._reported)
+        else:
+            report = console_report.brief_epoch(session, epoch, self._reported)
+        if report is not None:
+            self._reported = session
+        return report
 
     def _diagnosed(self, status: Status, error: BaseException | None) -> Session:
         """The session up to now, with findings."""
@@ -622,8 +638,9 @@ class DoctorHooks:
     def _print_post_mortem(self, trainer: Any) -> None:
         """Print what is known where memory ran out, last of all."""
         session = self.session
-        if session is not None and session.memory.oom is not None and "console" in self.reports:
-            self._print(trainer, lambda: post_mortem.post_mortem(session))
+        is_shown = "console" in self.reports and self.console == "full"
+        if session is not None and session.memory.oom is not None and is_shown:
+            self._print(trainer, lambda: console_report.post_mortem(session))
 
     def _with_post_mortem(self, session: Session) -> Session:
         """Write the file on the rank whose memory ran out; return the session, which names no file if that fails."""
@@ -637,7 +654,7 @@ class DoctorHooks:
         return self._diagnose(msgspec.structs.replace(session, memory=memory))
 
     def _write_post_mortem(self, session: Session, name: str) -> None:
-        text = console_report.to_text(post_mortem.post_mortem(session), width=100)
+        text = console_report.to_text(console_report.post_mortem(session), width=100)
         self._write(name, text.encode())
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -660,8 +677,8 @@ class DoctorHooks:
             if "json" in reports:
                 self._guard("json", self._save, session)
             return
-        if "console" in reports and session.run.n_steps > 0:
-            self._print(trainer, lambda: console_report.run_report(session))
+        if "console" in reports and (session.run.n_steps > 0 or session.memory.oom is not None):
+            self._print(trainer, lambda: self._run_report(session, is_saved="json" in reports))
         if "html" in reports:
             self._guard("html", self._write_page, session)
         # A report that fails belongs into the record too.
@@ -674,11 +691,24 @@ class DoctorHooks:
         if len(self._probes_off) > len(session.probes_off):
             self._diagnose(session)
 
+    def _run_report(self, session: Session, is_saved: bool) -> Any:
+        if self.console == "full":
+            return console_report.run_report(session) if session.run.n_steps > 0 else None
+        place = console_report.short_path(self._session_path(session)) if is_saved else None
+        return console_report.brief_report(session, place)
+
     def _print(self, trainer: Any, make_report: Callable[[], Any]) -> None:
-        self._guard("console", lambda: console_report.emit(make_report(), console=seams.live_console(trainer)))
+        def show() -> None:
+            report = make_report()
+            if report is not None:
+                console_report.emit(report, console=seams.live_console(trainer))
+
+        self._guard("console", show)
 
     def _write_page(self, session: Session) -> None:
-        from lightning_perf.reports.html import to_page  # plotly, which no run needs that does not ask for a page
+        from lightning_perf.reports.render.html import (
+            to_page,  # plotly, which no run needs that does not ask for a page
+        )
 
         name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
         self._write(name, to_page(session).encode())

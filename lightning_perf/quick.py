@@ -17,8 +17,7 @@ from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.steps import size_reader
 from lightning_perf.records import Breakdown
-from lightning_perf.reports.page import Page
-from lightning_perf.reports.terminal import to_text
+from lightning_perf.reports.console import model_report, to_text
 
 
 class MemoryBreakdown:
@@ -37,7 +36,7 @@ class MemoryBreakdown:
         return self.record.parts_bytes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from Page(options).breakdown_of_memory(self.record)
+        yield model_report(None, self.record)
 
     def __str__(self) -> str:
         return to_text(self, width=100).strip("\n")

@@ -25,8 +25,7 @@ from lightning_perf.probes.steps import size_reader
 from lightning_perf.probes.storages import tensors_in
 from lightning_perf.quick import as_it_was, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
-from lightning_perf.reports.page import Page
-from lightning_perf.reports.terminal import to_text
+from lightning_perf.reports.console import model_report, to_text
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
 from lightning_perf.stats.steady import warmup_length
@@ -54,10 +53,7 @@ class QuickProfile:
         return getattr(self.record, name)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        page = Page(options)
-        yield from page.model_profile(self.record)
-        if self.record.memory is not None:
-            yield from page.breakdown_of_memory(self.record.memory)
+        yield model_report(self.record, self.record.memory)
 
     def __str__(self) -> str:
         return to_text(self, width=100).strip("\n")

@@ -41,7 +41,7 @@ def check_contents(wheel: Path) -> None:
     lacks, has = sorted(set(tracked) - inside), sorted(inside - set(tracked))
     if lacks or has:
         raise SystemExit(f"the wheel lacks {lacks}, and has {has} that git does not")
-    for needed in ("py.typed", "reports/static", "tensorboard_plugin/static"):
+    for needed in ("py.typed", "reports/render/static", "tensorboard_plugin/static"):
         if not any(name.startswith(f"{PACKAGE}/{needed}") for name in inside):
             raise SystemExit(f"the wheel has no {needed}")
     print(f"{wheel.name}: {len(inside)} files, {wheel.stat().st_size / 1024:.0f} KiB")

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from lightning_perf.records import PHASES, Record, Session, TraceRecord
-from lightning_perf.reports import figures, html
-from lightning_perf.reports.console import comparison_report, epoch_report, run_report, to_text
-from lightning_perf.reports.markdown import comparison_to_markdown, to_markdown
-from lightning_perf.reports.trace_console import to_console as trace_to_console
-from lightning_perf.reports.trace_console import to_markdown as trace_to_markdown
+from lightning_perf.reports import figures
+from lightning_perf.reports.console import comparison_report, epoch_report, run_report, to_text, trace_report
+from lightning_perf.reports.render import html
+from lightning_perf.reports.render.markdown import comparison_to_markdown, render, to_markdown
+from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.rules.engine import diagnose, diagnose_trace
 from lightning_perf.stats.comparison import compare_sessions
 from lightning_perf.tensorboard_plugin.diff import diff
@@ -235,8 +235,8 @@ def trace_forms(record: TraceRecord) -> Iterator[tuple[str, str]]:
     """Yield the trace in every form, with the form's name."""
     answered = diagnose_trace(record)
     session = session_of(answered)
-    yield "console", trace_to_console([answered, answered])
-    yield "markdown", trace_to_markdown([answered])
+    yield "console", to_text(trace_report([answered, answered]), width=100)
+    yield "markdown", render(trace_documents([answered])[0])
     yield "tab", tab_text(Shown("a trace", session, answered, ("a trace",), 0, is_trace_only=True))
     yield from figure_forms(session)
 

@@ -11,7 +11,9 @@ import typer
 
 from lightning_perf.errors import ConfigError, TraceError
 from lightning_perf.records import TraceRecord
-from lightning_perf.reports.trace_console import to_console, to_markdown
+from lightning_perf.reports.console import to_text, trace_report
+from lightning_perf.reports.render.markdown import render
+from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.reports.wording import fit_encoding, line
 from lightning_perf.rules.engine import check_codes, diagnose_trace
 from lightning_perf.traces import analyze_many
@@ -60,4 +62,6 @@ def analyze(
 def _drawn(records: list[TraceRecord], form: str) -> str:
     if form == "json":
         return msgspec.json.format(msgspec.json.encode(records)).decode()
-    return to_markdown(records) if form == "markdown" else to_console(records)
+    if form == "markdown":
+        return "\n".join(map(render, trace_documents(records)))
+    return to_text(trace_report(records), width=100)

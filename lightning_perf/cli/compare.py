@@ -57,7 +57,7 @@ def compare(
 
 
 def _gate(comparison: Comparison, percent: float) -> None:
-    from lightning_perf.reports.comparison_rows import gate_line
+    from lightning_perf.reports.sections.comparison import gate_line
 
     step = comparison.time("step")
     regressions = comparison.regressions(percent / 100)
@@ -89,7 +89,7 @@ def _show(comparison: Comparison, form: str, out: Path | None, is_forced: bool) 
         emit(comparison_report(comparison))
         return
     if form == "markdown":
-        from lightning_perf.reports.markdown import comparison_to_markdown
+        from lightning_perf.reports.render.markdown import comparison_to_markdown
 
         text = comparison_to_markdown(comparison)
     elif form == "json":

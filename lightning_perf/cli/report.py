@@ -20,9 +20,8 @@ def report(
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
-    show_all: Annotated[
-        bool, typer.Option("--all", help="Also say which rules passed, and why others did not run.")
-    ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show everything and the outcome of each rule.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show everything, not only the brief form (console).")] = False,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Run this version's rules on the session again.")
     ] = False,
@@ -43,12 +42,16 @@ def report(
         from lightning_perf.rules.engine import diagnose as run_rules
 
         loaded = run_rules(loaded, select=select or None, ignore=ignore or None)
-    if format_ == "console" and out is None:
-        from lightning_perf.reports.console import emit, run_report
+    if format_ == "console":
+        from lightning_perf.reports.console import brief_report, emit, run_report, to_text
 
-        emit(run_report(loaded, show_all))
-        return
-    text = _drawn(loaded, format_, show_all)
+        drawn = run_report(loaded, show_all) if full or show_all else brief_report(loaded, str(session))
+        if out is None:
+            emit(drawn)
+            return
+        text = to_text(drawn)
+    else:
+        text = _drawn(loaded, format_, show_all)
     if out is not None:
         write_file(out, text, force)
     elif format_ == "html":
@@ -66,17 +69,13 @@ def _has_learned_of_ranks(session: Session) -> bool:
 
 def _drawn(session: Session, format_: str, show_all: bool) -> str:
     if format_ == "markdown":
-        from lightning_perf.reports.markdown import to_markdown
+        from lightning_perf.reports.render.markdown import to_markdown
 
         return to_markdown(session, show_all, is_folded=True)
     if format_ == "html":
-        from lightning_perf.reports.html import to_page
+        from lightning_perf.reports.render.html import to_page
 
         return to_page(session)
-    if format_ == "json":
-        from lightning_perf.reports.json import to_json
+    from lightning_perf.reports.json import to_json
 
-        return to_json(session)
-    from lightning_perf.reports.console import run_report, to_text
-
-    return to_text(run_report(session, show_all))
+    return to_json(session)

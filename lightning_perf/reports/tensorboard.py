@@ -9,7 +9,7 @@ import msgspec
 
 from lightning_perf.records import Arm, Memory, Session, Spread, StageTimes, Telemetry, Trial
 
-from .markdown import to_markdown
+from .render.markdown import to_markdown
 
 TEXT_TAG = "perf/diagnosis"
 PLUGIN_NAME = "perfdoctor"

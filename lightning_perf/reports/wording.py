@@ -1,6 +1,6 @@
 """How reports write seconds, shares, bytes and gains, and how they make foreign text safe to show.
 
-Figures are written with the signs that physics uses (``µs``, ``×``, ``–``); ``fit_encoding`` replaces them where the
+Figures are written with non-ASCII signs (``µs``, ``–``, ``≤``); ``fit_encoding`` replaces them where the
 output cannot show them.
 """
 
@@ -10,11 +10,14 @@ import math
 import re
 from collections.abc import Sequence
 
-from lightning_perf.records import Evidence, Gain
+from lightning_perf.records import Evidence, Gain, Interval
 from lightning_perf.records.text import clean
 
 NOT_TOLD = "n/a"
 ELLIPSIS = "…"
+
+TOO_WIDE = 20
+"""An interval whose ends differ by this factor says nothing."""
 
 _ASCII_SIGNS = {
     "×": "x",
@@ -112,14 +115,28 @@ def count(n: int, noun: str) -> str:
 
 
 def gain(value: Gain | None) -> str:
-    """The speed-up to expect: ``1.7–2.1×``, or ``up to 2.1×`` where it may gain nothing; empty without one."""
+    """Return the expected speedup: ``1.7–2.1x``, or ``up to 2.1x`` if it may be none; empty without one."""
     if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)):
         return ""
     for decimals in (1, 2):
         low, high = f"{value.low:.{decimals}f}", f"{value.high:.{decimals}f}"
         if low != high and (decimals == 2 or value.high >= 1.5):
-            return f"up to {high}×" if float(low) <= 1 else f"{low}–{high}×"
-    return f"{high}×"
+            return f"up to {high}x" if float(low) <= 1 else f"{low}–{high}x"
+    return f"{high}x"
+
+
+def times(value: float) -> str:
+    """Return a ratio with three digits: ``1.50x``, ``12.3x``."""
+    if not math.isfinite(value):
+        return NOT_TOLD
+    return f"{value:.2f}x" if abs(value) < 9.995 else f"{value:.1f}x" if abs(value) < 99.95 else f"{value:,.0f}x"
+
+
+def interval_text(interval: Interval) -> str:
+    """Return a confidence interval: ``1.80–1.86``."""
+    if interval.high > TOO_WIDE * interval.low:
+        return "unknown"
+    return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 
 def evidence_value(evidence: Evidence) -> str:
@@ -153,7 +170,7 @@ def quantity(value: float | int | str | bool, unit: str) -> str:
     if unit == "bytes":
         return size(value)
     if unit == "ratio":
-        return f"{number(value)}×"
+        return f"{number(value)}x"
     if unit in ("", "count"):
         return number(value)
     return f"{number(value)} {line(unit, 24)}"
@@ -191,7 +208,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def fit_encoding(text: str, encoding: str | None) -> str:
-    """The text with signs that the encoding lacks replaced: ``×`` by ``x``, what has no likeness by ``?``."""
+    """The text with signs that the encoding lacks replaced: ``–`` by ``-``, what has no likeness by ``?``."""
     encoding = encoding or "ascii"
     try:
         text.encode(encoding)

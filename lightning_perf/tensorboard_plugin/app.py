@@ -22,6 +22,7 @@ from lightning_perf.errors import PerfDoctorError, SessionError
 from lightning_perf.records import Session, from_json
 from lightning_perf.records.files import open_regular
 from lightning_perf.reports import wording
+from lightning_perf.reports.document import AnyPart, note, says_something
 
 from . import perfetto
 from .catalogue import Catalogue, Entry, roots_of
@@ -138,7 +139,8 @@ class App:
         )
 
     def _view(self, request: Request) -> Response:
-        from . import tables
+        from lightning_perf.reports.sections.trace import trace_ranks_parts
+
         from .views import VIEWS
 
         name = _asked(request, "view")
@@ -152,7 +154,7 @@ class App:
             together = self._library.ranks(entry)
             if isinstance(together, Reading):
                 return _json(request, {"state": "reading", "text": together.text})
-            return _json(request, _drawn(tables.trace_ranks(together)))
+            return _json(request, _drawn(trace_ranks_parts(together)))
         return _json(request, _drawn(VIEWS[name].draw(shown)) | {"traces": shown.traces, "trace": shown.chosen})
 
     def _diff(self, request: Request) -> Response:
@@ -310,17 +312,14 @@ def _warn_of_the_old_tab() -> None:
 _SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache")]
 
 
-def _drawn(drawn: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """All blocks of a view; what failed half-way is told below those that were drawn."""
-    done: list[dict[str, Any]] = []
+def _drawn(parts: Iterator[AnyPart]) -> dict[str, Any]:
+    """Return all parts of a view; a failure is reported below the parts before it."""
+    done: list[AnyPart] = []
     try:
-        for block in drawn:
-            if block["type"] != "facts" or block["rows"]:
-                done.append(block)
-    except Exception as error:  # noqa: BLE001 - told in the view
+        done.extend(filter(says_something, parts))
+    except Exception as error:  # noqa: BLE001 - shown in the view
         _log.exception("PerfDoctor's tab could not draw a view.")
-        text = f"The rest could not be drawn ({type(error).__name__}: {error})."
-        done.append({"type": "note", "kind": "problem", "text": wording.line(text, 1_000)})
+        done.append(note(f"The rest could not be drawn ({type(error).__name__}: {error}).", "problem"))
     return {"state": "ready", "blocks": done}
 
 

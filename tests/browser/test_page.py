@@ -13,7 +13,7 @@ from reports.test_html import everything
 from browser.conftest import Browser
 from lightning_perf.records import Session, load
 from lightning_perf.reports import wording
-from lightning_perf.reports.html import to_page
+from lightning_perf.reports.render.html import to_page
 
 pytestmark = pytest.mark.browser
 

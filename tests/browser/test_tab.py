@@ -13,8 +13,9 @@ import pytest
 from traces.shared import FOLDER, needs_shared_traces
 
 from lightning_perf.records import Session, load
-from lightning_perf.reports import summary
-from lightning_perf.reports.memory_rows import memory_rows
+from lightning_perf.reports.sections.findings import ordered_findings
+from lightning_perf.reports.sections.memory import memory_rows
+from lightning_perf.reports.sections.verdict import verdict_text
 from lightning_perf.tensorboard_plugin import perfetto
 from lightning_perf.traces import analyze
 
@@ -101,7 +102,7 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     browser.open(board.tab)
     show(browser, "overview")
     assert browser.find("#run").get_attribute("value") == RUN
-    assert browser.find(".verdict span").text == summary.verdict_text(session)
+    assert browser.find(".verdict span").text == verdict_text(session)
     phases = sorted(session.steady.phases.values(), key=lambda phase: -phase.total_s)
     assert numbers(browser, "phases", 2) == [phase.share for phase in phases]
     assert numbers(browser, "epochs", 3) == [epoch.wall_s for epoch in session.epochs]
@@ -119,7 +120,7 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     assert "No kernels" in browser.find("main .note").text
     show(browser, "memory")
     assert session.memory.breakdown is not None
-    assert numbers(browser, "holds", 2) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
+    assert numbers(browser, "holds", 3) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
     browser.shot("tab-memory-light-1400")
     show(browser, "modules")
     assert session.model_profile is not None
@@ -140,7 +141,7 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
 def test_a_click_on_a_finding_shows_its_evidence(browser: Browser, board: Board, session: Session) -> None:
     browser.open(board.tab)
     show(browser, "overview")
-    first = summary.ordered_findings(session)[0]
+    first = ordered_findings(session)[0]
     finding = browser.find(f'.finding[data-code="{first.code}"]')
     evidence = finding.find_element("css selector", ".evidence")
     assert not evidence.is_displayed()

@@ -29,7 +29,7 @@ def test_compare_draws_both_and_exits_with_0_when_nothing_is_asked_for(
     base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "compare", base, slower / "perf_session.json") == 0
-    assert capsys.readouterr().out.startswith("Slower: a step takes ")
+    assert capsys.readouterr().out.startswith("PerfDoctor: Slower: time per step is ")
 
 
 def test_compare_prints_the_record_when_asked_for_json(
@@ -59,7 +59,7 @@ def test_gate_fails_only_when_the_whole_interval_is_beyond_it(
     assert call(monkeypatch, "compare", base, slower, "--fail-on-regression", percent) == code
     captured = capsys.readouterr()
     assert captured.out  # the report is there either way
-    assert captured.err.startswith(f"lightning-perf: regression beyond {percent} %: a step takes") == (code == 1)
+    assert captured.err.startswith(f"lightning-perf: regression beyond {percent} %: time per step is") == (code == 1)
 
 
 def test_gate_passes_when_the_training_became_faster(base: Path, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from reports.sessions import SESSIONS, starved
 
 from lightning_perf.cli.app import main
 from lightning_perf.records import RANKS_FOLDER, RankSummary, files, together
-from lightning_perf.reports.console import run_report, to_text
-from lightning_perf.reports.html import to_page
-from lightning_perf.reports.markdown import to_markdown
+from lightning_perf.reports.brief import MAX_LINES
+from lightning_perf.reports.console import brief_report, run_report, to_text
+from lightning_perf.reports.render.html import to_page
+from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.rules.engine import all_rules, diagnose
 
 BLOCKER = """
@@ -53,14 +54,14 @@ def test_report_draws_the_session_when_given_its_file(
     monkeypatch.setenv("COLUMNS", "80")
     file = session.save(tmp_path)
     assert call(monkeypatch, "report", file) == 0
-    assert capsys.readouterr().out == to_text(run_report(session), 80)
+    assert capsys.readouterr().out == to_text(brief_report(session, str(file)), 80)
 
 
 def test_report_draws_the_session_when_given_its_folder(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "report", saved.parent) == 0
-    assert capsys.readouterr().out.startswith("PerfDoctor: The loader starves")
+    assert capsys.readouterr().out.startswith("PerfDoctor  Each step waits 16.6 ms for its batch")
 
 
 def test_report_draws_other_formats(
@@ -106,7 +107,7 @@ def test_report_keeps_an_existing_file_unless_forced(
     assert "--force" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert call(monkeypatch, "report", saved, "--out", out, "--force") == 0
-    assert out.read_text(encoding="utf-8") == to_text(run_report(starved()))
+    assert out.read_text(encoding="utf-8") == to_text(brief_report(starved(), str(saved)))
 
 
 def test_report_keeps_the_old_file_when_writing_breaks_off(
@@ -223,7 +224,18 @@ def test_ranks_are_compared_when_the_first_one_left_nothing(
         alone = diagnose(msgspec.structs.replace(alone, run=run, ranks=together((summary,), 4)))
         assert "PD701" not in {finding.code for finding in alone.findings}
         alone.save(tmp_path / RANKS_FOLDER / f"perf_session.rank{rank}.json")
-    assert call(monkeypatch, "report", tmp_path) == 0
+    assert call(monkeypatch, "report", tmp_path, "--full") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Rank 2 holds the other 2 ranks up" in shown
     assert "rank 0: it left no session" in shown
+
+
+def test_report_is_brief_unless_full_is_asked_for(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "report", saved) == 0
+    brief = capsys.readouterr().out
+    assert len(brief.splitlines()) <= MAX_LINES
+    assert "--full" in brief
+    assert call(monkeypatch, "report", saved, "--full") == 0
+    assert capsys.readouterr().out == to_text(run_report(starved()))

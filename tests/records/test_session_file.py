@@ -254,7 +254,7 @@ def test_trainer_flags_come_from_the_worst_finding_and_stay_within_the_safety() 
     "statement",
     [
         "import lightning_perf; dir(lightning_perf); lightning_perf.load; lightning_perf.Session",
-        "import lightning_perf.reports.console, lightning_perf.reports.markdown, lightning_perf.reports.tensorboard",
+        "import lightning_perf.reports.console, lightning_perf.reports.tensorboard",
         "from lightning_perf.cli import app, report, explain, rules",
     ],
 )

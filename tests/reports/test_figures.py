@@ -326,7 +326,7 @@ def test_findings_show_their_interval_and_code() -> None:
     assert bars["customdata"][0][:2] == ["PD101", "starved-by-loader"]
     assert bars["base"][0] == 1.7
     assert bars["base"][0] + bars["x"][0] == pytest.approx(2.1)
-    assert bars["text"][0] == "1.7–2.1×"
+    assert bars["text"][0] == "1.7–2.1x"
     assert bars["customdata"][0][4] == "54 % of the steady time"
 
 
@@ -468,7 +468,7 @@ def test_diff_sets_phases_of_a_step_side_by_side() -> None:
     phase = [row[0] for row in base["customdata"]].index("data wait")
     assert base["x"][phase] == pytest.approx(1000 * 0.541 * 12.28 / 400)
     assert new["x"][phase] == pytest.approx(1000 * 0.02 * 12.0 / 400)
-    assert base["customdata"][phase][2] == "0.04× against base"  # as everywhere: a factor beyond ten either way
+    assert base["customdata"][phase][2] == "0.04x against base"  # as everywhere: a factor beyond ten either way
     assert PAIR_FIGURES["steps_diff"].draw(starved(), too_short()) is None
 
 

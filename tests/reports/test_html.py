@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from lightning_perf.records import Evidence, RuleOutcome, Session
-from lightning_perf.reports import html
-from lightning_perf.reports.html import to_page
+from lightning_perf.reports.render import html
+from lightning_perf.reports.render.html import to_page
 from reports import trials as made_trials
 from reports.sessions import SESSIONS, ddp, hostile, starved, too_short
 from reports.test_figures import BAD, profiled, traced, with_ranks, with_timeline
@@ -102,7 +102,7 @@ def test_page_of_a_huge_session_is_small_enough_to_be_mailed() -> None:
     )
     source = to_page(session)
     assert len(source.encode()) < SIX_MB
-    assert "488 earlier windows left out" in source
+    assert "488 earlier windows not shown" in source
 
 
 def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,14 +117,14 @@ def test_page_tells_verdict_tables_and_findings_without_a_script() -> None:
     text = Page(to_page(starved())).text
     for told in (
         "The loader starves the model: 54 % of the time is waiting (PD101)",
-        "Where the time goes: 400 steady steps in 12.3 s",
+        "Time per phase: 400 steady steps in 12.3 s",
         "54.1 %",
         "6.64 s",
         "PD101 starved-by-loader",
         "limit 20 %, n 400",
-        "Load in 2 workers that live on between epochs. (one line, exact)",
+        "Load in 2 workers that live on between epochs. (effort: one line, results unchanged)",
         "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)",
-        "1.7–2.1× faster",
+        "speedup 1.7–2.1x",
         "no fetch blocked often enough: 3 waits, 8 needed",
         "the CPU has no clock of its own",
     ):
@@ -133,7 +133,7 @@ def test_page_tells_verdict_tables_and_findings_without_a_script() -> None:
 
 def test_page_tells_of_every_part() -> None:
     text = Page(to_page(everything())).text
-    parts = ("Trials", "2.31×", "Validation", "rank", "Loader", "loader alone", "Modules", "Roofline", "aten::mm")
+    parts = ("Trials", "2.31x", "Validation", "rank", "Loader", "loader alone", "Modules", "Roofline", "aten::mm")
     for told in (*parts, "Profiler windows", "Window at step 30: 3 steps, recorded", "Memory by module", "31.2 GiB"):
         assert told.lower() in text.lower(), told
 

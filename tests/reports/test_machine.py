@@ -13,8 +13,9 @@ from lightning_perf.records import (
     Spread,
     Telemetry,
 )
-from lightning_perf.reports import console, markdown, tensorboard
-from lightning_perf.reports.machine import finding_cost, machine_facts
+from lightning_perf.reports import console, tensorboard
+from lightning_perf.reports.render import markdown
+from lightning_perf.reports.sections.machine import finding_cost, machine_facts
 
 from .sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, starved
 
@@ -64,13 +65,20 @@ def with_telemetry(telemetry: Telemetry | None) -> Session:
 
 def test_lines_tell_device_host_energy_and_cost_when_all_is_known() -> None:
     facts = dict(machine_facts(with_telemetry(FULL)))
-    assert list(facts) == ["Device", "Host", "Energy", "Cost", "A day"]
-    for text in ("used 46 %", "312 of 400 W", "71 °C", "1,500 of 1,980 MHz", "sw power cap 25 %", "PCIe 4 x8"):
+    assert list(facts) == ["Device", "Host", "Energy", "Cost", "Per day"]
+    for text in (
+        "utilization 46 %",
+        "312 of 400 W",
+        "71 °C max",
+        "1,500 of 1,980 MHz",
+        "sw power cap 25 %",
+        "PCIe 4 x8",
+    ):
         assert text in facts["Device"]
     assert "thermal" not in facts["Device"]
-    for text in ("1.20 cores", "3 with 4 workers", "80 % busy", "30 % of its periods"):
+    for text in ("1.20 cores", "4 workers 3 cores", "80 % busy", "30 % of periods"):
         assert text in facts["Host"]
-    assert "device by counter, CPU not metered" in facts["Energy"]
+    assert "device from counter, CPU not measured" in facts["Energy"]
     assert "0.5" in facts["Cost"]
     assert "1.56 g CO2e" in facts["Cost"]
 
@@ -81,7 +89,7 @@ def test_lines_stand_in_console_and_markdown_when_there_is_telemetry() -> None:
         markdown.to_markdown(with_telemetry(FULL)),
     ):
         assert "312 of 400 W" in text
-        assert "a day" in text.lower()
+        assert "per day" in text.lower()
     assert machine_facts(with_telemetry(None)) == []
 
 

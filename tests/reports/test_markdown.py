@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from lightning_perf.reports.markdown import escape, to_markdown
+from lightning_perf.reports.render.markdown import escape, to_markdown
 from reports.sessions import SESSIONS, hostile, memory_looked_at, starved
 from tests.golden_files import assert_golden
 
@@ -35,14 +35,14 @@ def test_markdown_has_verdict_and_table_before_anything_else() -> None:
 
 def test_markdown_says_what_memory_holds_how_it_grows_and_what_would_fit() -> None:
     text = to_markdown(memory_looked_at())
-    assert "| activations | 12.0 GiB | 30.0 % | saved tensors, batch of 64 |" in text
+    assert "| activations | 30.0 % | 12.0 GiB | saved tensors, batch of 64 |" in text
     assert "| buffers" not in text
-    assert "### What memory holds on cuda:0: 31.2 GiB at the peak and 8.80 GiB of cache\n" in text
-    assert "- by module: encoder 12.0 GiB · head\\_a 4.00 GiB\n" in text
-    assert "- in a step: after forward 28.4 GiB · after backward 20.4 GiB · after optimizer 16.4 GiB · " in text
-    assert "- cuda:0: 500 MiB more every 1,000 steps (488 MiB to 518 MiB, 200 readings)\n" in text
-    assert "- host: no steady growth in 200 readings\n" in text
-    assert "the largest batch that should fit is 567 (now 64)" in text
+    assert "### Memory (cuda:0): peak 31.2 GiB, 8.80 GiB cached\n" in text
+    assert "\nencoder 12.0 GiB · head\\_a 4.00 GiB\n" in text
+    assert "\nafter forward 28.4 GiB · after backward 20.4 GiB · after optimizer 16.4 GiB · " in text
+    assert "cuda:0 memory grows 500 MiB per 1,000 steps (95 % CI 488 MiB to 518 MiB)" in text
+    assert "host: no steady growth in 200 readings\n" in text
+    assert "largest batch that fits: about 567 (now 64)" in text
 
 
 def test_markdown_says_no_steady_growth_when_memory_jumped_once() -> None:
@@ -50,7 +50,7 @@ def test_markdown_says_no_steady_growth_when_memory_jumped_once() -> None:
     jump = msgspec.structs.replace(base.memory.growth[0], is_steady=False)
     memory = msgspec.structs.replace(base.memory, devices=(), breakdown=None, headroom=None, growth=(jump,))
     text = to_markdown(msgspec.structs.replace(base, memory=memory))
-    assert "### Memory\n\n- cuda:0: no steady growth in 200 readings\n" in text
+    assert "### Memory\n\ncuda:0: no steady growth in 200 readings\n" in text
 
 
 def test_markdown_shows_hostile_text_as_it_stands_when_tensorboard_renders_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_perf.records import Distribution, Interval, Overhead, from_json
 from lightning_perf.reports import tensorboard
-from lightning_perf.reports.markdown import to_markdown
+from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.tensorboard import SessionWriter, scalars, write_scalars, write_text, write_trial
 from reports.sessions import SESSIONS, ddp, starved, validate_stage
 from reports.trials import broken, climbed

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 from reports.sessions import SESSIONS, ddp, hostile, starved
-from reports.test_model_rows import profile
-from reports.test_rank_rows import ranks_of
+from reports.test_model_section import profile
+from reports.test_rank_section import ranks_of
 from reports.trials import climbed
 from traces.shared import FOLDER, needs_shared_traces
 
@@ -238,8 +238,8 @@ def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) ->
     found = [block for block in blocks if block["type"] == "finding"]
     assert [block["code"] for block in found] == [finding.code for finding in session.findings]
     first = session.findings[0]
-    assert [fact["value"] for fact in found[0]["evidence"]] == [fact.value for fact in first.evidence]
-    assert found[0]["fixes"][0]["code"] == first.prescriptions[0].code
+    assert [value for _, (_, value), _ in found[0]["evidence"]] == [fact.value for fact in first.evidence]
+    assert "\n".join(found[0]["fixes"][0]["code"]) == first.prescriptions[0].code
 
 
 def test_other_views_tell_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_other_views_tell_the_figures_of_the_session(tab: Open, tmp_path: Path) 
     assert session.ranks is not None
     assert session.model_profile is not None
     ranks = table(one.blocks("ranks", run), "ranks")
-    assert ranks["own"] == [summary.own_s for summary in session.ranks.summaries]
+    assert ranks["own work"] == [summary.own_s for summary in session.ranks.summaries]
     devices = table(one.blocks("memory", run), "devices")
     assert devices["peak allocated"] == [device.peak_allocated_bytes for device in session.memory.devices]
     modules = table(one.blocks("modules", run), "modules")
@@ -258,8 +258,8 @@ def test_other_views_tell_the_figures_of_the_session(tab: Open, tmp_path: Path) 
     counted = table(one.blocks("operators", run), "counted-operators")
     assert counted["FLOPs"] == [operator.flops for operator in session.model_profile.operators]
     ladder = table(one.blocks("trials", run), "ladder")
-    assert ladder["rung"][0] == "baseline"
-    assert len(ladder["rung"]) > 1
+    assert ladder["ladder"][0] == "baseline"
+    assert len(ladder["ladder"]) > 1
     functions = table(one.blocks("data", run), "functions")
     assert session.loader_probe is not None
     assert functions["function"] == [function.name for function in session.loader_probe.functions]
@@ -309,7 +309,7 @@ def test_view_goes_on_after_a_part_that_cannot_be_drawn(
     save(starved(), tmp_path)
     one = tab()
     [run] = one.runs()
-    monkeypatch.setattr("lightning_perf.reports.summary.run_facts", fails)
+    monkeypatch.setattr("lightning_perf.tensorboard_plugin.views.run_facts", fails)
     blocks = one.blocks("overview", run)
     assert blocks[0]["type"] == "verdict"
     assert blocks[-1]["kind"] == "problem"
@@ -369,7 +369,7 @@ def test_a_trace_is_read_in_the_background(tab: Open, tmp_path: Path) -> None:
     assert one.json("view", view="overview", run=run)["state"] in ("reading", "ready")
     told = table(one.blocks("operators", run), "operators")
     assert sorted(told["operator"]) == ["aten::op0", "aten::op1", "aten::op2"]
-    assert told["host, own"] == [0.1, 0.1, 0.1]
+    assert told["host self"] == [0.1, 0.1, 0.1]
 
 
 def test_a_trace_that_cannot_be_read_is_told_and_the_others_are_shown(tab: Open, tmp_path: Path) -> None:
@@ -413,12 +413,12 @@ def test_views_of_a_real_trace_tell_what_the_reader_tells(tab: Open, tmp_path: P
     [run] = one.runs()
     windows = record.steps or ((record.whole,) if record.whole else ())
     categories = table(one.blocks("overview", run), "categories")
-    for category, mean_s in zip(categories[""], categories["mean"], strict=True):
+    for category, mean_s in zip(categories["category"], categories["mean"], strict=True):
         spent = [window.categories[category.replace(" ", "_")] for window in windows]
         assert mean_s == pytest.approx(sum(spent) / len(spent))
     operators = one.blocks("operators", run)
     if record.operators:
-        assert table(operators, "operators")["host, own"] == [each.host_self_s for each in record.operators]
+        assert table(operators, "operators")["host self"] == [each.host_self_s for each in record.operators]
     if record.kernels is not None and record.kernels.top:
         assert table(one.blocks("kernels", run), "kernels")["time"] == [each.total_s for each in record.kernels.top]
     if record.copies is not None:

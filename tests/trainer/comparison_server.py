@@ -272,7 +272,7 @@ def _load_all() -> None:
         "lightning_perf.doctor",
         "lightning_perf.pytorch_lightning",
         "tqdm",
-        "lightning_perf.reports.html",
+        "lightning_perf.reports.render.html",
         "torch.utils.tensorboard",
         "lightning.pytorch.cli",
         "torch.func",

@@ -22,6 +22,7 @@ from lightning_perf.probes import memory as memory_probe
 from lightning_perf.probes.allocator import FakeAllocator
 from lightning_perf.probes.heap import heap_in_use
 from lightning_perf.records import SESSION_FILE
+from lightning_perf.reports.brief import MAX_LINES
 
 from .conftest import Make, assert_nothing_left
 
@@ -250,11 +251,14 @@ def test_post_mortem_is_on_screen_and_on_disk_when_memory_runs_out(
     assert_nothing_left(trainer, profiler)
     screen = capsys.readouterr().out
     text = (tmp_path / "out" / "out_of_memory.txt").read_text()
+    assert "post-mortem  out_of_memory.txt" in screen
+    assert len(screen.splitlines()) <= MAX_LINES
+    assert "post-mortem: the device ran out of memory" in text
     for shown in (screen, text):
-        assert "post-mortem: the device's memory ran out" in shown
-        assert "2.00 GiB asked for" in shown
+        assert "the device ran out of memory" in shown
+        assert "2.00 GiB requested" in shown
         assert "in forward" in shown
-        assert f"{BATCH}×{WIDTH}" in shown
+        assert f"{BATCH}x{WIDTH}" in shown
     oom = load(tmp_path / "out" / SESSION_FILE).memory.oom
     assert oom is not None
     assert (oom.step, oom.phase, oom.requested_bytes) == (at, "forward", 2 * 2**30)

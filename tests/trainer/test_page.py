@@ -8,7 +8,7 @@ import pytest
 
 from lightning_perf import PerfDoctor, load
 from lightning_perf.errors import ConfigError
-from lightning_perf.reports import html
+from lightning_perf.reports.render import html
 
 from .conftest import Make
 from .models import Tiny, loader

@@ -71,7 +71,7 @@ def test_report_comes_once_when_processes_are_spawned_by_the_trainer(
     profiler = trainer.profiler
     trainer.fit(Tiny(), loader(8), loader(2))
     assert trainer.profiler is profiler
-    assert capfd.readouterr().out.count("fit finished") == 1
+    assert capfd.readouterr().out.count("12 steps · ") == 1
     session = written_session(tmp_path / "out")
     assert session.run.world_size == 2
     assert session.run.n_steps == 12

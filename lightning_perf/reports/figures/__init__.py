@@ -43,28 +43,28 @@ class NamedFigure(NamedTuple):
 
 
 FIGURES: dict[str, NamedFigure] = {
-    "breakdown": NamedFigure("Where the time goes", steps.breakdown),
-    "findings": NamedFigure("What the fixes would win", findings.findings),
-    "epochs": NamedFigure("Where the time of each epoch went", steps.epochs),
-    "timeline": NamedFigure("The step over the course of the run", steps.timeline),
-    "startup": NamedFigure("Up to the end of the first step", steps.startup),
-    "trace_steps": NamedFigure("Steps of the profiler window", trace.trace_steps),
+    "breakdown": NamedFigure("Time per phase", steps.breakdown),
+    "findings": NamedFigure("Expected speedup of each fix", findings.findings),
+    "epochs": NamedFigure("Time per phase and epoch", steps.epochs),
+    "timeline": NamedFigure("Step time over the run", steps.timeline),
+    "startup": NamedFigure("Time to the end of the first step", steps.startup),
+    "trace_steps": NamedFigure("Time per step by category", trace.trace_steps),
     "operators": NamedFigure("Operators", trace.operators),
     "kernels": NamedFigure("Kernels", trace.kernels),
-    "memory_peak": NamedFigure("What memory holds", memory.memory_peak),
+    "memory_peak": NamedFigure("Memory at the peak", memory.memory_peak),
     "memory_phases": NamedFigure("Memory by phase of the step", memory.memory_phases),
     "memory_modules": NamedFigure("Memory by module", memory.memory_modules),
-    "memory_growth": NamedFigure("Growth of memory", memory.memory_growth),
-    "memory_before_oom": NamedFigure("Memory up to where it ran out", memory.memory_before_oom),
-    "modules": NamedFigure("Modules", model.modules),
+    "memory_growth": NamedFigure("Memory growth", memory.memory_growth),
+    "memory_before_oom": NamedFigure("Memory before it ran out", memory.memory_before_oom),
+    "modules": NamedFigure("Time by module", model.modules),
     "roofline": NamedFigure("Roofline", model.roofline),
     "ranks": NamedFigure("Ranks", ranks.ranks),
-    "loader_curve": NamedFigure("The loader by its workers", loader.loader_curve),
-    "trials": NamedFigure("What trials measured", findings.trials),
+    "loader_curve": NamedFigure("Throughput by number of workers", loader.loader_curve),
+    "trials": NamedFigure("Measured speedups", findings.trials),
 }
 """By name, in the order in which a report shows them."""
 
-PAIR_FIGURES: dict[str, NamedFigure] = {"steps_diff": NamedFigure("The step, base and new", pair.steps_diff)}
+PAIR_FIGURES: dict[str, NamedFigure] = {"steps_diff": NamedFigure("Step time, base and new", pair.steps_diff)}
 
 _WHY: dict[str, tuple[str, str]] = {
     "breakdown": ("steady", "no step was measured in the steady state"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import Interval, Session
-from lightning_perf.reports import summary, trial_rows, wording
+from lightning_perf.reports import wording
+from lightning_perf.reports.sections.findings import ordered_findings
 
 from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLOURS, Theme
 from .parts import figure, label, rows_axis, rows_height, upright
@@ -22,7 +23,7 @@ _KEPT = {"improved": GREEN, "regressed": RED}
 
 def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
     """Each finding that promises a gain: the interval of the speed-up, the verdict's own first."""
-    shown = [one for one in summary.ordered_findings(session) if wording.gain(one.gain)][:MAX_FINDINGS]
+    shown = [one for one in ordered_findings(session) if wording.gain(one.gain)][:MAX_FINDINGS]
     if not shown:
         return None
     span_s = session.steady.span_s if session.steady is not None else 0.0
@@ -47,7 +48,7 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
             [label(one.code, 16), label(one.name, 60), one.severity, one.confidence, told]
             for one, told in zip(shown, claims, strict=True)
         ],
-        "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>%{text} faster, confidence %{customdata[3]}<br>"
+        "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>speedup %{text}, confidence %{customdata[3]}<br>"
         "could win back at most: %{customdata[4]}<br>severity: %{customdata[2]}<extra></extra>",
     }
     widest = max(highs)
@@ -56,7 +57,7 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
         theme,
         height=rows_height(len(shown)),
         xaxis={
-            "title": {"text": "speed-up to expect (× as fast)"},
+            "title": {"text": "expected speedup (x)"},
             "range": [1, 1 + 1.25 * max(widest - 1, 0.1)],
             "zeroline": False,
         },
@@ -107,7 +108,7 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
         height=rows_height(len(rungs)),
         has_legend=True,
         shapes=[upright(1)],
-        xaxis={"title": {"text": "speed-up over the baseline (× as fast), 95 % interval"},
+        xaxis={"title": {"text": "speedup over the baseline (x), 95 % CI"},
                "range": [low - margin, high + margin], "zeroline": False},
         yaxis=rows_axis(labels),
     )  # fmt: skip
@@ -131,9 +132,9 @@ def _measured(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) 
         "marker": {"symbol": symbol, "size": 11, "color": [_KEPT.get(rung.verdict, BLUE) for _, rung, _ in points]},
         "customdata": [
             [
-                trial_rows.times(s.value),
-                f"{trial_rows.times(s.low)} to {trial_rows.times(s.high)}",
-                trial_rows.times(rung.step_gain.value) if rung.step_gain is not None else wording.NOT_TOLD,
+                wording.times(s.value),
+                f"{wording.times(s.low)} to {wording.times(s.high)}",
+                wording.times(rung.step_gain.value) if rung.step_gain is not None else wording.NOT_TOLD,
                 rung.verdict.replace("_", " "),
             ]
             for _, rung, s in points

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import Session
-from lightning_perf.reports import loader_rows
+from lightning_perf.reports.sections.loader import CurveRow, curve_rows
 from lightning_perf.reports.wording import number, seconds
 
 from .palette import BLUE, GREY, ORANGE, Theme
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def loader_curve(session: Session, theme: Theme = "light") -> go.Figure | None:
     """Draw batches per second of the loader by itself by number of workers, and the model's rate."""
     probe = session.loader_probe
-    rows = [row for row in loader_rows.curve_rows(session) if row.fetch_s > 0]
+    rows = [row for row in curve_rows(session) if row.fetch_s > 0]
     if probe is None or not rows:
         return None
     measured = {point.num_workers: point for point in probe.curve}
@@ -59,7 +59,7 @@ def loader_curve(session: Session, theme: Theme = "light") -> go.Figure | None:
     )
 
 
-def _points(rows: list[loader_rows.CurveRow], measured: dict[int, WorkerPoint]) -> dict[str, Any]:
+def _points(rows: list[CurveRow], measured: dict[int, WorkerPoint]) -> dict[str, Any]:
     rates = [1 / row.fetch_s for row in rows]
     trace: dict[str, Any] = {
         "type": "scatter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import Session
-from lightning_perf.reports import memory_rows
+from lightning_perf.reports.sections.memory import memory_rows
 from lightning_perf.reports.wording import count, share, size
 
 from .palette import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
@@ -82,7 +82,7 @@ def memory_phases(session: Session, theme: Theme = "light") -> go.Figure | None:
 def memory_peak(session: Session, theme: Theme = "light") -> go.Figure | None:
     """What the peak is made of, largest part first; on a CPU, what the tensors hold."""
     breakdown = session.memory.breakdown
-    rows = memory_rows.memory_rows(breakdown) if breakdown is not None else []
+    rows = memory_rows(breakdown) if breakdown is not None else []
     if not rows:
         return None
     unit, factor = bytes_scale(row.n_bytes for row in rows)

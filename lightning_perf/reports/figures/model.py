@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_perf.records import Ceilings, ModelProfile, ModuleProfile, Session
-from lightning_perf.reports import model_rows
+from lightning_perf.reports.sections.model import bound_name, flops_in
 from lightning_perf.reports.wording import line, number, seconds, share
 from lightning_perf.stats.roofline import intensity, module_s, work_of
 
@@ -115,12 +115,12 @@ def _decades(data: list[dict[str, Any]], axis: str) -> list[float]:
 
 def _told(module: ModuleProfile) -> list[str]:
     n_flops, _ = work_of(module)
-    bound = f"bound by {model_rows.bound_name(module.bound)}" if module.bound else "what limits it is not known"
+    bound = f"{bound_name(module.bound)}-bound" if module.bound else "limit unknown"
     return [
         label(f"{module.path or 'outside modules'} {module.class_name}", 80),
         seconds(module.forward_s),
         seconds(module.backward_s),
-        model_rows.flops_in(n_flops, "FLOP"),
+        flops_in(n_flops, "FLOP"),
         bound + (f": {label(module.advice, 100)}" if module.advice else ""),
     ]
 
@@ -172,10 +172,10 @@ def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str,
             [
                 label(work.name, 60),
                 number(work.intensity),
-                model_rows.flops_in(work.flops_per_s, "FLOP/s"),
+                flops_in(work.flops_per_s, "FLOP/s"),
                 seconds(work.spent_s),
                 share(work.part),
-                f"bound by {model_rows.bound_name(work.bound)}" if work.bound else "what limits it is not known",
+                f"{bound_name(work.bound)}-bound" if work.bound else "limit unknown",
             ]
             for work in works
         ],
@@ -204,7 +204,7 @@ def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[st
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"ceiling in {label(precision, 12)}: {model_rows.flops_in(speed, 'FLOP/s')}",
+                "name": f"ceiling in {label(precision, 12)}: {flops_in(speed, 'FLOP/s')}",
                 "x": [left, ridge, right],
                 "y": [left * rate, speed, speed],
                 "line": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning_perf.records import PHASES, Session
-from lightning_perf.reports.comparison_rows import percent_change
+from lightning_perf.reports.sections.comparison import percent_change
 from lightning_perf.reports.wording import phase_name, seconds
 
 from .palette import GREY, ORANGE, SKY, Theme
@@ -47,7 +47,7 @@ def steps_diff(base: Session, new: Session, theme: Theme = "light") -> go.Figure
         height=rows_height(len(names), 110),
         has_legend=True,
         barmode="group",
-        xaxis={"title": {"text": f"time of a step, with its part of what is between steps ({unit})"}},
+        xaxis={"title": {"text": f"time per step including validation and epoch overhead ({unit})"}},
         yaxis=rows_axis([phase_name(name) for name in names]),
     )
 

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import PHASES, STEP_PHASES, Session
-from lightning_perf.reports import summary
+from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE, stage_rows
+from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, share
 
 from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, Theme
@@ -24,7 +25,7 @@ MAX_EPOCH_BARS = 200
 def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
     """The steady span by phase, largest first; each bar begins where the one above ends, all fill 100 %."""
     steady = session.steady
-    rows = summary.stage_rows(steady) if steady is not None else []
+    rows = stage_rows(steady) if steady is not None else []
     if not rows:
         return None
     starts = [sum(row.share for row in rows[:i]) for i in range(len(rows))]
@@ -43,7 +44,7 @@ def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
             for row in rows
         ],
         "hovertemplate": "%{customdata[0]}: %{text}<br>%{customdata[1]} in total<br>"
-        f"median a {summary.step_word(session)}: %{{customdata[2]}}<extra></extra>",
+        f"median a {step_word(session)}: %{{customdata[2]}}<extra></extra>",
     }
     return figure(
         [bars],
@@ -126,7 +127,7 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     # The last block ends somewhere: one more point closes its tread.
     xs = [block.first_step for block in blocks]
     xs.append(blocks[-1].first_step + blocks[-1].n_steps)
-    word = summary.step_word(session)
+    word = step_word(session)
     data: list[dict[str, Any]] = []
     means_of = {phase: [block.phases.get(phase, 0.0) for block in blocks] for phase in STEP_PHASES}
     for phase, name, means in _folded(means_of):
@@ -205,7 +206,7 @@ def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]
     for phase, values in series.items():
         # What is not a number counts as seen, so that its gap is.
         is_seen = any(
-            not value < summary.FOLDED_BELOW_SHARE * total for value, total in zip(values, totals, strict=True) if value
+            not value < FOLDED_BELOW_SHARE * total for value, total in zip(values, totals, strict=True) if value
         )
         if is_seen and phase != "other":
             kept.append((phase, phase_name(phase), values))

@@ -9,14 +9,20 @@ function verdict(block) {
   return el('p', {class: `verdict ${level}`}, el('b', {text: block.severity || block.category}), el('span', {text: block.text}));
 }
 
-function facts(block) {
+function pairs(block) {
   return el('dl', {class: 'facts'}, ...block.rows.map(([label, text]) =>
     el('div', {}, el('dt', {text: label}), el('dd', {text}))));
 }
 
+function facts(block) {
+  const text = block.items.join(' · ');
+  return block.label ? pairs({rows: [[block.label, text]]}) : el('p', {class: 'about', text});
+}
+
 function code(block) {
-  const pre = el('pre', {tabindex: '0'}, el('code', {text: block.text}));
-  return el('div', {class: 'code'}, block.label ? el('p', {class: 'about', text: block.label}) : null, pre, copier(block.text));
+  const text = block.lines.join('\n');
+  const pre = el('pre', {tabindex: '0'}, el('code', {text}));
+  return el('div', {class: 'code'}, block.label ? el('p', {class: 'about', text: block.label}) : null, pre, copier(text));
 }
 
 function copier(text) {
@@ -33,21 +39,20 @@ function copier(text) {
 }
 
 function finding(block) {
-  const evidence = el('table', {class: 'evidence'}, el('tbody', {}, ...block.evidence.map((fact) =>
-    el('tr', {}, el('th', {scope: 'row', text: fact.metric}), el('td', {class: 'number', text: fact.text, 'data-value': fact.value}),
-      el('td', {text: fact.basis})))));
+  const evidence = el('table', {class: 'evidence'}, el('tbody', {}, ...block.evidence.map(([metric, [text, value], basis]) =>
+    el('tr', {}, el('th', {scope: 'row', text: metric}), el('td', {class: 'number', text, 'data-value': value}), el('td', {text: basis})))));
   const fixes = block.fixes.flatMap((fix) => [
     el('p', {class: 'fix'}, el('b', {text: 'Fix '}), el('span', {text: fix.text}), el('span', {class: 'about', text: ` (${fix.kind})`})),
-    fix.code ? code({text: fix.code}) : null,
+    fix.code.length ? code({lines: fix.code}) : null,
   ]);
   return el('details', {class: `finding ${block.severity}`, 'data-code': block.code},
     el('summary', {}, el('span', {class: 'severity', text: block.severity}), el('b', {text: block.title}),
-      el('span', {class: 'gain', text: block.gain ? block.gain.split(':')[0] : ''}), el('span', {class: 'says', text: block.summary})),
+      el('span', {class: 'gain', text: block.speedup ? `speedup ${block.speedup}` : ''}), el('span', {class: 'says', text: block.summary})),
     el('div', {class: 'inside'},
       el('h4', {text: 'Evidence'}), evidence,
       ...fixes,
-      block.gain ? el('p', {class: 'fix'}, el('b', {text: 'Gain '}), el('span', {text: block.gain})) : null,
-      el('p', {class: 'about', text: `Confidence ${block.confidence}. lightning-perf explain ${block.code} says more.`})));
+      block.speedup ? el('p', {class: 'fix'}, el('b', {text: 'Expected speedup '}), el('span', {text: block.basis ? `${block.speedup} (${block.basis})` : block.speedup})) : null,
+      el('p', {class: 'about', text: `Confidence: ${block.confidence}${block.remark ? `, ${block.remark}` : ''}. Details: lightning-perf explain ${block.code}`})));
 }
 
 function perfetto(block, parameters) {
@@ -56,12 +61,13 @@ function perfetto(block, parameters) {
   const page = `${address('perfetto/index.html')}#!/?url=${encodeURIComponent(trace)}`;
   const inside = `${page}&mode=embedded`; // without its menus, and without its own look for newer files
   return el('section', {class: 'perfetto'},
-    el('p', {}, el('span', {text: `${block.file} in Perfetto. `}), el('a', {href: page, target: '_blank', rel: 'noopener', text: 'Open it in a tab of its own'})),
+    el('p', {}, el('span', {text: `${block.file} in Perfetto. `}), el('a', {href: page, target: '_blank', rel: 'noopener', text: 'Open in a new tab'})),
     el('iframe', {src: inside, title: `Perfetto showing ${block.file}`}));
 }
 
 const DRAWN = {
-  verdict, facts, code, finding, perfetto, figure, table,
+  verdict, facts, pairs, code, finding, perfetto, figure, table,
+  listing: (block) => el('ul', {}, ...block.items.map((text) => el('li', {text}))),
   heading: (block) => el('h2', {text: block.text}),
   note: (block) => el('p', {class: `note ${block.kind}`, text: block.text}),
 };

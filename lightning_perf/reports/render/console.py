@@ -1,0 +1,188 @@
+"""Documents on a terminal, and the short reports that only a terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from lightning_perf.reports import document as doc
+from lightning_perf.reports import wording
+
+_WIDEST = 100
+_NARROW = 70
+_BAR = {False: 30, True: 14}
+"""Width of bars by whether the console is narrow; a third less for bars that all start at the left."""
+SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
+_VERDICT_STYLES = {"healthy": "bold green"}
+QUIET = "dim"
+_INDENT = 8
+
+
+class DocumentReport:
+    """Draws documents; adapts to the width and encoding of the console."""
+
+    def __init__(self, *documents: doc.Document) -> None:
+        self._documents = documents
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        page = Page(options)
+        for i, document in enumerate(self._documents):
+            if i:
+                yield Text("")
+            yield from page.document(document)
+
+
+class Page:
+    """Draws parts for one width and encoding. Everything is `Text`: nothing is read as markup."""
+
+    def __init__(self, options: ConsoleOptions) -> None:
+        self._encoding = options.encoding
+        self._width = min(options.max_width, _WIDEST)
+        self._bar_width = _BAR[self._width < _NARROW]
+
+    def document(self, document: doc.Document) -> Iterator[RenderableType]:
+        """Yield title, verdict and facts, then all sections."""
+        if document.title:
+            yield self._text(document.title, "bold")
+        if document.verdict is not None:
+            yield self._verdict(document.verdict)
+        if document.facts:
+            yield self._facts(document.facts)
+        for i, section in enumerate(doc.visible(document, self._width)):
+            if i or document.verdict or document.title:
+                yield Text("")
+            if section.title:
+                yield self._text(section.title, "bold")
+            for before, part in zip((None, *section.parts), section.parts, strict=False):
+                if before is not None and _is_set_off(before, part):
+                    yield Text("")
+                yield from self._part(part)
+
+    def _part(self, part: doc.AnyPart) -> Iterator[RenderableType]:
+        if isinstance(part, doc.Heading):
+            yield self._text(part.text, "bold")
+        elif isinstance(part, doc.Note):
+            yield self._text(part.text, "bold" if part.kind == "strong" else QUIET)
+        elif isinstance(part, doc.Facts):
+            yield self._facts(part.items)
+        elif isinstance(part, doc.Listing):
+            for item in part.items:
+                yield self._labelled("-", item, 0)
+        elif isinstance(part, doc.Pairs):
+            yield self._grid([(label.lower(), text) for label, text in part.rows], style=QUIET)
+        elif isinstance(part, doc.Code):
+            if part.label:
+                yield self._text(f"{part.label}:", QUIET)
+            yield from self._code(part.lines, 4 if part.language else 0)
+        elif isinstance(part, doc.Table):
+            yield from self._table(part)
+        elif isinstance(part, doc.Diagnosis):
+            yield from self._finding(part)
+
+    def _text(self, content: str, style: str = "") -> Text:
+        return Text(wording.fit_encoding(content, self._encoding), style=style, overflow="fold")
+
+    def _verdict(self, verdict: doc.Verdict) -> RenderableType:
+        style = SEVERITY_STYLES.get(verdict.severity) or _VERDICT_STYLES.get(verdict.category, "bold")
+        return Constrain(
+            Text.assemble(self._text("PerfDoctor: ", "bold"), self._text(verdict.text, style)), self._width
+        )
+
+    def _facts(self, facts: Sequence[str]) -> RenderableType:
+        # Broken between facts only, never inside one.
+        lines = [facts[0]]
+        for fact in facts[1:]:
+            longer = f"{lines[-1]} · {fact}"
+            if cell_len(longer) <= self._width:
+                lines[-1] = longer
+            else:
+                lines.append(fact)
+        return Constrain(self._text("\n".join(lines), QUIET), self._width)
+
+    def _finding(self, finding: doc.Diagnosis) -> Iterator[RenderableType]:
+        heading = self._text(finding.title, "bold")
+        remarks = [f"speedup {finding.speedup}" if finding.speedup else "", f"confidence {finding.confidence}"]
+        heading.append_text(self._text("  " + ", ".join(filter(None, [*remarks, finding.remark])), QUIET))
+        grid = Grid.grid()
+        grid.add_column(width=_INDENT, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(self._text(finding.severity, SEVERITY_STYLES[finding.severity]), heading)
+        yield Constrain(grid, self._width)
+        yield Constrain(Padding(self._text(finding.summary), (0, 0, 0, _INDENT), expand=False), self._width)
+        if finding.evidence:
+            rows = [(name, value.text, f"({basis})" if basis else "") for name, value, basis in finding.evidence]
+            yield self._grid(rows, [False, True, False], style=QUIET, indent=_INDENT)
+        for fix in finding.fixes:
+            yield self._labelled("fix", f"{fix.text} ({fix.kind})")
+            yield from self._code(fix.code)
+        if finding.basis:
+            yield self._labelled("basis", finding.basis)
+
+    def _table(self, table: doc.Table) -> Iterator[RenderableType]:
+        if table.title:
+            yield self._text(table.title, "bold")
+        heads, numbers, rows = table.texts(self._width)
+        if table.about:
+            yield self._text(table.about, QUIET)
+        if table.bars:
+            is_stacked = any(start for start, _ in table.bars)
+            width = self._bar_width if is_stacked else self._bar_width * 2 // 3
+            heads.insert(1, "")
+            numbers.insert(1, False)
+            for row, (start, length) in zip(rows, table.bars, strict=False):
+                row.insert(1, _bar(start, length, width))
+        yield self._grid(rows, numbers, heads, bar=1 if table.bars else None)
+
+    def _grid(
+        self,
+        rows: Sequence[Sequence[str]],
+        numbers: Sequence[bool] = (),
+        heads: Sequence[str] = (),
+        *,
+        style: str = "",
+        indent: int = 0,
+        bar: int | None = None,
+    ) -> RenderableType:
+        grid = Grid.grid(padding=(0, 2, 0, 0))
+        for is_number in numbers or [False] * len(rows[0]):
+            grid.add_column(justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+        if any(heads):
+            grid.add_row(*(self._text(head, QUIET) for head in heads))
+        for row in rows:
+            grid.add_row(*(self._text(cell, "cyan" if i == bar else style) for i, cell in enumerate(row)))
+        return Constrain(Padding(grid, (0, 0, 0, indent), expand=False) if indent else grid, self._width)
+
+    def _code(self, lines: Sequence[str], indent: int = _INDENT + 6) -> Iterator[Text]:
+        # Not wrapped: a broken line could not be copied.
+        for line in lines:
+            code = self._text(" " * indent + line, "green")
+            code.no_wrap, code.overflow = True, "ignore"
+            yield code
+
+    def _labelled(self, label: str, content: str, indent: int = _INDENT) -> RenderableType:
+        grid = Grid.grid(padding=(0, 1, 0, 0))
+        grid.add_column(width=5 if indent else 1, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(self._text(label, QUIET), self._text(content))
+        return Constrain(Padding(grid, (0, 0, 0, indent), expand=False), self._width)
+
+
+def _bar(start: float, length: float, width: int) -> str:
+    first, end = round(width * start), round(width * (start + length))
+    first = min(first, width - 1)
+    return (" " * first + ("█" * (end - first) or "▏")).ljust(width)
+
+
+def _is_set_off(before: doc.AnyPart, part: doc.AnyPart) -> bool:
+    """Return whether a blank line separates the two parts."""
+    if isinstance(part, doc.Table):
+        return bool(part.title) or isinstance(before, doc.Table)
+    if isinstance(part, doc.Pairs):
+        return isinstance(before, doc.Table)
+    return isinstance(part, doc.Heading | doc.Diagnosis) or (isinstance(part, doc.Code) and bool(part.label))

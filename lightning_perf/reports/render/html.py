@@ -1,0 +1,140 @@
+"""The diagnosis as one HTML file to be mailed: opens from disk, asks nothing of any network, runs only its own script.
+
+Verdict, findings and tables are plain HTML and need no script; figures are drawn over them by plotly's own file, taken
+from the installed wheel. Foreign text is shortened, stripped of control characters and escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_perf.records import Session
+from lightning_perf.reports import figures, wording
+from lightning_perf.reports.cells import PAGE
+from lightning_perf.reports.document import Section, section, table, visible
+from lightning_perf.reports.session_document import session_document
+
+MAX_ROWS = 200
+"""Rows of a table; a report that is mailed is read, not searched."""
+
+MAX_FIGURES_BYTES = 800_000
+"""Of all figures together: with plotly's 4.8 MB the file stays below 6 MB, which mail servers let through. Beyond it
+the largest are left out, and listed with the reason."""
+
+_WIDTH = PAGE
+
+_STATIC = importlib.resources.files(__package__) / "static"
+
+
+def to_page(session: Session) -> str:
+    """Return the whole diagnosis as one self-contained HTML page.
+
+    Args:
+        session: The session.
+    """
+    with warnings.catch_warnings():  # importing plotly adds filters, which the training's process must not keep
+        return _page(session)
+
+
+def _page(session: Session) -> str:
+    drawn, left_out = _drawn(session)
+    document = session_document(session, show_all=True)
+    assert document.verdict is not None
+    scripts = [_plotly(), _static("report.js")] if drawn else []
+    themes = {"light": figures.template("light"), "dark": figures.template("dark")}
+    page: str = _template().render(
+        title=f"PerfDoctor: {document.verdict.text}",
+        verdict=document.verdict,
+        facts=document.facts,
+        sections=[*visible(document, _WIDTH, drawn), *_absent(left_out)],
+        scripts=scripts,
+        policy=_policy(scripts),
+        css=_static("report.css"),
+        data=_script_data({"figures": drawn, "themes": themes}),
+    )
+    return page
+
+
+def _absent(left_out: dict[str, str]) -> list[Section]:
+    rows = [(figures.FIGURES[name].title, wording.line(why, 300)) for name, why in left_out.items()]
+    absent = table(("figure", "reason"), rows, title="Figures not shown", is_folded=True)
+    return [section("figures", "Figures not shown", [absent])] if rows else []
+
+
+def _drawn(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the figures as JSON, by name, and the reason why others are not shown."""
+    found: dict[str, Any] = {}
+    absent: dict[str, str] = {}
+    for name, (_, draw) in figures.FIGURES.items():
+        figure = draw(session)
+        if figure is None:
+            absent[name] = figures.why_absent(name, session)
+        else:
+            document = figures.figure_json(figure)
+            document["layout"].pop("template", None)  # the page has both themes once
+            found[name] = document
+    sizes = {name: len(_script_data(document)) for name, document in found.items()}
+    while sum(sizes.values()) > MAX_FIGURES_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        absent[largest] = f"its {wording.size(sizes.pop(largest))} would make this file too large to be mailed"
+        del found[largest]
+    return found, absent
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Return a content security policy that runs only the given scripts and loads nothing.
+
+    Inline styles are allowed: plotly sets them. They cannot load anything either.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _script_data(document: Any) -> str:
+    """Return JSON in which no text can end or comment out the script element."""
+    text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@functools.cache
+def _plotly() -> str:
+    """Return plotly's script from the installed wheel, for a script element."""
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return _inline(script)
+
+
+@functools.cache
+def _static(name: str) -> str:
+    return _inline((_STATIC / name).read_text("utf-8"))
+
+
+def _inline(text: str) -> str:
+    # A parser of HTML reads every line end as \n before the script is hashed, and ends the element at its end tag
+    # wherever that stands; in a string of a script the backslash means nothing.
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+@functools.cache
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(max_rows=MAX_ROWS, width=_WIDTH)
+    environment.filters["evidence"] = lambda part: [(name, value.text, basis) for name, value, basis in part.evidence]
+    environment.filters["kind"] = lambda part: type(part).__name__.lower()
+    return environment.from_string((_STATIC / "report.html").read_text("utf-8"))

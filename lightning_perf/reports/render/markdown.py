@@ -1,0 +1,136 @@
+"""Documents as Markdown: for TensorBoard's text tab and for pull requests."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+
+from lightning_perf.records import Comparison, Session
+from lightning_perf.reports import document as doc
+from lightning_perf.reports.sections.comparison import comparison_document
+from lightning_perf.reports.session_document import session_document
+
+_WIDTH = 79
+_BAR_WIDTH = 20
+# Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
+_SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#]")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
+# Signs that only some Markdowns give a meaning to, and that others would show with their backslash.
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"})
+
+
+def to_markdown(session: Session, show_all: bool = False, is_folded: bool = False) -> str:
+    """Return the whole diagnosis; the verdict comes first because TensorBoard's card shows about 500 pixels.
+
+    Args:
+        session: The session.
+        show_all: Also list the outcome of each rule.
+        is_folded: Fold long sections in ``<details>``, as pull requests can; TensorBoard would show the tags.
+    """
+    return render(session_document(session, show_all), is_folded)
+
+
+def comparison_to_markdown(comparison: Comparison) -> str:
+    """Return a comparison for a pull request: long sections are folded."""
+    return render(comparison_document(comparison), is_folded=True)
+
+
+def render(document: doc.Document, is_folded: bool = False) -> str:
+    """Return a document as Markdown."""
+    parts = [f"## {escape(document.title)}"] if document.title else []
+    if document.verdict is not None:
+        parts.append(f"**PerfDoctor: {escape(document.verdict.text)}**")
+    if document.facts:
+        parts.append(escape(" · ".join(document.facts)))
+    for section in doc.visible(document, _WIDTH):
+        heading = [f"### {escape(section.title)}"] if section.title else []
+        heading += _overview([part for part in section.parts if isinstance(part, doc.Diagnosis)])
+        if not is_folded or section.is_short:
+            parts += heading
+            for part in section.parts:
+                if is_folded and isinstance(part, doc.Diagnosis):
+                    parts.append(_folded(f"{part.severity}: {part.title}", list(_part(part))))
+                else:
+                    parts += _part(part)
+        else:
+            parts.append(_folded(section.title, [*heading, *(text for part in section.parts for text in _part(part))]))
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Return foreign text such that Markdown and HTML show it unchanged."""
+    escaped = _SPECIAL.sub(lambda match: "\\" + match[0], text.translate(_ENTITIES))
+    return _NUMBERED.sub(r"\1\\\2", escaped)
+
+
+def _part(part: doc.AnyPart) -> Iterator[str]:
+    if isinstance(part, doc.Heading):
+        yield f"#### {escape(part.text)}"
+    elif isinstance(part, doc.Note):
+        yield f"**{escape(part.text)}**" if part.kind == "strong" else escape(part.text)
+    elif isinstance(part, doc.Facts):
+        yield escape(" · ".join(part.items))
+    elif isinstance(part, doc.Listing):
+        yield "\n".join(f"- {escape(item)}" for item in part.items)
+    elif isinstance(part, doc.Pairs):
+        yield "\n".join(f"- {escape(label)}: {escape(text)}" for label, text in part.rows)
+    elif isinstance(part, doc.Code):
+        if part.label:
+            yield f"{part.label}:"
+        yield _fenced(part.lines, part.language)
+    elif isinstance(part, doc.Table):
+        yield from _table(part)
+    elif isinstance(part, doc.Diagnosis):
+        yield from _finding(part)
+
+
+def _overview(findings: Sequence[doc.Diagnosis]) -> list[str]:
+    """Return several findings as one table."""
+    rows = [(f.severity, f.title, f.speedup, f.confidence, f.fixes[0].text if f.fixes else "") for f in findings]
+    return list(_table(doc.table(("severity", "finding", "speedup", "confidence", "fix"), rows))) if rows else []
+
+
+def _finding(finding: doc.Diagnosis) -> Iterator[str]:
+    yield f"#### {finding.severity}: {escape(finding.title)}"
+    remark = f" ({finding.remark})" if finding.remark else ""
+    yield escape(finding.summary) + remark
+    if finding.evidence:
+        yield "\n".join(
+            f"- {escape(name)}: {escape(value.text)}" + (f" ({escape(basis)})" if basis else "")
+            for name, value, basis in finding.evidence
+        )
+    for fix in finding.fixes:
+        yield f"**Fix:** {escape(fix.text)} ({fix.kind})"
+        if fix.code:
+            yield _fenced(fix.code)
+    if finding.expected:
+        yield f"**Expected speedup:** {escape(finding.expected)}, confidence {finding.confidence}"
+
+
+def _table(one: doc.Table) -> Iterator[str]:
+    if one.title:
+        yield f"#### {escape(one.title)}"
+    if one.about:
+        yield escape(one.about)
+    heads, numbers, rows = one.texts(_WIDTH)
+    cells = [[escape(cell) for cell in row] for row in rows]
+    if one.bars:
+        heads.insert(1, "")
+        numbers.insert(1, False)
+        for row, (_, length) in zip(cells, one.bars, strict=False):
+            row.insert(1, "▇" * round(_BAR_WIDTH * length))
+    rule = ["---:" if is_number else "---" for is_number in numbers]
+    yield "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *cells))
+
+
+def _folded(title: str, parts: Sequence[str]) -> str:
+    content = "\n\n".join(parts)
+    return f"<details><summary>{html.escape(title)}</summary>\n\n{content}\n\n</details>"
+
+
+def _fenced(lines: Sequence[str], language: str = "python") -> str:
+    # A fence longer than any inside, so that nothing in the code can close it.
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{language}", *lines, fence])

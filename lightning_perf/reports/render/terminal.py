@@ -1,0 +1,65 @@
+"""Puts text on the terminal without tearing the progress bars that are alive there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from lightning_perf.reports.wording import fit_encoding
+
+
+def emit(content: RenderableType, *, console: Console | None = None, stream: TextIO | None = None) -> None:
+    """Prints a report, or plain text, above any live progress bar.
+
+    Args:
+        content: A report, another rich renderable, or text; text is shown as it stands, never read as markup.
+        console: The console of a live rich display (Lightning's ``RichProgressBar``), which makes room by itself.
+        stream: Where to write without a console; None for standard output. No colours unless it is a terminal.
+    """
+    if console is not None:
+        # Uncropped: code to paste may be longer than the line and must stay whole.
+        console.print(_renderable(content, console), crop=False)
+        return
+    out = stream if stream is not None else sys.stdout
+    own = Console(file=out)
+    with _tqdm_aside(out):
+        if own.is_terminal or own.is_jupyter:
+            own.print(_renderable(content, own), crop=False)
+        else:
+            out.write(to_text(content, own.width, own.encoding))
+
+
+def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
+    """A report as plain text without colours, for files and other places that are no terminal."""
+    # The file only tells the encoding: what is printed is captured before it gets there.
+    recorder = Console(
+        file=io.TextIOWrapper(io.BytesIO(), encoding=encoding),
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    with recorder.capture() as captured:
+        recorder.print(_renderable(content, recorder), crop=False)
+    return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def _renderable(content: RenderableType, console: Console) -> RenderableType:
+    return Text(fit_encoding(content, console.encoding), overflow="fold") if isinstance(content, str) else content
+
+
+def _tqdm_aside(stream: Any) -> AbstractContextManager[Any]:
+    """Takes tqdm's bars off the screen for a while; does nothing where tqdm was never imported."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if tqdm is None or not getattr(tqdm, "_instances", None):
+        return contextlib.nullcontext()
+    aside: AbstractContextManager[Any] = tqdm.external_write_mode(file=stream)
+    return aside

@@ -1,0 +1,109 @@
+"""What a report says about the measurement itself: memory peaks, overhead, rules, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_perf.records import Session
+from lightning_perf.reports.document import AnyPart, pairs, table
+from lightning_perf.reports.wording import line, seconds, share
+
+from .machine import machine_facts
+from .memory import peaks_fact
+
+MISSING_TOLD = 2
+"""Missing measurements that are listed with their reason in the short form."""
+
+_MAIN_FIGURES = ("steady", "validation", "memory", "windows")
+"""Parts of the session that a reader misses most."""
+
+_DEVICE_FIGURES = ("steady.device", "memory.devices")
+"""Never measured on a run without an accelerator."""
+
+_OPTIONAL_FIGURES = ("memory.growth.heap",)
+"""Available on some platforms only, and never the only source."""
+
+
+def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
+    """Yield facts on the measurement, and, if asked for all, the outcome of each rule and what is missing."""
+    yield pairs(about_facts(session, show_all))
+    if show_all:
+        rules = [(line(one.code, 16), one.status, line(one.reason)) for one in session.outcomes]
+        yield table(("rule", "result", "reason"), rules, title="Rules", key="rules", is_folded=True)
+        yield table(("what", "reason"), missing_rows(session), title="Not measured", key="missing", is_folded=True)
+
+
+def about_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
+    """Return facts by label; what is shown in full elsewhere (`show_all`) is left out."""
+    rules = rules_fact(session)
+    if not show_all and "skipped" in rules:
+        rules += " (reasons: lightning-perf report SESSION --all)"
+    facts = (
+        *machine_facts(session),
+        ("Memory", peaks_fact(session)),
+        ("Overhead", overhead_fact(session)),
+        ("Rules", rules),
+        ("Applied", applied_fact(session)),
+        ("Missing", "" if show_all else missing_fact(session)),
+        ("Failed", probes_fact(session)),
+    )
+    return [(label, fact) for label, fact in facts if fact]
+
+
+def overhead_fact(session: Session) -> str:
+    """Return the cost of PerfDoctor itself; empty if it is not known."""
+    overhead = session.overhead
+    if overhead is None:
+        return ""
+    text = (
+        f"{share(overhead.share)} of the run: {seconds(overhead.per_step_us * 1e-6)} per step "
+        f"(budget {seconds(overhead.budget_us * 1e-6)}), {seconds(overhead.reporting_s)} for reports"
+    )
+    if overhead.backed_off:
+        text += f"; switched off to stay within the budget: {', '.join(line(one, 60) for one in overhead.backed_off)}"
+    return text
+
+
+def rules_fact(session: Session) -> str:
+    """Return how many rules were checked and skipped; empty if none ran."""
+    if not session.outcomes:
+        return ""
+    n = {status: sum(one.status == status for one in session.outcomes)
+         for status in ("finding", "passed", "skipped", "ignored", "failed")}  # fmt: skip
+    parts = [f"{n['finding'] + n['passed']} checked"]
+    return ", ".join(parts + [f"{n[status]} {status}" for status in ("skipped", "ignored", "failed") if n[status]])
+
+
+def missing_fact(session: Session) -> str:
+    """Return the first main figures that could not be measured, with their reasons; normally empty."""
+    unexpected = _OPTIONAL_FIGURES if session.machine.devices else (*_DEVICE_FIGURES, *_OPTIONAL_FIGURES)
+    rows = [(what, why) for what, why in missing_rows(session)
+            if what.partition(".")[0] in _MAIN_FIGURES and what not in unexpected]  # fmt: skip
+    told = [f"{what}: {why}" for what, why in rows[:MISSING_TOLD]]
+    rest = len(rows) - len(told)
+    return "; ".join(told) + (f"; and {rest} more" if rest else "")
+
+
+def missing_rows(session: Session) -> list[tuple[str, str]]:
+    """Return what could not be measured and why; measurements before settings."""
+    ordered = sorted(session.missing.items(), key=lambda item: (item[0].startswith("settings."), item[0]))
+    return [(line(what, 60), line(why, 120)) for what, why in ordered]
+
+
+def probes_fact(session: Session) -> str:
+    """Return the probes that failed and were switched off; normally empty."""
+    return "; ".join(
+        f"{line(p.probe, 60)} switched off at step {p.step}: {line(p.error, 160)}" for p in session.probes_off
+    )
+
+
+def applied_fact(session: Session) -> str:
+    """Return what PerfDoctor changed during the run; figures span the time before and after."""
+    told = []
+    for one in session.applied:
+        name, code = line(one.treatment, 60), line(one.finding, 16)
+        if one.status == "applied":
+            told.append(f"{name} from epoch {one.epoch} on, as {code} recommends; figures include the time before")
+        else:
+            told.append(f"{name} was refused: {line(one.reason, 200)}")
+    return "; ".join(told)

@@ -1,0 +1,158 @@
+"""The DataLoader, measured by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lightning_perf.records import LoaderProbe, Session
+from lightning_perf.reports.cells import TAB, Heads, Value
+from lightning_perf.reports.cells import share as share_cell
+from lightning_perf.reports.document import AnyPart, Figure, facts, listing, table
+from lightning_perf.reports.wording import count, line, number, seconds, share, size
+from lightning_perf.rules.loader_curve import Feeding, feeding_of
+from lightning_perf.rules.loader_signals import blamed, place
+from lightning_perf.rules.rule import Skip
+
+_MAX_FUNCTIONS = 4
+_MIN_FUNCTION_SHARE = 0.05
+_MAX_LINES = 2
+_MIN_LINE_SHARE = 0.1
+
+
+class CurveRow(NamedTuple):
+    """One number of workers.
+
+    Attributes:
+        num_workers: As many.
+        fetch_s: Seconds between batches without any training.
+        step_s: The expected step time in training; None if no step was measured.
+        mark: What is special about it: ``"enough"``, ``"in use"``; else empty.
+        fill: Length of its bar, 0…1: its throughput ÷ the highest of all.
+    """
+
+    num_workers: int
+    fetch_s: float
+    step_s: float | None
+    mark: str
+    fill: float
+
+
+def loader_title(probe: LoaderProbe) -> str:
+    """Return the heading of the section."""
+    title = f"The {line(probe.stage, 16)} DataLoader alone"
+    return title if probe.status == "measured" else f"{title}: {probe.status}"
+
+
+def loader_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield throughput by number of workers, the costliest functions, and facts of a sample."""
+    probe = session.loader_probe
+    if probe is None:
+        return
+    yield facts(ceiling_facts(session), "Throughput")
+    yield Figure("loader_curve", "Throughput by number of workers")
+    rows = curve_rows(session)
+    cells = [
+        (Value(str(row.num_workers), row.num_workers),
+         Value(number(round(1 / row.fetch_s, 1)), 1 / row.fetch_s) if row.fetch_s > 0 else Value(""),
+         Value("" if row.step_s is None else seconds(row.step_s), row.step_s), row.mark)
+        for row in rows
+    ]  # fmt: skip
+    heads: Heads = ("workers", "batches/s alone", "expected step", "")
+    yield table(heads, cells, key="curve", bars=[(0.0, row.fill) for row in rows])
+    yield listing(function_facts(probe))
+    yield facts(sample_facts(probe), "Sample")
+    functions = [
+        (each.name, f"{each.file}:{each.line}" if each.file else "", each.where, share_cell(each.blamed_share),
+         share_cell(each.share), share_cell(each.own_share))
+        for each in probe.functions
+    ]  # fmt: skip
+    heads = ("function", "line", "in", "own code", "total", "self")
+    yield table(heads, functions, title="Functions that take the time of a sample", key="functions", room=TAB)
+
+
+def ceiling_facts(session: Session) -> list[str]:
+    """Return the speed of the loader alone and of the model alone, and which one limits."""
+    probe = session.loader_probe
+    if probe is None:
+        return []
+    told = [line(probe.reason, 200)] if probe.reason else []
+    feeding = _feeding(session)
+    if feeding is None or feeding.plan.now is None:
+        return told
+    plan = feeding.plan
+    fetch_s = next((p.batch_s for p in probe.curve if p.num_workers == plan.n_now), feeding.plan.now.fetch_s)
+    told += [f"loader alone: {_rate(fetch_s, probe)}", f"model alone: {_rate(plan.compute_s, probe)}"]
+    if plan.n_now == 0:
+        return [*told, "without workers, a step takes the sum of both"]
+    return [*told, "the loader limits" if fetch_s > plan.compute_s else "the model limits"]
+
+
+def curve_rows(session: Session) -> list[CurveRow]:
+    """Return what was measured by number of workers, fewest first, and what is in use and enough."""
+    probe, feeding = session.loader_probe, _feeding(session)
+    if probe is None or not probe.curve:
+        return []
+    steps = {step.num_workers: step.step_s for step in feeding.plan.steps} if feeding is not None else {}
+    marks: dict[int, list[str]] = {}
+    if feeding is not None and feeding.plan.chosen is not None:
+        marks.setdefault(feeding.plan.chosen.num_workers, []).append("enough")
+        marks.setdefault(feeding.plan.n_now, []).append("in use")
+    fastest_s = min((point.batch_s for point in probe.curve if point.batch_s > 0), default=0.0)
+    return [
+        CurveRow(
+            num_workers=point.num_workers,
+            fetch_s=point.batch_s,
+            step_s=steps.get(point.num_workers),
+            mark=", ".join(marks.get(point.num_workers, ())),
+            fill=fastest_s / point.batch_s if point.batch_s > 0 else 0.0,
+        )
+        for point in probe.curve
+    ]
+
+
+def function_facts(probe: LoaderProbe) -> list[str]:
+    """Return the costliest functions with file and line, and the costliest lines of the first one."""
+    shown = [f for f in probe.functions if blamed(f) >= _MIN_FUNCTION_SHARE][:_MAX_FUNCTIONS]
+    words = {"getitem": "the time per sample", "collate": "collate"}
+    told = [f"{line(place(f), 80)}: {share(blamed(f))} of {words[f.where]}" for f in shown]
+    if told and shown[0] is probe.functions[0] and shown[0].where == "getitem":
+        costly = sorted((each for each in probe.lines if each.share >= _MIN_LINE_SHARE), key=lambda each: -each.share)
+        lines = [f"{line(f'line {each.line}: {each.text}', 80)} ({share(each.share)} of this function)"
+                 for each in costly]  # fmt: skip
+        told[1:1] = lines[:_MAX_LINES]
+    return told
+
+
+def sample_facts(probe: LoaderProbe) -> list[str]:
+    """Return the cost of a sample, of collating and of transport, and the size of a batch."""
+    told = []
+    if probe.getitem is not None:
+        each = probe.getitem
+        told.append(f"{seconds(each.p50_s)} per sample (p95 {seconds(each.p95_s)}, max {seconds(each.max_s)})")
+    if probe.getitem_cpu_fraction is not None:
+        told.append(f"{share(probe.getitem_cpu_fraction)} of it CPU time")
+    if probe.collate is not None:
+        told.append(f"collate {seconds(probe.collate.p50_s)} per batch")
+    if probe.transport is not None:
+        told.append(f"transport from the worker {seconds(probe.transport.p50_s)} per batch")
+    if probe.batch_bytes is not None:
+        tensors = f" in {count(probe.n_tensors, 'tensor')}" if probe.n_tensors else ""
+        told.append(f"{size(probe.batch_bytes)}{tensors} per batch")
+    if probe.read_bytes:
+        told.append(f"{size(round(probe.read_bytes))} read per sample")
+    return told
+
+
+def _feeding(session: Session) -> Feeding | None:
+    try:
+        return feeding_of(session)
+    except Skip:
+        return None
+
+
+def _rate(batch_s: float, probe: LoaderProbe) -> str:
+    if batch_s <= 0:
+        return "too fast to measure"
+    samples = f", {probe.batch_size / batch_s:,.0f} samples/s" if probe.batch_size else ""
+    return f"{seconds(batch_s)} per batch{samples}"

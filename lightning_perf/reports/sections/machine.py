@@ -1,0 +1,107 @@
+"""The machine during the run: devices, host, energy, cost."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Cost, Energy, Finding, GpuTelemetry, HostTelemetry, Session
+from lightning_perf.reports.wording import line, number, share, size
+
+_JOULES_A_KWH = 3.6e6
+_HOURS_A_DAY = 24
+
+
+def machine_facts(session: Session) -> list[tuple[str, str]]:
+    """Return facts by label; empty if nothing was sampled."""
+    telemetry = session.telemetry
+    if telemetry is None:
+        return []
+    facts = [("Device", _device(device)) for device in telemetry.devices]
+    if telemetry.host is not None and telemetry.host.n_samples:
+        facts.append(("Host", _host(telemetry.host)))
+    if telemetry.energy is not None:
+        facts.append(("Energy", _energy(telemetry.energy)))
+    if telemetry.cost is not None:
+        facts += [("Cost", _cost(telemetry.cost)), ("Per day", _findings_cost(session))]
+    return [(label, fact) for label, fact in facts if fact]
+
+
+def _findings_cost(session: Session) -> str:
+    """Return the daily cost of each finding at the user's price; empty without a price or a speedup."""
+    costs = ((finding, finding_cost(session, finding)) for finding in session.findings)
+    told = [f"{line(finding.code, 16)} costs {amount}" for finding, amount in costs if amount]
+    return ", ".join(told) + " (shared time counts more than once)" * (len(told) > 1)
+
+
+def finding_cost(session: Session, finding: Finding) -> str:
+    """Return the cost of a finding per day of training, in the user's currency; empty without price or speedup."""
+    cost = session.telemetry.cost if session.telemetry is not None else None
+    if cost is None or not cost.hour_price or finding.gain is None or finding.gain.high < 1.005:
+        return ""
+    low, high = (cost.hour_price * _HOURS_A_DAY * (1 - 1 / gain) for gain in (finding.gain.low, finding.gain.high))
+    return f"up to {number(high)}" if finding.gain.low < 1.005 else f"{number(low)} to {number(high)}"
+
+
+def _device(device: GpuTelemetry) -> str:
+    parts = [f"{line(device.device, 16)} {device.n_samples:,} samples"]
+    if device.utilisation_fraction is not None:
+        use = device.utilisation_fraction
+        parts.append(f"utilization {share(use.mean)} (p5 {share(use.p5)}, p95 {share(use.p95)})")
+    if device.power_w is not None:
+        limit = f" of {number(device.power_limit_w)}" if device.power_limit_w else ""
+        parts.append(f"{number(device.power_w.mean)}{limit} W")
+    if device.temperature_c is not None:
+        parts.append(f"{number(device.temperature_c.max)} °C max")
+    if device.sm_clock_mhz is not None:
+        most = f" of {number(device.max_sm_clock_mhz)}" if device.max_sm_clock_mhz else ""
+        parts.append(f"{number(round(device.sm_clock_mhz.mean))}{most} MHz")
+    held = {reason: part for reason, part in (device.throttle_fractions or {}).items() if part >= 0.01}
+    parts += [f"{line(reason.replace('_', ' '), 24)} {share(part)} of the time" for reason, part in held.items()]
+    if device.pcie_generation and device.pcie_width:
+        parts.append(f"PCIe {device.pcie_generation} x{device.pcie_width}")
+    return ", ".join(parts)
+
+
+def _host(host: HostTelemetry) -> str:
+    parts = []
+    if host.process_cpu_cores is not None:
+        parts.append(f"training {number(host.process_cpu_cores.mean)} cores busy")
+    if host.workers_cpu_cores is not None:
+        parts.append(f"{host.n_workers} workers {number(host.workers_cpu_cores.mean)} cores")
+    if host.cpu_busy_fraction is not None:
+        parts.append(f"all usable cores {share(host.cpu_busy_fraction.mean)} busy")
+    if host.iowait_fraction is not None:
+        parts.append(f"iowait {share(host.iowait_fraction.mean)}")
+    if host.read_bytes_per_s is not None:
+        parts.append(f"{size(host.read_bytes_per_s.mean)}/s read")
+    if host.throttle_periods:
+        parts.append(
+            f"CPU quota exhausted in {share((host.throttled_periods or 0) / host.throttle_periods)} of periods"
+        )
+    return ", ".join(parts)
+
+
+def _energy(energy: Energy) -> str:
+    parts = []
+    if energy.metered_j is not None:
+        parts.append(f"{number(energy.metered_j)} J ({number(energy.metered_j / _JOULES_A_KWH)} kWh)")
+    if energy.epoch_j is not None:
+        parts.append(f"{number(energy.epoch_j)} J per epoch")
+    if energy.sample_j is not None:
+        parts.append(f"{number(energy.sample_j)} J per sample")
+    for what, joules, basis in (("device", energy.gpu_j, energy.gpu_basis), ("CPU", energy.cpu_j, energy.cpu_basis)):
+        parts.append(f"{what} not measured" if joules is None else f"{what} from {line(basis, 24)}")
+    return ", ".join(parts)
+
+
+def _cost(cost: Cost) -> str:
+    parts = []
+    if cost.run_price is not None and cost.hour_price is not None:
+        parts.append(f"{number(cost.run_price)} for the run at {number(cost.hour_price)} per hour")
+        if cost.epoch_price is not None:
+            parts.append(f"{number(cost.epoch_price)} per epoch")
+    if cost.run_gco2 is not None and cost.gco2_per_kwh is not None:
+        parts.append(
+            f"{number(cost.run_gco2)} g CO2e at {number(cost.gco2_per_kwh)} g/kWh ({line(cost.gco2_basis, 40)})"
+        )
+    elif cost.gco2_per_kwh is not None:
+        parts.append("CO2e unknown: no energy was measured")
+    return ", ".join(parts)

@@ -1,0 +1,184 @@
+"""What memory holds, when, and how it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from lightning_perf.records import Breakdown, Growth, Headroom, Session
+from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number
+from lightning_perf.reports.cells import size as size_cell
+from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
+from lightning_perf.reports.wording import count, line, share, size
+
+_MAX_MODULES = 6
+_MIN_SHARE = 0.005
+
+
+class MemoryRow(NamedTuple):
+    """One component of the memory in use.
+
+    Attributes:
+        name: As shown.
+        n_bytes: Its size.
+        share: Of all components together.
+        note: How it is known, if it was not counted; else empty.
+    """
+
+    name: str
+    n_bytes: int
+    share: float
+    note: str
+
+
+def memory_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield the peak by component and module, memory per phase, growth, and the largest batch that fits."""
+    memory = session.memory
+    yield _devices(session)
+    yield Figure("memory_before_oom", "Memory before it ran out")
+    yield Figure("memory_peak", "Memory at the peak")
+    if memory.breakdown is not None:
+        yield from breakdown_parts(memory.breakdown)
+    yield Figure("memory_phases", "Memory by phase of the step")
+    yield facts(phase_facts(session), "By phase")
+    yield Figure("memory_growth", "Memory growth")
+    yield facts([growth_text(growth) for growth in memory.growth], "Growth")
+    yield facts([headroom_fact(memory.headroom)], "Batch size")
+
+
+def breakdown_parts(breakdown: Breakdown) -> Iterator[AnyPart]:
+    """Yield the components of the memory in use, and the modules that hold most."""
+    cells = [(row.name, Value(share(row.share, decimals=1), row.share), size_cell(row.n_bytes), row.note)
+             for row in memory_rows(breakdown)]  # fmt: skip
+    yield table(("component", "share", "size", "basis"), cells, key="holds")
+    yield Figure("memory_modules", "Memory by module")
+    yield facts(module_facts(breakdown), "By module")
+    rows: Rows = [
+        (each.name or "outside its modules", *map(size_cell, (each.parameters_bytes, each.gradients_bytes,
+         each.optimizer_bytes, each.buffers_bytes, each.activations_bytes)))
+        for each in breakdown.modules
+    ]  # fmt: skip
+    heads: Heads = ("module", "parameters", "gradients", "optimizer", "buffers", "activations")
+    yield table(heads, rows, title="Memory by module", key="memory-modules", room=PAGE, is_folded=True)
+
+
+def _devices(session: Session) -> Table:
+    rows: Rows = [
+        (each.device, size_cell(each.peak_allocated_bytes), size_cell(each.peak_reserved_bytes),
+         size_cell(each.total_bytes), size_cell(each.inactive_split_bytes), number(each.alloc_retries))
+        for each in session.memory.devices
+    ]  # fmt: skip
+    heads: Heads = (
+        "device",
+        "peak allocated",
+        "peak reserved",
+        "total",
+        "inactive split",
+        Column("allocation retries", TAB),
+    )
+    return table(heads, rows, title="Devices", key="devices", room=PAGE)
+
+
+def memory_rows(breakdown: Breakdown) -> list[MemoryRow]:
+    """Return the components, largest first, without those below half a percent."""
+    parts = [
+        ("parameters", breakdown.parameters_bytes, ""),
+        ("gradients", breakdown.gradients_bytes, _unless_held(breakdown.gradients_basis)),
+        ("optimizer states", breakdown.optimizer_bytes, _unless_held(breakdown.optimizer_basis)),
+        ("buffers", breakdown.buffers_bytes, ""),
+        ("copies in callbacks", breakdown.copies_bytes, ""),
+        ("batch", breakdown.batch_bytes, ""),
+        ("activations", breakdown.activations_bytes, _activations_note(breakdown)),
+        ("rest of the peak", breakdown.rest_bytes, "temporary buffers and other tensors"),
+        ("allocator cache", breakdown.cache_bytes, "reserved beyond the peak"),
+    ]
+    total = sum(n_bytes or 0 for _, n_bytes, _ in parts)
+    rows = [MemoryRow(n, b, b / total, note) for n, b, note in parts if b and b >= _MIN_SHARE * total]
+    return sorted(rows, key=lambda row: -row.n_bytes)
+
+
+def memory_title(breakdown: Breakdown | None) -> str:
+    """Return the heading of the section."""
+    if breakdown is None or not memory_rows(breakdown):
+        return "Memory"
+    where = "host" if breakdown.device.startswith("cpu") else line(breakdown.device, 16)
+    if breakdown.peak_bytes:
+        cache = f", {size(breakdown.cache_bytes)} cached" if breakdown.cache_bytes else ""
+        return f"Memory ({where}): peak {size(breakdown.peak_bytes)}{cache}"
+    return f"Memory ({where}): {size(sum(row.n_bytes for row in memory_rows(breakdown)))} in tensors"
+
+
+def module_facts(breakdown: Breakdown) -> list[str]:
+    """Return the modules that hold most, activations included."""
+    totals = [
+        (m.name or "outside its modules", m.parameters_bytes + m.gradients_bytes + m.optimizer_bytes + m.buffers_bytes
+         + (m.activations_bytes or 0)) for m in breakdown.modules
+    ]  # fmt: skip
+    ordered = sorted((t for t in totals if t[1]), key=lambda t: -t[1])
+    if len(ordered) < 2:
+        return []
+    shown = [f"{line(name, 40)} {size(n_bytes)}" for name, n_bytes in ordered[:_MAX_MODULES]]
+    rest = len(ordered) - _MAX_MODULES
+    return [*shown, count(rest, "more module")] if rest > 0 else shown
+
+
+def phase_facts(session: Session) -> list[str]:
+    """Return memory after each phase of the step: of the first device, else of the host."""
+    memory = session.memory
+    if memory.devices:
+        device = memory.devices[0]
+        told = [f"after {p.phase} {size(p.allocated_bytes)}" for p in device.phases]
+        if told and device.peak_phase:
+            told.append(f"peak in {device.peak_phase}")
+        return told
+    phases = memory.host.phases if memory.host is not None else ()
+    return [f"after {p.phase} {size(p.rss_bytes)} resident" for p in phases]
+
+
+def headroom_fact(headroom: Headroom | None) -> str:
+    """Return the largest batch size that should fit; empty if it is not known."""
+    if headroom is None:
+        return ""
+    largest = int(float(f"{headroom.largest_batch:.4g}"))
+    return f"largest batch that fits: about {largest:,} (now {headroom.n_samples:,})"
+
+
+def peaks_fact(session: Session) -> str:
+    """Return the peaks of device and host memory; empty if none was read."""
+    parts = []
+    for device in session.memory.devices[:4]:
+        of_total = f" of {size(device.total_bytes)}" if device.total_bytes else ""
+        parts.append(
+            f"{line(device.device, 16)} peak {size(device.peak_allocated_bytes)} allocated, "
+            f"{size(device.peak_reserved_bytes)} reserved{of_total}"
+        )
+    if len(session.memory.devices) > 4:
+        parts.append(count(len(session.memory.devices) - 4, "more device"))
+    if session.memory.host_peak_rss_bytes is not None:
+        parts.append(f"host peak {size(session.memory.host_peak_rss_bytes)}")
+    return "; ".join(parts)
+
+
+def growth_text(growth: Growth) -> str:
+    """Return the growth per 1,000 steps, or that there is none."""
+    where = line(growth.where, 16)
+    if not grows(growth):
+        return f"{where}: no steady growth in {count(growth.n, 'reading')}"
+    slope, low, high = (
+        size(1000 * each) for each in (growth.bytes_per_step, growth.low_bytes_per_step, growth.high_bytes_per_step)
+    )
+    return f"{where} memory grows {slope} per 1,000 steps (95 % CI {low} to {high})"
+
+
+def grows(growth: Growth) -> bool:
+    """Return whether memory grew steadily."""
+    return growth.is_steady and growth.low_bytes_per_step > 0
+
+
+def _unless_held(basis: str) -> str:
+    return "" if basis == "held" else line(basis, 120)
+
+
+def _activations_note(breakdown: Breakdown) -> str:
+    note = line(breakdown.activations_basis, 120)
+    return f"{note}, batch of {breakdown.n_samples}" if breakdown.n_samples and breakdown.activations_bytes else note

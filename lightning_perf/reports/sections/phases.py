@@ -1,0 +1,161 @@
+"""Where the time of a run went: steady state, validation, epochs, callbacks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from lightning_perf.records import PHASES, Session, StageTimes
+from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number, seconds, share
+from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
+from lightning_perf.reports.wording import count, phase_name, seconds_column
+from lightning_perf.reports.wording import seconds as seconds_text
+from lightning_perf.reports.wording import share as share_text
+
+from .verdict import step_word
+
+FOLDED_BELOW_SHARE = 0.005
+"""Phases below half a percent are folded into one row."""
+
+
+class PhaseRow(NamedTuple):
+    """One line of a breakdown; the rows of a breakdown add up to its span.
+
+    Attributes:
+        name: As shown.
+        phase: Its name in the records; empty for folded phases.
+        total_s: Seconds.
+        share: Of the span.
+        p50_s: Median seconds per step; None outside steps.
+    """
+
+    name: str
+    phase: str
+    total_s: float
+    share: float
+    p50_s: float | None
+
+
+def stage_rows(stage: StageTimes, folded_below: float = FOLDED_BELOW_SHARE) -> list[PhaseRow]:
+    """Return the phases of a stage, largest first."""
+    totals = {name: phase.total_s for name, phase in stage.phases.items()}
+    p50s = {name: phase.p50_s for name, phase in stage.phases.items()}
+    return phase_rows(totals, stage.span_s, p50s, folded_below)
+
+
+def phase_rows(
+    totals: Mapping[str, float],
+    span_s: float,
+    p50s: Mapping[str, float | None] = {},
+    folded_below: float = FOLDED_BELOW_SHARE,
+) -> list[PhaseRow]:
+    """Return phases largest first, with the small ones folded into one row; empty without a span.
+
+    Args:
+        totals: Seconds by phase.
+        span_s: Wall seconds that they describe. The remainder becomes a row of its own.
+        p50s: Median seconds per step by phase.
+        folded_below: Share of the span below which phases are folded.
+    """
+    if not span_s > 0:
+        return []
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    shown = [(name, total) for name, total in ordered if total / span_s >= folded_below]
+    small = [(name, total) for name, total in ordered if 0 < total / span_s < folded_below]
+    if len(small) == 1:
+        shown += small
+    rows = [PhaseRow(phase_name(name), name, total, total / span_s, p50s.get(name)) for name, total in shown]
+    if len(small) > 1:
+        total = sum(total for _, total in small)
+        rows.append(PhaseRow(f"{len(small)} smaller", "", total, total / span_s, None))
+    rest = span_s - sum(totals.values())
+    if rest / span_s >= FOLDED_BELOW_SHARE:
+        rows.append(PhaseRow("unaccounted", "", rest, rest / span_s, None))
+    return rows
+
+
+def rate_facts(stage: StageTimes, word: str) -> list[str]:
+    """Return the percentiles of the step time and the throughput."""
+    told = [f"{seconds_text(stage.step_s.p50)} per {word} (p50)", f"p95 {seconds_text(stage.step_s.p95)}",
+            f"p99 {seconds_text(stage.step_s.p99)}"]  # fmt: skip
+    rate = stage.samples_per_s
+    if rate is not None:
+        told.append(f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2f} samples/s")
+    return told
+
+
+def device_fact(stage: StageTimes) -> str:
+    """Return what the device's clock measured; empty without one."""
+    if stage.device is None:
+        return ""
+    return (
+        f"device: {seconds_text(stage.device.step_s.p50)} per step (p50), idle while waiting for data "
+        f"{share_text(stage.device.starved_share)} of the time"
+    )
+
+
+def steady_title(session: Session, steady: StageTimes) -> str:
+    """Return the heading of the breakdown of the steady state."""
+    return f"Time per phase: {count(steady.n_steps, f'steady {step_word(session)}')} in {seconds_text(steady.span_s)}"
+
+
+def validation_title(validation: StageTimes) -> str:
+    """Return the heading of the breakdown of validation inside fit."""
+    return f"Validation: {count(validation.n_steps, 'batch')} in {seconds_text(validation.span_s)}"
+
+
+def steady_parts(session: Session, folded_below: float = FOLDED_BELOW_SHARE) -> Iterator[AnyPart]:
+    """Yield the breakdown of the steady state, epochs, and time series."""
+    yield Figure("breakdown", "Time per phase")
+    if session.steady is not None:
+        yield from stage_parts(session.steady, step_word(session), "phases", folded_below)
+    yield Figure("timeline", "Step time over the run")
+    yield Figure("epochs", "Time per phase and epoch")
+    yield _epochs(session)
+    yield Figure("startup", "Time to the end of the first step")
+
+
+def stage_parts(stage: StageTimes, word: str, key: str, folded_below: float = FOLDED_BELOW_SHARE) -> Iterator[AnyPart]:
+    """Yield speed and breakdown of one stage."""
+    yield facts(rate_facts(stage, word), "Speed")
+    yield facts([device_fact(stage)], "Device")
+    p95_s = {name: phase.p95_s for name, phase in stage.phases.items()}
+    yield breakdown(stage_rows(stage, folded_below), word, key, p95_s)
+
+
+def breakdown(rows: list[PhaseRow], word: str = "step", key: str = "", p95_s: Mapping[str, float | None] = {}) -> Table:
+    """Return phases as a table with bars that continue from row to row."""
+    whole = sum(row.total_s for row in rows) or 1.0
+    ends = list(itertools.accumulate((row.total_s / whole for row in rows), initial=0.0))
+    cells = [
+        (row.name, Value(share_text(row.share, decimals=1), row.share), Value(total, row.total_s),
+         Value(p50, row.p50_s), seconds(p95_s.get(row.phase)))
+        for row, total, p50 in zip(rows, seconds_column([row.total_s for row in rows]),
+                                   seconds_column([row.p50_s for row in rows]), strict=True)
+    ]  # fmt: skip
+    heads: Heads = ("phase", "share", "total", f"p50 per {word}", Column(f"p95 per {word}", PAGE))
+    bars = [(start, end - start) for start, end in itertools.pairwise(ends)]
+    return table(heads, cells, key=key, bars=bars)
+
+
+def _epochs(session: Session) -> Table:
+    names = [name for name in PHASES if any(epoch.phases.get(name) for epoch in session.epochs)]
+    rows: Rows = [
+        (Value(str(epoch.index), epoch.index), number(epoch.n_steps), seconds(epoch.wall_s),
+         seconds(epoch.step_p50_s), *(seconds(epoch.phases.get(name)) for name in names))
+        for epoch in session.epochs
+    ]  # fmt: skip
+    heads: Heads = ("epoch", "steps", "wall time", "p50 per step", *map(phase_name, names))
+    return table(heads, rows, title="Epochs", key="epochs", room=PAGE, is_folded=True)
+
+
+def named_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield the time of each callback, logger and part of the loop."""
+    rows: Rows = [
+        (each.name, each.hook, each.kind.replace("_", " "), phase_name(each.phase), number(each.n_calls),
+         seconds(each.total_s), share(each.share))
+        for each in (session.steady.named if session.steady is not None else ())
+    ]  # fmt: skip
+    heads: Heads = ("name", "hook", "kind", "phase", "calls", "total", "share")
+    yield table(heads, rows, title="Callbacks, loggers and loop overhead", key="named", room=TAB)

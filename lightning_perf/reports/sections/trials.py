@@ -1,0 +1,172 @@
+"""What a trial measured: the ladder of treatments, what was left out and why, what to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Trial
+from lightning_perf.reports.cells import Cell, Column, Heads, Rows, Value
+from lightning_perf.reports.cells import size as size_cell
+from lightning_perf.reports.document import AnyPart, code, facts, heading, note, table
+from lightning_perf.reports.wording import block, count, gain, interval_text, line, seconds, share, times
+
+_WIDE = 92
+_PAIR = ("baseline", "baseline-again")
+_LOSSES: dict[LossVerdict, str] = {
+    "identical": "identical",
+    "within_noise": "in noise",
+    "diverged": "diverged",
+    "not_judged": "not judged",
+    "unknown": "",
+}
+_VERDICTS = {"no_change": "no change"}
+_SEARCH = -1
+_NAME = 60
+_PASTED = 60
+
+
+def trial_parts(trial: Trial) -> Iterator[AnyPart]:
+    """Yield the result, the ladder, each treatment alone, what was left out, and what to copy."""
+    yield heading(trial_title(trial))
+    yield note(headline(trial), "strong")
+    yield facts(trial_facts(trial), "Method")
+    ladder = ladder_rows(trial)
+    heads: Heads = (
+        "ladder",
+        "speedup (95 % CI)",
+        "on top",
+        "predicted",
+        Column("peak", 80),
+        "losses",
+        Column("verdict", _WIDE),
+    )
+    yield table(heads, ladder if len(ladder) > 1 else [], key="ladder")
+    heads = ("alone", "speedup (95 % CI)", "", "predicted", Column("peak", _WIDE), Column("losses", _WIDE), "verdict")
+    yield table(heads, alone_rows(trial), key="alone")
+    yield facts([batch_fact(trial)], "Batch size")
+    yield table(("left out", "reason"), left_out(trial), key="left-out")
+    for label, language, lines in pasted(trial):
+        yield code(lines, label, language)
+
+
+def ladder_rows(trial: Trial) -> list[tuple[Cell, ...]]:
+    """Return the rungs in the order tried: the baseline, then each treatment on top of those kept before it."""
+    rows: Rows = []
+    for rung in trial.ladder:
+        if not rung.added:
+            name, _, *rest = _cells("baseline", rung, rung.step_gain)
+            rows.append((name, Value("1.00x", 1.0), *rest[:-1], ""))
+        elif rung.is_kept or _was_on_top(rung):
+            rows.append(_cells(f"{'+' if rung.is_kept else '−'} {line(rung.added, _NAME)}", rung, rung.step_gain))
+    return rows
+
+
+def alone_rows(trial: Trial) -> list[tuple[Cell, ...]]:
+    """Return each treatment by itself, the fastest first; empty if the ladder already shows all of them."""
+    arms = [arm for arm in trial.arms if len(arm.treatments) == 1]
+    told = {rung.arm for rung in trial.ladder if rung.is_kept}
+    if all(arm.id in told for arm in arms):
+        return []
+    return [
+        _cells(line(arm.id, _NAME), arm)
+        for arm in sorted(arms, key=lambda arm: -(arm.speedup.value if arm.speedup else 0))
+    ]
+
+
+def trial_title(trial: Trial) -> str:
+    """Return what was tried."""
+    return f"Trial of {line(' '.join(trial.command), 120)}" if trial.command else "Trial"
+
+
+def headline(trial: Trial) -> str:
+    """Return the result in one sentence."""
+    best = next((arm for arm in trial.arms if arm.id == trial.best and arm.treatments), None)
+    if best is not None:
+        which = ", ".join(line(treatment, _NAME) for treatment in best.treatments)
+        if best.speedup is None:
+            return f"Faster with {which}, the speedup over the baseline could not be measured"
+        return f"{times(best.speedup.value)} faster (95 % CI {interval_text(best.speedup)}) with {which}"
+    baseline = next((arm for arm in trial.arms if arm.id == _PAIR[0]), None)
+    if baseline is not None and baseline.verdict == "failed":
+        return f"Nothing was measured: the baseline failed: {line(baseline.reason, 300)}"
+    if not any(arm.treatments for arm in trial.arms):
+        return "No treatment was measured"
+    return "No treatment made this training measurably faster"
+
+
+def trial_facts(trial: Trial) -> list[str]:
+    """Return how it was measured."""
+    facts = [line(trial.status, 16)]
+    if trial.runs:
+        facts.append(count(len(trial.runs), "run"))
+    if trial.steps:
+        facts.append(f"{count(trial.steps, 'optimizer step')} each")
+    if trial.basis == "wall":
+        facts.append("whole epochs, including time between steps")
+    facts.append(seconds(trial.wall_s))
+    pair = f", A/A pair {times(trial.aa.value)} ({interval_text(trial.aa)})" if trial.aa is not None else ""
+    facts.append(f"noise ±{share(trial.noise_band, decimals=1)}{pair}")
+    return facts
+
+
+def batch_fact(trial: Trial) -> str:
+    """Return throughput by multiple of the batch size, relative to the arm below; empty if no size was tried."""
+    tried = [run for run in trial.runs if run.stage == _SEARCH]
+    if not tried:
+        return ""
+    below = tried[0].arm.rpartition("+")[0] or _PAIR[0]
+    usual = [_rate(run, 1) for run in trial.runs if run.arm == below and run.block_means_s]
+    if not usual:
+        return ""
+    parts = []
+    for run in tried:
+        factor = int("".join(filter(str.isdigit, run.arm.rpartition("=")[2])) or 1)
+        rate = times(_rate(run, factor) / median(usual)) if run.block_means_s else line(run.reason, 80) or "failed"
+        parts.append((factor, f"{factor}x: {rate}"))
+    return "relative samples/s by batch size: " + ", ".join(text for _, text in sorted(parts))
+
+
+def left_out(trial: Trial) -> list[tuple[str, str]]:
+    """Return treatments that are not on the ladder, and the reason: first measured ones, then untried ones."""
+    rows = [(line(rung.added, _NAME), _why(rung.verdict, rung.reason)) for rung in trial.ladder if not rung.is_kept]
+    named = {rung.added for rung in trial.ladder}
+    for arm in trial.arms:
+        if len(arm.treatments) == 1 and arm.id not in named and arm.verdict != "improved":
+            rows.append((line(arm.id, _NAME), _why(arm.verdict, arm.reason)))
+    not_tried = [(line(treatment, _NAME), f"not tried: {line(why, 300)}") for treatment, why in trial.not_tried.items()]
+    return rows + not_tried
+
+
+def pasted(trial: Trial) -> list[tuple[str, str, list[str]]]:
+    """Return what to copy, by label and language; empty if nothing is kept."""
+    blocks = [("Python", "python", trial.code), ("LightningCLI configuration", "yaml", trial.yaml)]
+    return [(label, language, block(text, _PASTED)) for label, language, text in blocks if text.strip()]
+
+
+def _rate(run: ArmRun, factor: int) -> float:
+    return factor * run.batches_per_step / median(run.block_means_s)
+
+
+def _was_on_top(rung: Rung) -> bool:
+    return "+" in rung.arm or (rung.step_gain is not None and not rung.is_kept)
+
+
+def _cells(name: str, one: Arm | Rung, step_gain: Interval | None = None) -> tuple[Cell, ...]:
+    speedup = Value("")
+    if one.speedup is not None:
+        speedup = Value(f"{times(one.speedup.value)} ({interval_text(one.speedup)})", one.speedup.value)
+    return (
+        name,
+        speedup,
+        Value(times(step_gain.value), step_gain.value) if step_gain else Value(""),
+        Value(gain(one.predicted)),
+        size_cell(one.peak_bytes),
+        _LOSSES[one.loss],
+        _VERDICTS.get(one.verdict, one.verdict),
+    )
+
+
+def _why(verdict: str, reason: str) -> str:
+    told = _VERDICTS.get(verdict, verdict)
+    return f"{told}: {line(reason, 300)}" if reason else told

@@ -1,0 +1,54 @@
+"""The verdict and the facts of the run as a whole."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Session, TraceRecord
+from lightning_perf.reports.document import Verdict
+from lightning_perf.reports.wording import count, line, seconds
+
+
+def verdict_text(session: Session) -> str:
+    """Return the verdict in one line, with the code of its rule."""
+    text = line(session.verdict.text, 400)
+    code = session.verdict.code
+    return f"{text} ({line(code, 16)})" if code and code not in text else text
+
+
+def verdict_of(session: Session) -> Verdict:
+    """Return the verdict with the severity of its finding."""
+    code = session.verdict.code
+    severity = next((f.severity for f in session.findings if f.code == code), "")
+    return Verdict(verdict_text(session), line(session.verdict.category, 40), severity)
+
+
+def verdict_of_trace(record: TraceRecord) -> Verdict | None:
+    """Return the verdict of a trace without a session; None if it was not diagnosed."""
+    return None if record.verdict is None else Verdict(line(record.verdict.text, 600), record.verdict.category, "")
+
+
+def step_word(session: Session) -> str:
+    """Return ``step`` for training and ``batch`` for other stages."""
+    return "step" if session.run.stage == "fit" else "batch"
+
+
+def run_facts(session: Session) -> list[str]:
+    """Return stage, status, size, duration and machine of the run."""
+    run = session.run
+    facts = [f"{line(run.stage, 16)} {line(run.status, 16)}" + (f" ({line(run.error, 60)})" if run.error else "")]
+    if run.n_epochs > 1:
+        facts.append(count(run.n_epochs, "epoch"))
+    facts += [count(run.n_steps, step_word(session)), seconds(run.wall_s)]
+    if run.world_size > 1:
+        facts.append(f"rank {run.rank} of {run.world_size}")
+    return [*facts, machine_text(session)]
+
+
+def machine_text(session: Session) -> str:
+    """Return the devices, or "CPU", and the number of usable cores."""
+    machine = session.machine
+    cores = count(int(machine.usable_cores), "core") if machine.usable_cores >= 1 else "1 core"
+    if machine.devices:
+        name = line(machine.devices[0].name, 40)
+        many = f"{len(machine.devices)} x " if len(machine.devices) > 1 else ""
+        return f"{many}{name}, {cores}"
+    return f"CPU, {cores}"

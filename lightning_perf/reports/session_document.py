@@ -1,0 +1,68 @@
+"""The document of a session: which sections it has, in the order in which every report shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_perf.records import Session
+
+from .cells import PAGE
+from .document import AnyPart, Document, Figure, Section, facts, heading, section
+from .sections import about, findings, host, loader, memory, model, phases, ranks, trace, trials, verdict
+from .wording import count, line, seconds
+
+MAX_WINDOWS = 12
+"""Profiler windows that are shown, the last ones."""
+
+
+def session_document(session: Session, show_all: bool = False) -> Document:
+    """Return everything that reports say about a session.
+
+    Args:
+        session: The session.
+        show_all: Also list the outcome of each rule and what could not be measured.
+    """
+    return Document(verdict.verdict_of(session), tuple(verdict.run_facts(session)), tuple(_sections(session, show_all)))
+
+
+def _sections(session: Session, show_all: bool) -> Iterator[Section]:
+    title = "Up to the first step" if session.steady is None else phases.steady_title(session, session.steady)
+    yield section("time", title, phases.steady_parts(session), is_short=True)
+    yield section("findings", "Findings", findings.finding_parts(session), is_short=True)
+    yield section("trials", "Trials", _trial_parts(session), is_short=True)
+    if session.validation is not None:
+        title = phases.validation_title(session.validation)
+        yield section("validation", title, phases.stage_parts(session.validation, "batch", "validation-phases"))
+    title = ranks.rank_title(session.ranks) if session.ranks is not None else "Ranks"
+    yield section("ranks", title, ranks.rank_parts(session.ranks))
+    title = loader.loader_title(session.loader_probe) if session.loader_probe is not None else "DataLoader"
+    yield section("loader", title, loader.loader_parts(session))
+    yield section("memory", memory.memory_title(session.memory.breakdown), memory.memory_parts(session))
+    title = model.model_title(session.model_profile) if session.model_profile is not None else "Model"
+    is_traced = any(window.trace is not None for window in session.windows)
+    operators = [Figure("operators", "Operators")]
+    model_parts = model.model_parts(session.model_profile, session.run.stage == "fit")
+    yield section("model", title, [*model_parts, *([] if is_traced else operators)])
+    yield section("host", "Host and compiler", host.host_parts(session))
+    yield section("windows", "Profiler windows", _window_parts(session), room=PAGE)
+    yield section("about", "About this measurement", about.about_parts(session, show_all))
+
+
+def _trial_parts(session: Session) -> Iterator[AnyPart]:
+    yield Figure("trials", "Measured speedups")
+    for trial in session.trials:
+        yield from trials.trial_parts(trial)
+
+
+def _window_parts(session: Session) -> Iterator[AnyPart]:
+    earlier = len(session.windows) - MAX_WINDOWS
+    yield facts([f"{count(earlier, 'earlier window')} not shown" if earlier > 0 else ""])
+    yield Figure("trace_steps", "Time per step by category")
+    if any(window.trace is not None for window in session.windows):
+        yield Figure("operators", "Operators")
+    yield Figure("kernels", "Kernels")
+    for window in session.windows[-MAX_WINDOWS:]:
+        yield heading(f"Window at step {window.first_step}: {count(window.n_steps, 'step')}, {window.status}")
+        yield facts([line(window.reason, 200), f"cost {seconds(window.cost_s)}"])
+        if window.trace is not None:
+            yield from trace.trace_parts(window.trace)

@@ -1,0 +1,265 @@
+"""The brief report: at most 15 lines of 80 columns for a run, 1 to 3 for an epoch."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from rules.session_builder import build_session
+
+from lightning_perf.records import Breakdown, Growth, OutOfMemory, Overhead, Session
+from lightning_perf.reports.brief import MAX_LINES, MAX_WIDTH, brief_epoch, brief_preflight, brief_report
+from lightning_perf.reports.console import emit, short_path, to_text
+from lightning_perf.rules.engine import diagnose
+from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, ddp, healthy, hostile, starved, twelve_findings
+from reports.test_rank_section import ranks_of
+from tests.golden_files import assert_golden
+
+CASES = Path(__file__).parents[1] / "rules" / "cases"
+FAULTS = {
+    "slow-transform": "PD101",
+    "no-persistent-workers": "PD104",
+    "logging-every-step": "PD502",
+    "slow-callback": "PD504",
+    "slow-logger": "PD505",
+    "heavy-validation": "PD601",
+    "frequent-checkpoints": "PD602",
+    "none": None,
+}
+"""The rule that finds each fault of the demo."""
+
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+
+def out_of_memory() -> Session:
+    """Return a run whose device ran out of memory in its 13th step, diagnosed."""
+    base = SESSIONS["memory_looked_at"]()
+    oom = OutOfMemory(
+        where="device",
+        error="OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.1 GiB free",
+        step=12,
+        phase="forward",
+        code="model.py:31 in forward",
+        requested_bytes=2 * 2**30,
+        batch_shapes={"batch": (64, 3, 224, 224)},
+        post_mortem_file="out_of_memory.txt",
+    )
+    run = msgspec.structs.replace(base.run, status="failed", error="OutOfMemoryError", n_steps=12)
+    memory = msgspec.structs.replace(base.memory, oom=oom)
+    return diagnose(msgspec.structs.replace(base, run=run, memory=memory, steady=None, findings=()))
+
+
+def two_ranks() -> Session:
+    session = ddp()
+    run = msgspec.structs.replace(session.run, world_size=2)
+    return msgspec.structs.replace(session, run=run, ranks=ranks_of(2, {1: 0.02}))
+
+
+def interrupted() -> Session:
+    session = starved()
+    return msgspec.structs.replace(
+        session, run=msgspec.structs.replace(session.run, status="interrupted", error="KeyboardInterrupt")
+    )
+
+
+def abnormal() -> Session:
+    """Return a run with growing memory, high overhead and 12 findings."""
+    session = twelve_findings()
+    growth = Growth(where="host", n=200, first_step=20, last_step=400, level_bytes=2**30, bytes_per_step=5e5,
+                    low_bytes_per_step=4e5, high_bytes_per_step=6e5, is_steady=True)  # fmt: skip
+    overhead = Overhead(per_step_us=900.0, budget_us=40.0, reporting_s=0.5, share=0.031)
+    memory = msgspec.structs.replace(session.memory, growth=(growth,))
+    run = msgspec.structs.replace(session.run, wall_s=90.0)
+    return msgspec.structs.replace(session, run=run, memory=memory, overhead=overhead)
+
+
+def demo(fault: str) -> Session:
+    """Return a diagnosed run with the fault that the demo plants, from the cases of its rule."""
+    code = FAULTS[fault]
+    if code is None:
+        return diagnose(build_session())
+    cases = yaml.safe_load((CASES / f"{code}.yml").read_text(encoding="utf-8"))
+    case = next(case for case in cases if case["expect"] == "finding")
+    return diagnose(build_session(case["session"]))
+
+
+RUNS: dict[str, Callable[[], Session]] = {
+    **SESSIONS,
+    "out_of_memory": out_of_memory,
+    "two_ranks": two_ranks,
+    "interrupted": interrupted,
+    "abnormal": abnormal,
+    **{f"demo_{fault}": functools.partial(demo, fault) for fault in FAULTS},
+}
+
+
+def text_of(session: Session, width: int = MAX_WIDTH) -> str:
+    return to_text(brief_report(session, "perf_logs/demo"), width)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_brief_report_matches_its_golden_file(name: str) -> None:
+    assert_golden(f"reports/brief_{name}.txt", text_of(RUNS[name]()))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("name", RUNS)
+def test_brief_report_has_at_most_15_lines_of_80_columns(name: str, width: int) -> None:
+    lines = text_of(RUNS[name](), width).splitlines()
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= min(width, MAX_WIDTH)
+
+
+def test_every_demo_fault_has_a_golden_file() -> None:
+    from lightning_perf.cli.demo import FAULT_NAMES
+
+    assert set(FAULTS) == set(FAULT_NAMES)
+
+
+def test_brief_report_has_three_lines_when_the_run_is_healthy() -> None:
+    lines = text_of(healthy()).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("PerfDoctor  ")
+    assert lines[2] == "details  lightning-perf report perf_logs/demo --full"
+
+
+def test_findings_that_claim_the_same_seconds_share_one_row() -> None:
+    text = text_of(twelve_findings())
+    assert len(re.findall(r"^\d PD", text, re.M)) == 2
+    assert "log_every_n_steps=50 (or 6 others)" in text
+
+
+def test_more_than_three_fixes_are_counted() -> None:
+    session = twelve_findings()
+    findings = tuple(
+        msgspec.structs.replace(finding, claims={"logging": float(i + 1)}) for i, finding in enumerate(session.findings)
+    )
+    text = text_of(msgspec.structs.replace(session, findings=findings))
+    assert len(re.findall(r"^\d PD", text, re.M)) == 3
+    assert re.search(r"fix \(\+\d+ more\)", text)
+
+
+def test_abnormal_measurements_are_shown_and_normal_ones_are_not() -> None:
+    text = text_of(abnormal())
+    assert "host memory grows" in text
+    assert "overhead 3.1 % of the run" in text
+    normal = text_of(starved())
+    assert not any(word in normal for word in ("overhead", "grows", "skipped", "missing"))
+
+
+def test_out_of_memory_names_place_size_and_post_mortem() -> None:
+    text = text_of(out_of_memory())
+    for part in ("the device ran out of memory after 12 steps", "in forward", "2.00 GiB requested", "activations",
+                 "post-mortem  out_of_memory.txt"):  # fmt: skip
+        assert part in text
+
+
+def test_out_of_memory_is_brief_when_nothing_is_known() -> None:
+    session = out_of_memory()
+    memory = msgspec.structs.replace(
+        session.memory, breakdown=Breakdown(device="cpu", parameters_bytes=0, buffers_bytes=0), headroom=None
+    )
+    assert "ran out of memory" in text_of(msgspec.structs.replace(session, memory=memory, findings=()))
+
+
+def test_text_is_harmless_when_names_are_hostile() -> None:
+    text = text_of(hostile())
+    assert not CONTROL.search(text)
+    assert "[bold]x[/bold]" in text
+
+
+def test_output_has_no_escape_sequences_when_it_is_no_terminal() -> None:
+    stream = io.StringIO()
+    emit(brief_report(starved()), stream=stream)
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_output_has_no_colors_when_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = []
+    for value in (None, "1"):
+        if value is None:
+            monkeypatch.delenv("NO_COLOR", raising=False)
+        else:
+            monkeypatch.setenv("NO_COLOR", value)
+        stream = Terminal()
+        emit(brief_report(starved()), stream=stream)
+        shown.append(stream.getvalue())
+    colors = re.compile("\x1b\\[[0-9;]*3[0-7]")
+    assert colors.search(shown[0])
+    assert not colors.search(shown[1])
+
+
+# -- epochs ------------------------------------------------------------
+
+
+def epochs(session: Session, wall_s: float = 60.0, step_p50_s: float = 0.03) -> Session:
+    """Return the session with one epoch, the one with index 2."""
+    epoch = msgspec.structs.replace(session.epochs[-1], index=2, wall_s=wall_s, step_p50_s=step_p50_s)
+    return msgspec.structs.replace(session, epochs=(epoch,))
+
+
+def test_epoch_has_three_lines_when_its_finding_is_new() -> None:
+    report = brief_epoch(epochs(starved()), 2)
+    assert report is not None
+    lines = to_text(report).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("PerfDoctor  epoch 2 · 30.0 ms/step")
+    assert lines[1].startswith("  PD101 Each step waits")
+    assert lines[2] == "  fix   num_workers=2"
+
+
+def test_epoch_has_one_line_when_only_the_step_time_changed() -> None:
+    report = brief_epoch(epochs(starved(), step_p50_s=0.036), 2, epochs(starved()))
+    assert report is not None
+    [line] = to_text(report).splitlines()
+    assert "36.0 ms/step (+20 %)" in line
+    assert line.endswith("PD101 as before")
+
+
+@pytest.mark.parametrize("step_p50_s", [0.0275, 0.03, 0.0329])
+def test_epoch_is_not_reported_when_nothing_changed(step_p50_s: float) -> None:
+    assert brief_epoch(epochs(starved(), step_p50_s=step_p50_s), 2, epochs(starved())) is None
+
+
+def test_epoch_is_not_reported_when_it_was_short_or_not_recorded() -> None:
+    assert brief_epoch(epochs(starved(), wall_s=29.0), 2) is None
+    assert brief_epoch(epochs(starved()), 3) is None
+
+
+def test_epoch_is_reported_when_the_verdict_went_away() -> None:
+    report = brief_epoch(epochs(msgspec.structs.replace(healthy(), epochs=starved().epochs)), 2, epochs(starved()))
+    assert report is not None
+    assert "Healthy" in to_text(report)
+
+
+# -- before the first step ------------------------------------------------------------
+
+
+def test_preflight_has_one_line_per_finding_and_counts_the_rest() -> None:
+    finding = msgspec.structs.replace(LOGGING_EVERY_STEP, is_preflight=True, confidence="low")
+    [line] = to_text(brief_preflight([finding])).splitlines()
+    assert line.startswith("PerfDoctor  likely logging-every-step: set log_every_n_steps=50 ")
+    assert line.endswith("PD502")
+    assert to_text(brief_preflight([finding] * 5)).splitlines()[3] == "+2 more"
+
+
+def test_path_is_short_when_the_session_lies_below_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert short_path(tmp_path / "logs" / "perf_session.json") == str(Path("logs"))
+    assert short_path(tmp_path / "logs" / "perf_session_test.json") == str(Path("logs", "perf_session_test.json"))
+    assert short_path(tmp_path.parent / "perf_session.json") == str(tmp_path.parent)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lightning_perf.records import Difference, Interval, TimeChange
+from lightning_perf.reports.console import comparison_report, to_text
+from lightning_perf.reports.render.markdown import comparison_to_markdown
+from lightning_perf.reports.sections import comparison as rows
+from reports.comparisons import COMPARISONS, alike, hostile, slower
+from tests.golden_files import assert_golden
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_console_is_as_before(name: str) -> None:
+    assert_golden(f"reports/comparison_{name}_80.txt", to_text(comparison_report(COMPARISONS[name]()), 80))
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_markdown_is_as_before(name: str) -> None:
+    assert_golden(f"reports/comparison_{name}.md", comparison_to_markdown(COMPARISONS[name]()))
+
+
+def test_headline_tells_the_step_and_the_phase_to_blame_when_it_is_slower() -> None:
+    assert rows.headline(slower()) == (
+        "Slower: time per step is 12.0 % longer (95 % CI +8.0 % to +16.0 %); mostly data wait (+5.50 ms)"
+    )
+
+
+def test_headline_tells_all_that_is_between_steps_when_only_that_changed() -> None:
+    step, wall = alike().times
+    wall = msgspec.structs.replace(wall, change="slower", ratio=Interval(value=1.5, low=1.4, high=1.6))
+    told = rows.headline(msgspec.structs.replace(alike(), times=(step, wall)))
+    assert told.startswith("Slower: wall time per step is 50.0 % longer")
+
+
+def test_headline_says_so_when_there_is_no_interval() -> None:
+    step = TimeChange(name="step", base_s=0.1, new_s=0.2, reason="too few steps")
+    told = rows.headline(msgspec.structs.replace(alike(), times=(step,)))
+    assert told == "Inconclusive: time per step was 100 ms, now 200 ms; too few steps"
+
+
+def test_phases_that_hardly_changed_are_left_out() -> None:
+    assert [row[0] for row in rows.time_rows(slower())] == [
+        "time per step", "wall time per step", "data wait", "forward", "validation",
+    ]  # fmt: skip
+
+
+def test_differences_beyond_the_limit_are_counted() -> None:
+    many = [Difference(name=str(i), base=None, new="x") for i in range(rows.MAX_DIFFERENCES + 3)]
+    assert rows.difference_rows(many)[-1][0].startswith("and 3 more")
+
+
+def test_markdown_shows_foreign_text_as_it_stands() -> None:
+    text = comparison_to_markdown(hostile())
+    assert "<script>" not in text
+    assert "\x1b" not in text
+
+
+def test_ratio_is_told_as_a_factor_when_a_percentage_would_not_read() -> None:
+    huge = TimeChange(name="step", base_s=0.01, new_s=0.3, ratio=Interval(value=30, low=20, high=45), change="slower")
+    assert "30.0x as long (95 % CI 20.0x to 45.0x)" in rows.headline(msgspec.structs.replace(alike(), times=(huge,)))
+
+
+def test_interval_that_says_nothing_is_told_as_such() -> None:
+    wide = TimeChange(name="step", base_s=0.1, new_s=0.05, ratio=Interval(value=0.5, low=0.001, high=300.0))
+    assert "(95 % CI unknown)" in rows.headline(msgspec.structs.replace(alike(), times=(wide,)))

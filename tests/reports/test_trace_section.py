@@ -1,0 +1,35 @@
+"""Traces as text."""
+
+from __future__ import annotations
+
+import msgspec
+from rules.session_builder import build_trace
+
+from lightning_perf.records import Startup
+from lightning_perf.reports.console import to_text, trace_report
+from lightning_perf.reports.render.markdown import render
+from lightning_perf.reports.sections.trace import trace_documents
+
+
+def test_trace_is_drawn_when_steps_have_different_categories_and_start_up_has_no_calls() -> None:
+    first, second = build_trace({}).steps[:2]
+    other = msgspec.structs.replace(second, categories={"memcpy": 0.1})
+    record = msgspec.structs.replace(
+        build_trace({}), steps=(first, other), startup=Startup(total_s=1.0, span_s=2.0), whole=None
+    )
+    assert "kernel" in to_text(trace_report([record]), width=100)
+    assert "startup" not in to_text(trace_report([record]), width=100)
+
+
+def test_share_below_a_tenth_of_a_percent_is_text_when_a_heading_holds_it() -> None:
+    quiet = tuple(msgspec.structs.replace(step, device_busy_s=1e-6) for step in build_trace({}).steps)
+    text = render(trace_documents([msgspec.structs.replace(build_trace({}), steps=quiet)])[0])
+    assert "device busy &lt;0.1 %" in text
+
+
+def test_bar_fits_its_column_when_a_category_is_longer_than_its_step() -> None:
+    steps = tuple(
+        msgspec.structs.replace(step, duration_s=1e-3, categories={"kernel": 1.0}) for step in build_trace({}).steps
+    )
+    told = to_text(trace_report([msgspec.structs.replace(build_trace({}), steps=steps)]), width=100)
+    assert max(map(len, told.splitlines())) < 200
