@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_perf.rules.compute.pd304_python_bound_step import MAX_MEAN_WITH_STACKS_S
+from lightning_perf.rules.launch_signals import MAX_MEAN_WITH_STACKS_S
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

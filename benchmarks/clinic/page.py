@@ -10,11 +10,11 @@ from pathlib import Path
 import sessions
 import traceml
 from caps import CAPS
+from recorded_traces import Recorded
 from results import REFERENCE, Section, Sections, encoded, read, why_not_saved
 from score import Outcome, Score, Share, score
 from sessions import HandMade
 from traceml import CATEGORIES, Said
-from traces import Recorded
 
 from lightning_perf.probes.machine import read_machine
 

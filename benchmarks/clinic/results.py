@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
+from recorded_traces import Recorded
 from score import Outcome
 from sessions import HandMade
-from traces import Recorded
 
 REFERENCE = "none"
 """The machine as it is, without a cap."""

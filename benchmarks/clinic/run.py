@@ -28,10 +28,10 @@ import caps
 import msgspec
 import orders
 import page
+import recorded_traces
 import results
 import sessions
 import traceml
-import traces
 from case import Case, read_all
 from results import Section, Sections
 from runs import Ended, Order, preload, run_all
@@ -142,7 +142,7 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
         is_whole=is_measured and not is_part,
         outcomes=tuple(outcomes),
         left_out=left_out,
-        recorded=tuple(traces.diagnosed()) if has_others else (),
+        recorded=tuple(recorded_traces.diagnosed()) if has_others else (),
         made=tuple(sessions.diagnosed()) if has_others else (),
     )
     return section, not any(end.error for end in (*diagnosed, *timed))

@@ -235,6 +235,24 @@ class LoopProbe:
     def span_for(self, action_name: str) -> Any:
         """Return the span of an action that Lightning announces; one that does nothing where its time is another's."""
         try:
+            return self._known_span(action_name)
+        except BaseException as error:  # an interrupt
+            if action_name.endswith("on_exception"):
+                self.is_lost(error, is_own=True)
+            raise
+
+    def is_lost(self, error: BaseException, is_own: bool) -> None:
+        """End the run: an ``on_exception`` raised, and Lightning calls no further hook.
+
+        Args:
+            error: What it raised.
+            is_own: Whether the owner's code raised it, and not another callback.
+        """
+        if self.on_lost is not None:
+            self.on_lost(error, is_own)
+
+    def _known_span(self, action_name: str) -> Any:
+        try:
             span = self._by_action.get(action_name)
             if span is None or (self._mark is not None and span.kind != "self"):
                 span = self._span_for(action_name)
@@ -525,24 +543,18 @@ class _LastHookSpan:
         try:
             self._span.__enter__()
         except BaseException as error:  # an interrupt: the hook itself is not called
-            self._end(error)
+            self._loop.is_lost(error, is_own=True)
             raise
         return self.action
 
     def __exit__(self, *exception: Any) -> None:
-        error = exception[1] if exception else None
         try:
             self._span.__exit__(*exception)
-        except BaseException as interrupt:
-            error = interrupt
+        except BaseException as error:  # an interrupt
+            self._loop.is_lost(error, is_own=True)
             raise
-        finally:
-            if error is not None:
-                self._end(error)
-
-    def _end(self, error: BaseException) -> None:
-        if self._loop.on_lost is not None:
-            self._loop.on_lost(error, self._is_own)
+        if exception and exception[1] is not None:
+            self._loop.is_lost(exception[1], self._is_own)
 
 
 class _EpochSpan:

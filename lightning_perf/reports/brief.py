@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.rules.gain import NOT_MEASURED
 
 from . import wording
 from .render.console import QUIET, SEVERITY_STYLES
@@ -34,8 +35,8 @@ _MIN_EPOCH_S = 30.0
 _SAME_STEP = 0.10
 """A step time that changed by less is not reported at the end of an epoch."""
 _BAR = 30
-_FIX = 36
-_EXPECTED = re.compile(r" \((?:expect|not measured)[^()]*\)$")
+_FIX = 35
+_EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 _CLAUSE = re.compile(r"[;:,] | \(")
 _SHORTEST_CLAUSE = 20
 
@@ -233,7 +234,9 @@ def _fixes(session: Session) -> Iterator[Line]:
         tail = f" (or {others})" if len(group) > 1 else ""
         fix = wording.cut(_fix_text(first.prescriptions[0]), _FIX - len(tail)) + tail
         speedup = wording.gain(first.gain)
-        confidence = "likely" if first.is_preflight else first.confidence
+        confidence: str = "likely" if first.is_preflight else first.confidence
+        if NOT_MEASURED in first.summary:
+            confidence = "not measured"
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
             (f"{fix:<{_FIX}} {speedup:<13} {first.prescriptions[0].effort:<9} {confidence}", ""),

@@ -33,12 +33,11 @@ def gain_from(
     Returns:
         Old wall time ÷ new wall time, an interval with 1 ≤ low ≤ high.
     """
-    limit_s = MAX_RECOVERABLE_SHARE * steady.span_s
-    high_s = min(max(recoverable_high_s, 0.0), limit_s)
-    low_s = min(max(recoverable_low_s, 0.0), high_s)
+    high = min(max(recoverable_high_s, 0.0) / steady.span_s, MAX_RECOVERABLE_SHARE)
+    low = min(max(recoverable_low_s, 0.0) / steady.span_s, high)
     return Gain(
-        low=steady.span_s / (steady.span_s - low_s),
-        high=steady.span_s / (steady.span_s - high_s),
+        low=1 / (1 - low),
+        high=1 / (1 - high),
         basis=basis,
         method=method,
     )
