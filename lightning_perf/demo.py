@@ -60,7 +60,7 @@ def run_demo(fault: str, out_dir: Path) -> Session:
     """
     torch.manual_seed(0)
     _use_all_cores()
-    doctor = PerfDoctor(out_dir=out_dir)
+    doctor = PerfDoctor(out_dir=out_dir, probe_data=True)  # the run is too short for the probe to run by default
     short_epochs = fault == "no-persistent-workers"
     needs_decoder = fault in ("slow-transform", "no-persistent-workers")
     callbacks: list[Callback] = [doctor]

@@ -293,9 +293,12 @@ def _commands(session: Session, place: str | None) -> Iterator[Line]:
 
 def _details(place: str | None) -> Iterator[Line]:
     text = f"lightning-perf report {shlex.quote(wording.line(place, 200))} --full" if place else ""
-    if cell_len(text) > MAX_WIDTH - 9:  # a path that is cut could not be copied
+    if cell_len(text) > MAX_WIDTH - 2:  # a path that is cut could not be copied
         text = "lightning-perf report SESSION --full"
-    if text:
+    if cell_len(text) > MAX_WIDTH - 9:
+        yield Line((("details", QUIET),))
+        yield Line((("  " + text, ""),))
+    elif text:
         yield Line((("details  ", QUIET), (text, "")))
 
 

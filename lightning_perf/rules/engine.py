@@ -102,7 +102,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         if finding is not None:
             found = with_line(_weakened(within_operators(finding, session), weakening), session)
             findings.append(_placed(session, with_measurement(found)))
-    findings = _causes_first(sorted(findings, key=_rank))
+    findings = _causes_first(sorted(findings, key=lambda finding: _rank(finding, session)))
     return msgspec.structs.replace(
         session,
         findings=tuple(findings),
@@ -187,7 +187,7 @@ def preflight(
             continue
         if finding is not None:
             findings.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
-    return tuple(sorted(findings, key=_rank))
+    return tuple(sorted(findings, key=lambda finding: _rank(finding, session)))
 
 
 def hypotheses(
@@ -272,8 +272,7 @@ def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
 def _causes_first(findings: list[Finding]) -> list[Finding]:
     """Return the findings with each cause moved up to the first symptom that it explains.
 
-    A cause less certain than the symptom stays where it is. Its severity does not matter: both are about the same time,
-    and the gain of the symptom's fix may be certain where that of the cause is not.
+    A cause that is less certain than the symptom, or whose fix gains less for certain, stays where it is.
     """
     explains = {rule.code: rule.explains for rule in all_rules() if rule.explains}
     ordered = list(findings)
@@ -289,7 +288,8 @@ def _causes_first(findings: list[Finding]) -> list[Finding]:
 def _explains_most(cause: Finding, symptom: Finding) -> bool:
     is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
     claimed_s = sum(symptom.claims.values())
-    return cause.severity != "info" and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * claimed_s
+    is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
+    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * claimed_s
 
 
 def _weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
@@ -312,23 +312,28 @@ def _effort_of(finding: Finding) -> float:
     return _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
 
 
-def _takes_much_time(finding: Finding) -> bool:
-    """Return whether a finding explains much of the time, but not how much of it the fix certainly saves."""
-    gain = finding.gain
-    if gain is None or finding.severity != "low" or gain.method not in ("timed", "probed"):
-        return False
-    return possible_share(gain) >= HIGH_SHARE
+def _share(finding: Finding, session: Session) -> float:
+    """Return the share of the time that a finding explains: what its fix saves at most, or its claims on a trace."""
+    if finding.gain is not None:
+        return possible_share(finding.gain)
+    trace = session.windows[-1].trace if session.steady is None and session.windows else None
+    return min(1.0, sum(finding.claims.values()) / trace.span_s) if trace is not None and trace.span_s > 0 else 0.0
 
 
-def _rank(finding: Finding) -> tuple[int, bool, bool, float, float, int, str]:
-    """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort."""
-    gain = finding.gain
+def _rank(finding: Finding, session: Session) -> tuple[int, bool, bool, bool, float, float, int, str]:
+    """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort.
+
+    Among findings of low severity, those come first that explain much of the time, though not how much of it the fix
+    certainly saves.
+    """
+    gain, share = finding.gain, _share(finding, session)
     return (
         SEVERITIES.index(finding.severity),
         finding.category == QUALITY,
-        not _takes_much_time(finding),
+        not (finding.severity == "low" and share >= HIGH_SHARE),
+        gain is None,
         -(certain_speedup(gain) - 1.0 if gain is not None else 0.0) / _effort_of(finding),
-        -(possible_share(gain) if gain is not None else 0.0) / _effort_of(finding),
+        -share / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),
         finding.code,
     )

@@ -179,7 +179,7 @@ def test_findings_stand_in_one_order_whichever_rule_answers_first(use_rules):
     [
         ("high", 5.0, ["PD107", "PD101"]),
         ("high", 4.9, ["PD101", "PD107"]),
-        ("low", 9.0, ["PD107", "PD101"]),
+        ("low", 9.0, ["PD101", "PD107"]),
         ("info", 9.0, ["PD101", "PD107"]),
     ],
 )
