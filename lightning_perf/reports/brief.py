@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -233,13 +234,13 @@ def _fixes(session: Session) -> Iterator[Line]:
         others = wording.line(group[1].code, 16) if len(group) == 2 else f"{len(group) - 1} others"
         tail = f" (or {others})" if len(group) > 1 else ""
         fix = wording.cut(_fix_text(first.prescriptions[0]), _FIX - len(tail)) + tail
-        speedup = wording.gain(first.gain)
         confidence: str = "likely" if first.is_preflight else first.confidence
+        gain = first.gain
         if NOT_MEASURED in first.summary:
-            confidence = "not measured"
+            confidence, gain = "not measured", gain and msgspec.structs.replace(gain, low=1.0)
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
-            (f"{fix:<{_FIX}} {speedup:<13} {first.prescriptions[0].effort:<9} {confidence}", ""),
+            (f"{fix:<{_FIX}} {wording.gain(gain):<13} {first.prescriptions[0].effort:<9} {confidence}", ""),
         ))  # fmt: skip
 
 

@@ -94,8 +94,8 @@ def timed_finding(
 def with_measurement(finding: Finding) -> Finding:
     """Return a finding with the command that measures its gain, if nothing of it is certain; others unchanged.
 
-    Its prescriptions keep the arguments that ``Session.trainer_flags`` and ``loader_args`` pass on only where these
-    leave the results exactly as they are: what was not measured is not applied.
+    Prescriptions that change results lose the arguments that ``Session.trainer_flags`` and ``loader_args`` apply; exact
+    ones keep them.
 
     Args:
         finding: Of a rule.
@@ -115,7 +115,7 @@ def with_measurement(finding: Finding) -> Finding:
 
 def how_to_measure(prescriptions: Sequence[Prescription]) -> str:
     """Return the sentence that says that the speedup was not measured, and which command measures it."""
-    treatment = next((one.treatment for one in prescriptions if one.treatment), "")
+    treatment = prescriptions[0].treatment if prescriptions else ""
     if treatment:
         command = f"lightning-perf trial --try {treatment} -- python train.py"
     else:

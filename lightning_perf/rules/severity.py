@@ -11,7 +11,7 @@ MEDIUM_SHARE = 0.10
 LOW_SHARE = 0.02
 
 NARROW = 1.5
-"""Upper ÷ lower end of a gain up to which its middle stands for it."""
+"""Ratio of what a fix saves at most to what it saves at least, up to which the middle of the interval is certain."""
 
 
 def severity_of(share: float) -> Severity:
@@ -30,7 +30,8 @@ def certain_speedup(gain: Gain) -> float:
     """
     if gain.method == "modeled":
         return 1.0
-    is_narrow = gain.high <= NARROW * gain.low and severity_of(1 - 1 / gain.low) != "info"
+    certain = 1 - 1 / gain.low
+    is_narrow = possible_share(gain) <= NARROW * certain and severity_of(certain) != "info"
     return (gain.low + gain.high) / 2 if is_narrow else gain.low
 
 

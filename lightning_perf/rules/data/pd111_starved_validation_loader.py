@@ -97,8 +97,8 @@ def check(session: Session) -> Finding | None:
         prescriptions=(advice,),
         claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
         low_s=plan.saved_low_s * scale if can_prescribe else 0.0,
-        method="timed",
-        basis="from the model of PD101 over validation's batches to all that they wait",
+        method=plan.method if can_prescribe else "timed",
+        basis="estimated from validation batch times" if can_prescribe else "at most all waiting of validation",
     )
 
 
