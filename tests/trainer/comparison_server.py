@@ -31,7 +31,7 @@ from typing import Any
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "bare": None,
     "defaults": {},
-    "windows": {"schedule": (1, 1, 2, 0)},
+    "windows": {"schedule": (1, 1, 2, 0), "probe_data": "auto"},
     "everything": {
         "schedule": (3, 1, 2, 0),
         "probe_data": True,
@@ -50,7 +50,7 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 
 _PROBE_LIMIT_S = 0.1  # of the loader's probe, so that runs stay short
 _SHORT_PROBE = {"SHORT_WAIT_SHARE": -1.0, "SHORT_SHARE": 1.0, "SHORT_LEAST_S": 0.0, "SHORT_MOST_S": 0.3}
-"""Of the default probe of a loader: in every run, however short and whether it waits for its data or not."""
+"""Of the short probe of a loader: in every run, however short and whether it waits for its data or not."""
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
@@ -60,11 +60,11 @@ def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[A
     if arguments is None:
         return []
     module = "lightning_perf.pytorch_lightning" if namespace == "pytorch_lightning" else "lightning_perf"
-    if arguments.get("probe_data"):
+    if arguments.get("probe_data") is True:
         prober = importlib.import_module("lightning_perf.probes.loader.prober")
         prober.MIN_LIMIT_S = _PROBE_LIMIT_S
         prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, False)
-    if configuration == "defaults":
+    if arguments.get("probe_data") == "auto":
         watch = importlib.import_module("lightning_perf.probes.loader.watch")
         for name, value in _SHORT_PROBE.items():
             setattr(watch, name, value)

@@ -114,10 +114,10 @@ def copies_dataset(loader: DataLoader[Any]) -> bool:
 
 
 def separate_descriptors(keep: Iterable[int] = ()) -> None:
-    """Gives the child open files of its own, at the positions where they stood, and takes its sockets away.
+    """Give the child open files of its own to read from, at their present positions; take sockets and pipes away.
 
     After a fork both processes share one position in each open file, so that a dataset read here would move where
-    the parent reads next; and what is written to a shared connection arrives as if the parent had sent it.
+    the parent reads next; what is written to a shared file, pipe or connection arrives as if the parent had sent it.
 
     Args:
         keep: Descriptors to leave alone.
@@ -130,7 +130,7 @@ def separate_descriptors(keep: Iterable[int] = ()) -> None:
             continue
         with contextlib.suppress(OSError):
             mode = os.fstat(descriptor).st_mode
-            if stat.S_ISSOCK(mode):
+            if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
                 os.dup2(nowhere, descriptor)
             elif stat.S_ISREG(mode):
                 _open_again(descriptor, nowhere)
@@ -140,7 +140,10 @@ def separate_descriptors(keep: Iterable[int] = ()) -> None:
 def _open_again(descriptor: int, nowhere: int) -> None:
     info = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split()
     position, flags = int(info[info.index("pos:") + 1]), int(info[info.index("flags:") + 1], 8)
-    flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+    if flags & os.O_ACCMODE == os.O_WRONLY:
+        os.dup2(nowhere, descriptor)
+        return
+    flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND | os.O_ACCMODE)  # for reading only
     try:
         fresh = os.open(f"/proc/self/fd/{descriptor}", flags)
     except OSError:  # not ours to open any more: better no file than one that the parent shares

@@ -39,7 +39,7 @@ _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to thr
 
 
 class ReplayProbe:
-    """The replays of one run. With several ranks each replays in its own pause, without waiting for others.
+    """The replays of one run, on rank 0. Other ranks wait for it at their next collective, at most for the budget.
 
     Args:
         trainer: The Trainer.
@@ -90,12 +90,14 @@ class ReplayProbe:
             return False
         for place, one in enumerate(asked):
             left_s = self._budget_s - self.spent_ns / 1e9
-            if left_s > 0:
+            if left_s > 0 and not self._trainer.received_sigterm:
                 share_s = left_s / (len(asked) - place)
                 found = self._replayed(one, min(left_s, max(share_s, LEAST_EACH_S)))
                 self.spent_ns += round(found.took_s * 1e9)
             else:
                 reason = f"the {self._budget_s:.1f} s for replays were used up"
+                if self._trainer.received_sigterm:
+                    reason = "the run was asked to end"
                 found = Replayed(treatment=one.treatment, reason=reason)
             self._results[one.treatment] = found
         self._go_on(asked)
@@ -103,6 +105,8 @@ class ReplayProbe:
 
     def _go_on(self, asked: Sequence[Hypothesis]) -> None:
         """Measure the largest undecided hypothesis again, with the time that the others left."""
+        if self._trainer.received_sigterm:
+            return
         left_s = self._budget_s - self.spent_ns / 1e9
         undecided = [one for one in asked if _is_undecided(self._results[one.treatment])]
         if undecided and left_s > max(RETRIED_PART * self._budget_s, self._results[undecided[0].treatment].took_s):
@@ -134,6 +138,8 @@ class ReplayProbe:
         return known is None or (not is_answered and left_s > max(LEAST_S, 3 * known.took_s))
 
     def _refusal(self) -> str:
+        if not self._trainer.is_global_zero:
+            return "rank 0 replays"
         if self._watch is None:
             return f"{self._device.type} has no timed events"
         return refusal(self._device)

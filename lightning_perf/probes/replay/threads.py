@@ -8,6 +8,8 @@ other workers for each thread, which inherit them. In a new thread they change w
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -68,6 +70,26 @@ def flushed_denormals() -> Iterator[None]:
     yield
 
 
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _require_threads(n: int) -> None:
+    """Raise ValueError unless so many threads can be started: OpenMP ends the process where it cannot start its own."""
+    gate, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(n):
+            thread = threading.Thread(target=gate.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise ValueError(f"only {len(started)} more threads can be started, and {n} are needed") from error
+    finally:
+        gate.set()
+        for thread in started:
+            thread.join()
+
+
 class OwnThreads:
     """Two threads, one for each side of a comparison.
 
@@ -84,6 +106,7 @@ class OwnThreads:
         self._threads: dict[bool, ThreadPoolExecutor] = {}
 
     def __enter__(self) -> OwnThreads:
+        _require_threads(2 * max(torch.get_num_threads(), _n_cores()))
         with ExitStack() as undo:
             for is_treated, scopes in self._scopes.items():
                 thread = undo.enter_context(ThreadPoolExecutor(1, thread_name_prefix="lightning-perf-replay"))

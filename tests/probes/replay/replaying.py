@@ -32,6 +32,8 @@ def probe_of(model, optimizer=None, world_size=1, clock=now_ns, **more):
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=CPU),
         world_size=world_size,
+        is_global_zero=True,
+        received_sigterm=False,
         optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
     )
     return ReplayProbe(trainer, clock, **more)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_perf.probes.clock import FakeClock, FakeDevice
-from lightning_perf.probes.replay import CallLog
+from lightning_perf.probes.replay import CallLog, threads
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay import watch as watch_module
 from lightning_perf.probes.replay.arena import Arena
@@ -163,11 +163,34 @@ def test_replay_is_refused_when_others_would_see_it():
     assert "profiler" in profiled.missing["replay"]
 
 
-def test_replay_measures_on_each_rank_when_there_are_several():
+def test_replay_measures_on_rank_0_only_when_there_are_several():
     model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
     probe = probe_of(model, world_size=2)
-    assert probe.answer(asked("channels-last"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    assert probe.answer(asked("channels-last"), log, trained_s=1000.0)
     assert probe.record().results[0].speedup is not None
+    other = probe_of(model, world_size=2)
+    other._trainer.is_global_zero = False
+    assert not other.answer(asked("channels-last"), log, trained_s=1000.0)
+    assert other.missing["replay"] == "rank 0 replays"
+
+
+def test_nothing_is_replayed_when_the_run_is_asked_to_end():
+    model = layers()
+    probe = probe_of(model)
+    probe._trainer.received_sigterm = True
+    probe.answer(asked("channels-last"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
+    (found,) = probe.record().results
+    assert (found.speedup, found.reason) == (None, "the run was asked to end")
+
+
+def test_replay_is_refused_when_threads_cannot_be_started(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads.threading.Thread, "start", refuse)
+    with pytest.raises(ValueError, match="only 0 more threads can be started, and 4 are needed"):
+        threads._require_threads(4)
 
 
 def on_a_device(model, clock, device, room=None):
