@@ -129,10 +129,10 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
 
 
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_probed_unasked_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
+def test_loader_is_probed_by_auto_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
     gc.collect()  # what earlier tests left open
     before = children(), sorted(os.listdir("/proc/self/fd"))
-    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data="auto", reports=[]))
     probe = session.loader_probe
     assert probe is not None
     assert probe.getitem is not None, probe.reason
@@ -143,15 +143,15 @@ def test_loader_is_probed_unasked_when_the_fit_waited_for_its_data(make_trainer:
     assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
 
 
-def test_loader_is_not_probed_unasked_when_the_run_is_short(make_trainer: Make) -> None:
-    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+def test_loader_is_not_probed_by_auto_when_the_run_is_short(make_trainer: Make) -> None:
+    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data="auto", reports=[]))
     assert session.loader_probe is None
     assert "too short for a probe of 1%" in session.missing["loader_probe"]
 
 
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_not_probed_unasked_when_few_batches_are_tried_or_the_run_fails(make_trainer: Make) -> None:
-    doctor = PerfDoctor(reports=[])
+def test_loader_is_not_probed_by_auto_when_few_batches_are_tried_or_the_run_fails(make_trainer: Make) -> None:
+    doctor = PerfDoctor(probe_data="auto", reports=[])
     make_trainer(doctor, fast_dev_run=12).fit(Tiny(), DataLoader(Starving(), batch_size=2))
     assert doctor.session is not None
     assert doctor.session.loader_probe is None
@@ -163,20 +163,20 @@ def test_loader_is_not_probed_unasked_when_few_batches_are_tried_or_the_run_fail
 
 @pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_loader_is_not_probed_unasked_when_its_dataset_holds_a_lock_of_all_processes(
+def test_loader_is_not_probed_by_auto_when_its_dataset_holds_a_lock_of_all_processes(
     make_trainer: Make, num_workers: int
 ) -> None:
     class Locking(Starving):
         def __init__(self) -> None:
             self.lock = multiprocessing.Lock()
 
-    session = fitted(make_trainer, Locking(), PerfDoctor(reports=[]), num_workers=num_workers)
+    session = fitted(make_trainer, Locking(), PerfDoctor(probe_data="auto", reports=[]), num_workers=num_workers)
     assert session.loader_probe is None
     assert "could leave locked" in session.missing["loader_probe"]
 
 
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_not_probed_unasked_when_a_copy_would_write_to_the_trainings_memory(make_trainer: Make) -> None:
+def test_loader_is_not_probed_by_auto_when_a_copy_would_write_to_the_trainings_memory(make_trainer: Make) -> None:
     class Counting(Starving):
         def __init__(self) -> None:
             self.counts = torch.zeros(N_SAMPLES).share_memory_()
@@ -186,7 +186,7 @@ def test_loader_is_not_probed_unasked_when_a_copy_would_write_to_the_trainings_m
             return super().__getitem__(index)
 
     dataset = Counting()
-    session = fitted(make_trainer, dataset, PerfDoctor(reports=[]))
+    session = fitted(make_trainer, dataset, PerfDoctor(probe_data="auto", reports=[]))
     assert session.loader_probe is None
     assert "shared memory" in session.missing["loader_probe"]
     assert dataset.counts.tolist() == [2.0] * N_SAMPLES
