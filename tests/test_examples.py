@@ -62,7 +62,7 @@ def test_tutorial_of_the_measured_gain_works_word_by_word(tmp_path):
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
         shown[command] = done.stdout
-    assert "PD101 starved-by-loader" in shown[commands[0]]
+    assert "PD101" in shown[commands[0]]
     comparison = shown[commands[3]]
     assert re.search(r"^a step, typical +\d", comparison, re.MULTILINE), comparison  # the verdict is the machine's
     assert re.search(r"num_workers +0 +2$", comparison, re.MULTILINE), comparison

@@ -32,7 +32,7 @@ def test_training_runs_to_its_end_with_its_own_outputs_and_a_session_beside_them
     done = run(tmp_path, "--out", "seen", "--with", "log-every-n=11,loader-workers=0", "--", *script)
     assert done.returncode == 0, done.stderr
     assert "11 trained to the end" in done.stdout
-    assert "fit finished" in done.stdout
+    assert "PerfDoctor  " in done.stdout
     session = load(tmp_path / "seen")
     assert session.run.n_steps == 200
     assert session.settings.trainer.log_every_n_steps == 11
@@ -45,7 +45,7 @@ def test_script_with_a_doctor_of_its_own_gets_one_and_treatments_all_the_same(tm
     scripts.put(tmp_path, train=OWN_DOCTOR)
     done = run(tmp_path, "--out", "ours", "--with", "log-every-n=102", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fit finished") == 1
+    assert done.stdout.count("PerfDoctor  ") == 1
     assert "more than one PerfDoctor" not in done.stderr
     assert not (tmp_path / "ours").exists()
     assert "--out is not used: the script has a PerfDoctor of its own, which writes to own" in done.stderr

@@ -96,6 +96,8 @@ def test_error_of_a_signal_handler_reaches_the_user_when_a_line_of_ours_is_inter
         # Not all lines run each time; Python lets nothing through of what callbacks of the garbage collector raise.
         if not trace.has_raised or line[0] == "probes/pauses.py":
             continue
+        if line[0] == "probes/spans.py" and isinstance(error, ValueError):  # such a callback asks for the phase
+            continue
         assert isinstance(error, Preempted), (line, error)
         assert _differences(before, process_state()) == {}, line
         assert not any(training_state(trainer, model).values()), line

@@ -62,7 +62,7 @@ def test_run_is_measured_when_the_namespace_is_pytorch_lightning(tmp_path: Path)
     session = load(path)
     assert session.run.n_steps == 32
     assert session.validation is not None
-    assert "fit finished" in done.stdout
+    assert "PerfDoctor  " in done.stdout
 
 
 def test_callback_is_imported_where_there_is_no_resource_module():

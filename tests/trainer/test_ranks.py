@@ -134,5 +134,5 @@ def _session_of(script: Path) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fit finished") == 1
+    assert done.stdout.count("PerfDoctor  ") == 1
     return written_session(script.parent)
