@@ -70,7 +70,7 @@ def finished(faults: str, out: Path, *more: str, launcher: tuple[str, ...] = ())
     done = launched(faults, out, *more, launcher=launcher)
     assert done.returncode == 0, done.stderr[-3000:]
     names = faults.split(",")
-    assert done.stdout.count("PerfDoctor  ") == len(names)
+    assert done.stdout.count(" steps · ") == len(names)
     sessions = {name: load_run(out / name if len(names) > 1 else out) for name in names}
     for session in sessions.values():
         assert session.probes_off == ()
