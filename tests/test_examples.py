@@ -64,7 +64,7 @@ def test_tutorial_of_the_measured_gain_works_word_by_word(tmp_path):
         shown[command] = done.stdout
     assert "PD101" in shown[commands[0]]
     comparison = shown[commands[3]]
-    assert re.search(r"^a step, typical +\d", comparison, re.MULTILINE), comparison  # the verdict is the machine's
+    assert re.search(r"^time per step +\d", comparison, re.MULTILINE), comparison  # the verdict is the machine's
     assert re.search(r"num_workers +0 +2$", comparison, re.MULTILINE), comparison
     assert "settings.trainer.callbacks" not in comparison
 

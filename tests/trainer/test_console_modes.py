@@ -36,7 +36,7 @@ def test_console_shows_everything_when_full_is_asked_for(
     make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown_by(PerfDoctor(schedule=None, out_dir=tmp_path, console="full"), make_trainer, capsys)
-    assert "PerfDoctor  " in text
+    assert "fit finished" in text
     assert "About this measurement" in text
 
 
