@@ -111,7 +111,8 @@ def test_bursts_are_named_when_a_few_samples_are_slow(fitted: Callable[[str], Se
 
 
 def test_growth_is_named_when_workers_keep_samples(fitted: Callable[[str], Session]) -> None:
-    first_of(fitted("memory-growth"), "PD113")
+    # Its severity says how near the limit is; on a busy machine a wait for the same samples comes before it.
+    assert "PD113" in {finding.code for finding in fitted("memory-growth").findings}
 
 
 def test_nothing_is_said_of_the_data_when_it_comes_in_time(fitted: Callable[[str], Session]) -> None:
