@@ -1,6 +1,6 @@
-"""How often a comparison of two sessions is right, on simulated trainings; writes docs/explanation/comparison.md.
+"""Measure how often a comparison of two sessions is right on simulated trainings; write docs/explanation/comparison.md.
 
-Run: ``python benchmarks/comparison/run.py [--pairs N] [--write]`` (about three minutes with 1,000 pairs a row).
+Run: ``python benchmarks/comparison/run.py [--pairs N] [--write]`` (about three minutes with 1,000 pairs per row).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "comparison.md"
 SLOWER = 1.1
 USUAL: dict[str, Any] = {}
 NOISES: dict[str, tuple[int, dict[str, Any]]] = {
-    "usual: 1,000 steps, neighbours correlate by 0.6": (1, USUAL),
-    "usual, two runs a side": (2, USUAL),
-    "usual, three runs a side": (3, USUAL),
+    "usual: 1,000 steps, consecutive steps correlate by 0.6": (1, USUAL),
+    "usual, two runs per side": (2, USUAL),
+    "usual, three runs per side": (3, USUAL),
     "200 steps": (1, {"n_epochs": 2, "steps_an_epoch": 100}),
-    "neighbours correlate by 0.9": (1, {"phi": 0.9}),
-    "neighbours correlate by 0.9, steps differ by 5 %": (1, {"phi": 0.9, "within": 0.05}),
+    "consecutive steps correlate by 0.9": (1, {"phi": 0.9}),
+    "consecutive steps correlate by 0.9, steps differ by 5 %": (1, {"phi": 0.9, "within": 0.05}),
     "runs differ by 0.3 %": (1, {"between": 0.003}),
     "runs differ by 2 %": (1, {"between": 0.02}),
-    "runs differ by 2 %, two runs a side": (2, {"between": 0.02}),
-    "runs differ by 2 %, three runs a side": (3, {"between": 0.02}),
+    "runs differ by 2 %, two runs per side": (2, {"between": 0.02}),
+    "runs differ by 2 %, three runs per side": (3, {"between": 0.02}),
 }
 
 
 def main() -> None:
-    """Simulates and prints, or writes, the page."""
+    """Simulate; print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=1000, help="simulated pairs a row")
+    parser.add_argument("--pairs", type=int, default=1000, help="simulated pairs per row")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
     page = _page(arguments.pairs)
@@ -48,55 +48,53 @@ def _page(n: int) -> str:
     rows = "\n".join(_row(name, runs, noise, n) for name, (runs, noise) in NOISES.items())
     return f"""# How two sessions are compared
 
-*Made by `benchmarks/comparison/run.py` ({n:,} simulated pairs a row, fixed seeds).*
+*Written by `benchmarks/comparison/run.py` ({n:,} simulated pairs per row, fixed seeds).*
 
-`lightning-perf compare BASE NEW` sets two recorded sessions beside each other. Other than a
-[trial](statistics.md), which makes several interleaved runs of each arm, it has what was recorded anyway: often one run
-a side. This page says what can be known from that.
+`lightning-perf compare BASE NEW` compares two recorded sessions. A [trial](statistics.md) makes several interleaved runs
+per arm; a comparison uses existing sessions, often one per side. This page says what it can show.
 
-## Two kinds of doubt
+## Two sources of noise
 
-**Within a run** steps differ, and neighbours resemble each other, so a thousand steps are worth far fewer. The session
-keeps the course of its steady steps as at most 512 means in order. They are cut into 4 to 32 batches; each counts with
-its median, so that one long pause does not stand for the run; the spread of the batches gives the interval, widened
-where neighbouring batches still correlate. It needs {MIN_POINTS} points of the timeline.
+**Within a run**, steps differ and consecutive steps are correlated, so a thousand steps carry far less information than
+a thousand independent values. The session stores the steady steps as at most 512 means in order. They are divided into 4
+to 32 batches, each represented by its median, so that one long pause does not dominate. The spread of the batches gives
+the interval, widened if consecutive batches are still correlated. This needs {MIN_POINTS} points of the timeline.
 
-**Between runs** there is more: the layout of memory, the clock that the machine granted, what else ran. One run cannot
-tell that. So the interval is widened by what two runs of one training usually differ by (±{USUAL_NOISE:.0%}), by what a
-trial of this training measured where one of the sessions holds one, or by what the runs of a side differ by where that
-is more. From {MIN_RUNS_TO_TELL} runs a side on, what runs differ by is measured: the interval is then Welch's over the
-runs, as in a trial.
+**Between runs** there is more: memory layout, CPU clock, other programs. One run cannot show this. So the interval is
+widened by the usual difference between two runs of one training (±{USUAL_NOISE:.0%}), by the noise that a trial of this
+training measured if a session contains one, or by the difference between the runs of one side if that is larger. From
+{MIN_RUNS_TO_TELL} runs per side on, the difference between runs is measured: the interval is Welch's over the runs, as in a
+trial.
 
-Two figures are judged. *A step, typical* is the level of the steady steps. *A step, all included* is the wall time of
-whole epochs by their steps, with validation, checkpoints and what else is between; from a single run it has an interval
-where there are {MIN_EPOCHS} epochs after the first.
+Two figures are compared. *Time per step* is the level of the steady steps. *Time per step including validation and epoch
+overhead* is the wall time of whole epochs divided by their steps; for a single run it has an interval if there are
+{MIN_EPOCHS} epochs after the first.
 
-## What is said
+## Verdicts
 
 | the 95 % interval of new ÷ base | verdict |
 |:--|:--|
-| wholly above {1 + BAND:.2f} | `slower` |
-| wholly below its inverse | `faster` |
-| neither, and a change of {RULED_OUT:.0%} is ruled out | `no_change` |
-| neither, and it is not | `inconclusive` |
+| entirely above {1 + BAND:.2f} | `slower` |
+| entirely below its inverse | `faster` |
+| neither, and a change of {RULED_OUT:.0%} is excluded | `no_change` |
+| neither, and it is not excluded | `inconclusive` |
 
-The band of {BAND:.0%} is what a finding must gain to be more than `info`. `--fail-on-regression PCT` fails only when
-the whole interval of either figure lies beyond PCT.
+The band of {BAND:.0%} is the speedup that a finding needs to be more than `info`. `--fail-on-regression PCT` fails only if
+the whole interval of either figure is beyond PCT.
 
 ## How often it is right
 
-Simulated trainings of 5 epochs of 200 steps (where not said otherwise): steps differ by 10 %, one step in a hundred
-takes five times as long, runs differ by 1 %. *Holds the truth*: of all intervals of the typical step. *False alarms*:
-pairs of the same training that are called slower or faster. The last column plants a regression of {SLOWER - 1:.0%}.
+Simulated trainings of 5 epochs of 200 steps unless stated otherwise: steps differ by 10 %, one step in a hundred takes
+five times as long, runs differ by 1 %. *Coverage*: of all intervals of the time per step. *False positives*: pairs of the
+same training that are called slower or faster. The last column plants a regression of {SLOWER - 1:.0%}.
 
-| noise | holds the truth | false alarms | `no_change` | false alarms at a gate of 5 % | {SLOWER - 1:.0%} found |
+| noise | coverage | false positives | `no_change` | false positives at a gate of 5 % | {SLOWER - 1:.0%} found |
 |:--|--:|--:|--:|--:|--:|
 {rows}
 
-Read: what makes a comparison of single runs weak are short runs and machines on which runs differ by more than usual.
-Where runs differ by 2 %, intervals of single runs hold the truth too rarely: nothing in them can tell. On shared
-machines, such as those of public CI, make three runs a side or more, in turn, in one job
-([how](../how-to/ci-gate.md)).
+A comparison of single runs is weak if runs are short or differ by more than usual. If runs differ by 2 %, intervals of
+single runs cover the truth too rarely, and nothing in the runs shows it. On shared machines, such as those of public CI,
+make three or more runs per side, alternately, in one job ([how](../how-to/ci-gate.md)).
 """
 
 

@@ -1,6 +1,6 @@
-"""How often the statistics of a trial are right, on simulated machines; writes docs/explanation/statistics.md.
+"""Measure how often the statistics of a trial are right on simulated machines; write docs/explanation/statistics.md.
 
-Run: ``python benchmarks/statistics/run.py [--trials N] [--write]`` (about five minutes with 4,000 trials a figure).
+Run: ``python benchmarks/statistics/run.py [--trials N] [--write]`` (about five minutes with 4,000 trials per figure).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LEVELS = (0.003, 0.01, 0.03)
 
 
 def main() -> None:
-    """Simulates and prints, or writes, the page."""
+    """Simulate; print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=4000, help="simulated trials a figure")
+    parser.add_argument("--trials", type=int, default=4000, help="simulated trials per figure")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
     page = _page(arguments.trials)
@@ -48,98 +48,98 @@ def _page(n: int) -> str:
     few = max(100, n // 4)
     return f"""# The statistics of a trial
 
-*Made by `benchmarks/statistics/run.py` ({n:,} simulated trials a figure, fixed seeds).*
+*Written by `benchmarks/statistics/run.py` ({n:,} simulated trials per figure, fixed seeds).*
 
-## The unit is the run
+## The unit is a run
 
-Steps resemble their neighbours, so a hundred of them are worth far fewer. PerfDoctor cuts the steady part of a run into
-*blocks* (at least 20 steps, or 1 s) and takes their means. But two runs of one training differ by more than their
-blocks tell: the layout of memory, the clock that the machine granted, what else was running. So the *level* of a run is
-the median of its block means, and the noise is what the levels of runs of one arm differ by. All intervals are
-made on the logarithms of levels, as ratios are what is asked for.
+Consecutive steps are correlated, so a hundred of them carry far less information than a hundred independent values.
+PerfDoctor divides the steady part of a run into *blocks* (at least 20 steps, or 1 s) and takes their means. Two runs of
+the same training differ by more than their blocks show: memory layout, CPU clock, other programs. So the *level* of a run
+is the median of its block means, and the noise is the spread of levels between runs of one arm. All intervals are
+computed on the logarithms of levels, because speedups are ratios.
 
 ## The interval
 
-The usual answer to unknown distributions is the bootstrap. It fails here: with two to five runs an arm it takes the
-spread of so few values for the whole truth. Part of {few:,} trials whose 95 % interval held the true ratio, for an arm
-against both halves of the A/A pair ({NOISES[0].name}):
+A bootstrap, the usual choice for unknown distributions, fails here: with two to five runs per arm, the spread of so few
+values is too small. Share of {few:,} trials whose 95 % interval contained the true ratio, for an arm against both halves
+of the A/A pair ({NOISES[0].name}):
 
 {_methods(few)}
 
-Welch's t-interval knows how little so few runs tell. Unlike Student's pooled interval it lets the two arms spread
-differently, as a compiled and an eager training do. From six runs on, the machine's drift is taken out first, as a
-straight line that both arms share, and one degree of freedom with it: rounds are mirrored (A B C, C B A), so a drift
-moves no arm against another, but left in it would be taken for noise and widen every interval.
+Welch's t-interval accounts for the small number of runs. Unlike Student's pooled interval, it allows different spreads in
+the two arms, as in a compiled and an eager training. From six runs on, the machine's drift is removed first, as a straight
+line common to both arms, at the cost of one degree of freedom. Rounds are mirrored (A B C, C B A), so a drift does not
+shift one arm against another, but if left in it would count as noise and widen every interval.
 
-Coverage of the method in use, {BLOCKS} blocks a run. *Alone*: an arm against both halves of the A/A pair, R against 2R
-runs. *Rung*: an arm against the rung below it, R against R.
+Coverage of the method in use, with {BLOCKS} blocks per run. *Alone*: an arm against both halves of the A/A pair, R against
+2R runs. *Rung*: an arm against the rung below it, R against R.
 
 {_coverages(n)}
 
-Two against two is more careful than 95 %: four runs are too few to take a drift out, and Welch's
-degrees of freedom, estimated from two variances of two values each, err on the careful side.
+Two against two runs cover more than 95 %: four runs are too few to remove a drift, and Welch's degrees of freedom,
+estimated from two variances of two values each, are conservative.
 
 ## The noise band
 
-A change may be real and still be none that matters. The *noise band* is what two runs of the same training differ
-by in 19 of 20 cases, from the 2R runs of the A/A pair, at least ±{MIN_BAND:.0%}. It
-belongs to the machine and the training; more repeats make intervals narrower, not the band, so they settle at last what
-lies in it. A change is claimed only beyond the band. On a machine noisier than ±{MAX_SAME:.0%}, only what lies within
-±{MAX_SAME:.0%} is called no change.
+A real change may be too small to matter. The *noise band* is the difference that two runs of the same training stay
+within in 19 of 20 cases, estimated from the 2R runs of the A/A pair and at least ±{MIN_BAND:.0%}. It depends on the machine
+and the training. More repeats narrow the intervals, not the band, so they eventually decide whether a change lies inside
+it. Only a change beyond the band is reported. On a machine noisier than ±{MAX_SAME:.0%}, only what lies within
+±{MAX_SAME:.0%} is reported as no change.
 
-| the interval of the speed-up | verdict |
+| the interval of the speedup | verdict |
 |:--|:--|
-| wholly above the band | `improved` |
-| wholly below it | `regressed` |
-| wholly inside it, and inside ±{MAX_SAME:.0%} | `no_change` |
-| anything else | `inconclusive`, with the repeats that would probably settle it |
+| entirely above the band | `improved` |
+| entirely below it | `regressed` |
+| entirely inside it, and inside ±{MAX_SAME:.0%} | `no_change` |
+| anything else | `inconclusive`, with the number of repeats that would probably decide it |
 
-"Not significant" is not "the same": only an interval inside the band says so.
+"Not significant" does not mean "the same": only an interval inside the band does.
 
 ## The permutation test
 
-Beside the interval stands an exact permutation test: of all ways to deal the runs to the two arms, how many separate
-them as far. Runs are dealt, never blocks. So few runs cannot reach every level: the smallest two-sided p of m and n
-runs is 2 / C(m+n, m).
+The interval is accompanied by an exact permutation test: the share of all assignments of runs to the two arms that
+separate them at least as far. Runs are permuted, never blocks. With few runs not every level can be reached: the smallest
+two-sided p of m and n runs is 2 / C(m+n, m).
 
 {_permutations()}
 
-Where p = {LEVEL} can be reached and is not, an interval beyond the band is `inconclusive` all the same; where it
-cannot be reached, the p-value is shown and decides nothing.
+If p = {LEVEL} can be reached but is not, an interval beyond the band is still `inconclusive`. If it cannot be reached,
+the p-value is shown but does not affect the verdict.
 
-## False alarms
+## False positives
 
-An arm that changes nothing, by verdict, R = 3. `improved` and `regressed` are the false positives; an A/A trial may
-have at most 5 % of them:
+Verdicts for an arm that changes nothing, R = 3. `improved` and `regressed` are false positives; an A/A trial may have at
+most 5 % of them:
 
 {_false_alarms(n)}
 
-The real strategy stops an arm as soon as its verdict is clear, after two rounds at the earliest, and runs it up to
-{Plan().extra} times more where that would probably settle it. Looking more than once costs certainty; measured with all
-of it:
+A real trial stops an arm as soon as its verdict is clear, after two rounds at the earliest, and repeats it up to
+{Plan().extra} more times if that would probably decide it. Checking more than once increases the error rate; measured with
+all of this:
 
 {_early(few)}
 
 ## Power
 
-Part of arms called `improved`, by true speed-up, R and noise (blocks and runs differ by the same, as a standard
-deviation); for 1.00× the part called `no_change`.
+Share of arms reported as `improved`, by true speedup, R and noise (standard deviation of both blocks and runs); for 1.00x
+the share reported as `no_change`.
 
 {_powers(few)}
 
-Read: with runs that differ by about 1 %, three repeats find a gain of 10 % almost surely and one of 5 % now and
-then. A gain within the noise band is not worth a claim, and hardly ever gets one. That a treatment changes nothing
-takes about five repeats to show, or a quieter machine.
+If runs differ by about 1 %, three repeats find a speedup of 10 % almost always and one of 5 % in about four of ten trials.
+A speedup within the noise band is rarely reported. Showing that a treatment changes nothing takes about five repeats, or a
+quieter machine.
 
 ## Limits
 
-- Noise that changes in the middle of a trial (another job starts) is neither a drift nor a spread. Rounds are
-  interleaved so that it hits all arms; the intervals become wide and the verdicts `inconclusive`.
-- The drift is a straight line in the order of runs. A wandering machine is covered by what it adds to the spread.
-- Several arms are judged at 95 % each. The band keeps false alarms far below 5 % an arm, so no further correction
-  is made.
-- The first rung is the strongest of several measured gains, so its estimate leans high by a part of the noise. All
-  rungs above it are measured anew beside the baseline.
+- Noise that changes during a trial (another job starts) is neither a drift nor a spread. Rounds are interleaved so that
+  it affects all arms; intervals become wide and verdicts `inconclusive`.
+- The drift is a straight line in the order of runs. Any other drift adds to the spread.
+- Several arms are each judged at 95 %. The band keeps false positives far below 5 % per arm, so there is no further
+  correction.
+- The first rung is the largest of several measured speedups, so its estimate is biased upward by part of the noise. All
+  rungs above it are measured again next to the baseline.
 """
 
 
@@ -180,9 +180,9 @@ def _permutations() -> str:
     return _table(["runs", "smallest p", f"reaches {LEVEL}"], rows)
 
 
-def _row(name: str, told: dict[str, float]) -> list[str]:
-    false = told.get("improved", 0) + told.get("regressed", 0)
-    return [name, f"{false:.2%}", f"{told.get('no_change', 0):.0%}", f"{told.get('inconclusive', 0):.0%}"]
+def _row(name: str, counts: dict[str, float]) -> list[str]:
+    false = counts.get("improved", 0) + counts.get("regressed", 0)
+    return [name, f"{false:.2%}", f"{counts.get('no_change', 0):.0%}", f"{counts.get('inconclusive', 0):.0%}"]
 
 
 def _false_alarms(n: int) -> str:
@@ -193,8 +193,8 @@ def _false_alarms(n: int) -> str:
 def _early(n: int) -> str:
     rows = []
     for noise in (NOISES[0], NOISES[3], NOISES[5]):
-        told, made = stopped_early(noise, 1.0, max(100, n // 2))
-        rows.append([*_row(noise.name, told), f"{made:.0%}"])
+        counts, made = stopped_early(noise, 1.0, max(100, n // 2))
+        rows.append([*_row(noise.name, counts), f"{made:.0%}"])
     return _table(["noise", "false positives", "`no_change`", "`inconclusive`", "runs made, of 3 rounds"], rows)
 
 
@@ -205,10 +205,10 @@ def _powers(n: int) -> str:
         for repeats in (3, 5):
             cells = []
             for speedup in SPEEDUPS:
-                told = calls(noise, repeats, speedup, n)
-                cells.append(f"{told.get('improved' if speedup > 1 else 'no_change', 0):.0%}")
+                counts = calls(noise, repeats, speedup, n)
+                cells.append(f"{counts.get('improved' if speedup > 1 else 'no_change', 0):.0%}")
             rows.append([noise.name, str(repeats), *cells])
-    head = ["noise", "R", "1.00×", *(f"{speedup:.2f}×" for speedup in SPEEDUPS[1:])]
+    head = ["noise", "R", "1.00x", *(f"{speedup:.2f}x" for speedup in SPEEDUPS[1:])]
     return _table(head, rows)
 
 
