@@ -49,6 +49,8 @@ AGAIN_SHARE = 0.05
 """Of the planned time: what asking slow samples a second time may take."""
 MEMORY_SHARE = 0.25
 """Of the memory free at the start: what the child may grow by before it stops."""
+_MIN_GROWTH_BYTES = 16 * 2**20
+"""Less is not reported as growth: the child also copies pages of the interpreter when it first writes to them."""
 _MAX_READINGS = 40
 _DRAWING_S, _MAX_DRAWN = 0.3, 4096
 _TELLING_S = 0.5
@@ -230,7 +232,8 @@ class _Stages:
         if trend is None:
             self._missing["rss_growth_bytes"] = f"{len(warm)} readings are too few to tell growth from noise"
             return None
-        return trend.slope if trend.low > 0 and trend.is_steady else 0.0
+        grown_bytes = trend.slope * (warm[-1][0] - warm[0][0])
+        return trend.slope if trend.low > 0 and trend.is_steady and grown_bytes >= _MIN_GROWTH_BYTES else 0.0
 
     # -- lines --------------------------------------------------------------------------------------------------------
 

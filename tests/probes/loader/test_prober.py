@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,14 @@ def test_probe_tells_a_disturbed_machine_from_bursty_samples(monkeypatch: pytest
     assert None not in again
     assert again[0] > 0.9
     assert again[1] < 0.4
+
+
+@pytest.mark.parametrize(("kept_per_sample", "growth"), [(4096, 0.0), (65536, 65536.0)])
+def test_growth_is_reported_only_when_it_exceeds_copied_interpreter_pages(kept_per_sample: int, growth: float) -> None:
+    readings = [(float(n), 1e9 + n * kept_per_sample) for n in range(0, 1000, 20)]
+    assert stages._Stages._growth(SimpleNamespace(_missing={}), SimpleNamespace(readings=readings)) == pytest.approx(
+        growth
+    )
 
 
 @pytest.mark.usefixtures("no_workers")
