@@ -138,4 +138,4 @@ def test_gate_of_the_how_to_page_works_as_written(
     assert call(monkeypatch, *command) == 1
     assert "regression beyond 5 %" in capsys.readouterr().err
     assert (tmp_path / "comparison.md").read_text(encoding="utf-8").startswith("**PerfDoctor: Slower")
-    assert "lightning-perf run --out" in steps["Train both in turn"]
+    assert "lightning-perf run --out" in steps["Train both alternately"]
