@@ -50,25 +50,26 @@ def _page(n: int) -> str:
 
 *Written by `benchmarks/comparison/run.py` ({n:,} simulated pairs per row, fixed seeds).*
 
-`lightning-perf compare BASE NEW` compares two recorded sessions. A [trial](statistics.md) makes several interleaved runs
-per arm; a comparison uses existing sessions, often one per side. This page says what it can show.
+`lightning-perf compare BASE NEW` compares two recorded sessions. A [trial](statistics.md) makes several interleaved
+runs per arm; a comparison uses existing sessions, often one per side. This page says what it can show.
 
 ## Two sources of noise
 
-**Within a run**, steps differ and consecutive steps are correlated, so a thousand steps carry far less information than
-a thousand independent values. The session stores the steady steps as at most 512 means in order. They are divided into 4
-to 32 batches, each represented by its median, so that one long pause does not dominate. The spread of the batches gives
-the interval, widened if consecutive batches are still correlated. This needs {MIN_POINTS} points of the timeline.
+**Within a run**, steps differ and consecutive steps are correlated, so a thousand steps carry far less information
+than a thousand independent values. The session stores the steady steps as at most 512 means in order. They are
+divided into 4 to 32 batches, each represented by its median, so that one long pause does not dominate. The spread of
+the batches gives the interval, widened if consecutive batches are still correlated. This needs {MIN_POINTS} points of
+the timeline.
 
 **Between runs** there is more: memory layout, CPU clock, other programs. One run cannot show this. So the interval is
-widened by the usual difference between two runs of one training (±{USUAL_NOISE:.0%}), by the noise that a trial of this
-training measured if a session contains one, or by the difference between the runs of one side if that is larger. From
-{MIN_RUNS_TO_TELL} runs per side on, the difference between runs is measured: the interval is Welch's over the runs, as in a
-trial.
+widened by the usual difference between two runs of one training (±{USUAL_NOISE:.0%}), by the noise that a trial of
+this training measured if a session contains one, or by the difference between the runs of one side if that is larger.
+From {MIN_RUNS_TO_TELL} runs per side on, the difference between runs is measured: the interval is Welch's over the
+runs, as in a trial.
 
-Two figures are compared. *Time per step* is the level of the steady steps. *Time per step including validation and epoch
-overhead* is the wall time of whole epochs divided by their steps; for a single run it has an interval if there are
-{MIN_EPOCHS} epochs after the first.
+Two figures are compared. *Time per step* is the level of the steady steps. *Time per step including validation and
+epoch overhead* is the wall time of whole epochs divided by their steps; for a single run it has an interval if there
+are {MIN_EPOCHS} epochs after the first.
 
 ## Verdicts
 
@@ -79,23 +80,22 @@ overhead* is the wall time of whole epochs divided by their steps; for a single 
 | neither, and a change of {RULED_OUT:.0%} is excluded | `no_change` |
 | neither, and it is not excluded | `inconclusive` |
 
-The band of {BAND:.0%} is the speedup that a finding needs to be more than `info`. `--fail-on-regression PCT` fails only if
-the whole interval of either figure is beyond PCT.
+The band of {BAND:.0%} is the speedup that a finding needs to be more than `info`. `--fail-on-regression PCT` fails
+only if the whole interval of either figure is beyond PCT.
 
 ## How often it is right
 
-Simulated trainings of 5 epochs of 200 steps unless stated otherwise: steps differ by 10 %, one step in a hundred takes
-five times as long, runs differ by 1 %. *Coverage*: of all intervals of the time per step. *False positives*: pairs of the
-same training that are called slower or faster. The last column plants a regression of {SLOWER - 1:.0%}.
+Simulated trainings of 5 epochs of 200 steps unless stated otherwise: steps differ by 10 %, one step in a hundred
+takes five times as long, runs differ by 1 %. *Coverage*: of all intervals of the time per step. *False positives*:
+pairs of the same training that are called slower or faster. The last column plants a regression of {SLOWER - 1:.0%}.
 
 | noise | coverage | false positives | `no_change` | false positives at a gate of 5 % | {SLOWER - 1:.0%} found |
 |:--|--:|--:|--:|--:|--:|
 {rows}
 
-A comparison of single runs is weak if runs are short or differ by more than usual. If runs differ by 2 %, intervals of
-single runs cover the truth too rarely, and nothing in the runs shows it. On shared machines, such as those of public CI,
-make three or more runs per side, alternately, in one job ([how](../how-to/ci-gate.md)).
-"""
+A comparison of single runs is weak if runs are short or differ by more than usual. If runs differ by 2 %, intervals
+of single runs cover the truth too rarely, and nothing in the runs shows it. On shared machines, such as those of
+public CI, make three or more runs per side, alternately, in one job ([how](../how-to/ci-gate.md))."""
 
 
 def _row(name: str, runs: int, noise: dict[str, Any], n: int) -> str:

@@ -53,26 +53,27 @@ def _page(n: int) -> str:
 ## The unit is a run
 
 Consecutive steps are correlated, so a hundred of them carry far less information than a hundred independent values.
-PerfDoctor divides the steady part of a run into *blocks* (at least 20 steps, or 1 s) and takes their means. Two runs of
-the same training differ by more than their blocks show: memory layout, CPU clock, other programs. So the *level* of a run
-is the median of its block means, and the noise is the spread of levels between runs of one arm. All intervals are
-computed on the logarithms of levels, because speedups are ratios.
+PerfDoctor divides the steady part of a run into *blocks* (at least 20 steps, or 1 s) and takes their means. Two runs
+of the same training differ by more than their blocks show: memory layout, CPU clock, other programs. So the *level*
+of a run is the median of its block means, and the noise is the spread of levels between runs of one arm. All
+intervals are computed on the logarithms of levels, because speedups are ratios.
 
 ## The interval
 
-A bootstrap, the usual choice for unknown distributions, fails here: with two to five runs per arm, the spread of so few
-values is too small. Share of {few:,} trials whose 95 % interval contained the true ratio, for an arm against both halves
-of the A/A pair ({NOISES[0].name}):
+A bootstrap, the usual choice for unknown distributions, fails here: with two to five runs per arm, the spread of so
+few values is too small. Share of {few:,} trials whose 95 % interval contained the true ratio, for an arm against both
+halves of the A/A pair ({NOISES[0].name}):
 
 {_methods(few)}
 
-Welch's t-interval accounts for the small number of runs. Unlike Student's pooled interval, it allows different spreads in
-the two arms, as in a compiled and an eager training. From six runs on, the machine's drift is removed first, as a straight
-line common to both arms, at the cost of one degree of freedom. Rounds are mirrored (A B C, C B A), so a drift does not
-shift one arm against another, but if left in it would count as noise and widen every interval.
+Welch's t-interval accounts for the small number of runs. Unlike Student's pooled interval, it allows different
+spreads in the two arms, as in a compiled and an eager training. From six runs on, the machine's drift is removed
+first, as a straight line common to both arms, at the cost of one degree of freedom. Rounds are mirrored (A B C, C B
+A), so a drift does not shift one arm against another, but if left in it would count as noise and widen every
+interval.
 
-Coverage of the method in use, with {BLOCKS} blocks per run. *Alone*: an arm against both halves of the A/A pair, R against
-2R runs. *Rung*: an arm against the rung below it, R against R.
+Coverage of the method in use, with {BLOCKS} blocks per run. *Alone*: an arm against both halves of the A/A pair, R
+against 2R runs. *Rung*: an arm against the rung below it, R against R.
 
 {_coverages(n)}
 
@@ -82,10 +83,10 @@ estimated from two variances of two values each, are conservative.
 ## The noise band
 
 A real change may be too small to matter. The *noise band* is the difference that two runs of the same training stay
-within in 19 of 20 cases, estimated from the 2R runs of the A/A pair and at least ±{MIN_BAND:.0%}. It depends on the machine
-and the training. More repeats narrow the intervals, not the band, so they eventually decide whether a change lies inside
-it. Only a change beyond the band is reported. On a machine noisier than ±{MAX_SAME:.0%}, only what lies within
-±{MAX_SAME:.0%} is reported as no change.
+within in 19 of 20 cases, estimated from the 2R runs of the A/A pair and at least ±{MIN_BAND:.0%}. It depends on the
+machine and the training. More repeats narrow the intervals, not the band, so they eventually decide whether a change
+lies inside it. Only a change beyond the band is reported. On a machine noisier than ±{MAX_SAME:.0%}, only what lies
+within ±{MAX_SAME:.0%} is reported as no change.
 
 | the interval of the speedup | verdict |
 |:--|:--|
@@ -99,8 +100,8 @@ it. Only a change beyond the band is reported. On a machine noisier than ±{MAX_
 ## The permutation test
 
 The interval is accompanied by an exact permutation test: the share of all assignments of runs to the two arms that
-separate them at least as far. Runs are permuted, never blocks. With few runs not every level can be reached: the smallest
-two-sided p of m and n runs is 2 / C(m+n, m).
+separate them at least as far. Runs are permuted, never blocks. With few runs not every level can be reached: the
+smallest two-sided p of m and n runs is 2 / C(m+n, m).
 
 {_permutations()}
 
@@ -109,38 +110,37 @@ the p-value is shown but does not affect the verdict.
 
 ## False positives
 
-Verdicts for an arm that changes nothing, R = 3. `improved` and `regressed` are false positives; an A/A trial may have at
-most 5 % of them:
+Verdicts for an arm that changes nothing, R = 3. `improved` and `regressed` are false positives; an A/A trial may have
+at most 5 % of them:
 
 {_false_alarms(n)}
 
 A real trial stops an arm as soon as its verdict is clear, after two rounds at the earliest, and repeats it up to
-{Plan().extra} more times if that would probably decide it. Checking more than once increases the error rate; measured with
-all of this:
+{Plan().extra} more times if that would probably decide it. Checking more than once increases the error rate; measured
+with all of this:
 
 {_early(few)}
 
 ## Power
 
-Share of arms reported as `improved`, by true speedup, R and noise (standard deviation of both blocks and runs); for 1.00x
-the share reported as `no_change`.
+Share of arms reported as `improved`, by true speedup, R and noise (standard deviation of both blocks and runs); for
+1.00x the share reported as `no_change`.
 
 {_powers(few)}
 
-If runs differ by about 1 %, three repeats find a speedup of 10 % almost always and one of 5 % in about four of ten trials.
-A speedup within the noise band is rarely reported. Showing that a treatment changes nothing takes about five repeats, or a
-quieter machine.
+If runs differ by about 1 %, three repeats find a speedup of 10 % almost always and one of 5 % in about four of ten
+trials. A speedup within the noise band is rarely reported. Showing that a treatment changes nothing takes about five
+repeats, or a quieter machine.
 
 ## Limits
 
-- Noise that changes during a trial (another job starts) is neither a drift nor a spread. Rounds are interleaved so that
-  it affects all arms; intervals become wide and verdicts `inconclusive`.
+- Noise that changes during a trial (another job starts) is neither a drift nor a spread. Rounds are interleaved so
+  that  it affects all arms; intervals become wide and verdicts `inconclusive`.
 - The drift is a straight line in the order of runs. Any other drift adds to the spread.
 - Several arms are each judged at 95 %. The band keeps false positives far below 5 % per arm, so there is no further
   correction.
-- The first rung is the largest of several measured speedups, so its estimate is biased upward by part of the noise. All
-  rungs above it are measured again next to the baseline.
-"""
+- The first rung is the largest of several measured speedups, so its estimate is biased upward by part of the noise.
+  All  rungs above it are measured again next to the baseline."""
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
