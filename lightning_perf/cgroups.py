@@ -63,6 +63,13 @@ def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
     return max(found, key=lambda pair: pair[0] / pair[1], default=None)
 
 
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may still use: by the machine, and by the cgroups around it."""
+    free = int(psutil.virtual_memory().available)
+    within = read_memory_within_limit(root)
+    return max(0, free if within is None else min(free, within[1] - within[0]))
+
+
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's cgroups that may limit ``controller``, each from its own up to the mount.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
-import psutil
 
+from lightning_perf.cgroups import free_bytes
 from lightning_perf.errors import SessionError, TrialError
 from lightning_perf.records import SAFETIES, SESSION_FILE, ArmRun, Session, Trial, load
 from lightning_perf.records.base import Record
@@ -142,7 +142,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
 
 def _begin(options: Options, folder: Path) -> tuple[State, Session]:
     """Diagnoses the baseline and plans."""
-    memory = options.memory_limit_bytes or int(psutil.virtual_memory().available * MEMORY_SHARE)
+    memory = options.memory_limit_bytes or int(free_bytes() * MEMORY_SHARE)
     pilot = folder / PILOT_FOLDER
     job = Job(
         mode="trial",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.cgroups import read_memory_within_limit
+from lightning_perf.cgroups import free_bytes, read_memory_within_limit
 from lightning_perf.probes.allocator import FakeAllocator, TorchAllocator, allocator_of
 from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.edges import EdgeReadings
@@ -266,6 +266,7 @@ def test_used_memory_leaves_out_file_cache_that_can_be_dropped(tmp_path: Path, v
     (tmp_path / folder / used).write_text("900\n")
     (tmp_path / folder / "memory.stat").write_text(f"anon 1\n{cache} 300\n")
     assert read_memory_within_limit(tmp_path) == (600, 1000)
+    assert free_bytes(tmp_path) == 400
     host = read_host_memory(root=tmp_path)
     assert (host.used_bytes, host.limit_bytes, host.limit_basis) == (600, 1000, "cgroup")
 

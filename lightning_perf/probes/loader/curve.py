@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import psutil
-
+from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import MAX_WORKERS, WAITING_REACH, WorkerPoint
 
 from .load import Load
@@ -194,7 +193,7 @@ class CurveMeasurement:
         if n_ahead * self._batch_bytes > _SHM_SHARE * _free_shm_bytes():
             self.stopped = f"/dev/shm is too small for {n_ahead} batches of {setting.num_workers} workers"
             return False
-        if n_ahead * self._batch_bytes > 0.25 * psutil.virtual_memory().available:
+        if n_ahead * self._batch_bytes > 0.25 * free_bytes():
             self.stopped = f"memory is too short for {n_ahead} batches of {setting.num_workers} workers"
             return False
         return True

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+from lightning_perf.cgroups import free_bytes
 
 
 def storage_bytes_read() -> int | None:
@@ -75,7 +75,7 @@ def limit_memory(share: float) -> None:
 
     with contextlib.suppress(OSError, ValueError, IndexError):
         now = _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "VmData:") * 1024
-        limit = int(now + share * psutil.virtual_memory().available)
+        limit = int(now + share * free_bytes())
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-import psutil
 import torch
 from torch.utils import _python_dispatch
 
-from lightning_perf.cgroups import read_memory_within_limit
+from lightning_perf.cgroups import free_bytes
 
 MEMORY_PART = 0.25
 """Of the memory that is free, the most that replaying uses."""
@@ -31,11 +30,7 @@ class HostRoom:
 
     def free_bytes(self) -> int:
         """Return a quarter of what is available, within the memory limit of the container."""
-        free = psutil.virtual_memory().available
-        within = read_memory_within_limit()
-        if within is not None:
-            free = min(free, within[1] - within[0])
-        return int(MEMORY_PART * max(0, free))
+        return int(MEMORY_PART * free_bytes())
 
     @contextmanager
     def scope(self) -> Iterator[None]:
