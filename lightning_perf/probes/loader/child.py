@@ -30,6 +30,9 @@ _CHILD_SIGNALS = tuple(
 _PARENTS_STREAMS: list[Any] = []
 """In the child: streams of the parent's. Letting go of one would write out a second time what it still buffers."""
 
+GRACE_S = 0.5
+"""Seconds that the user's code in the child has to end in order, before the child is killed."""
+
 _HEADER = struct.Struct("<?Q")  # whether it is an error, and its size
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
@@ -68,6 +71,15 @@ class Ended(NamedTuple):
     trouble: str
 
 
+class EndingError(BaseException):
+    """Raised in the child, and in its workers, by the signal that ends them.
+
+    ``with`` and ``finally`` blocks that were entered there are left, so that a lock file or a named semaphore that a
+    sample needs for a moment does not outlive it. Only blocks of code that the child itself runs are left: it ends
+    before the frames that it was forked with are.
+    """
+
+
 class Child:
     """One forked child at a time, that runs a function and leaves nothing behind.
 
@@ -90,6 +102,7 @@ class Child:
         self._pid: int | None = None
         self._notes: int | None = None
         self._deadline_s = 0.0
+        self._kill_at_s: float | None = None  # None before it is asked to end
         self._ended: Ended | None = Ended(b"", "not started")
 
     @property
@@ -120,7 +133,7 @@ class Child:
             if pid == 0:
                 _run_child(notes, work, self._limit_s)
             # Known before signals are let in again: a Ctrl-C that waited must find what close() is to end.
-            self._pid, self._notes, self._ended = pid, notes, None
+            self._pid, self._notes, self._ended, self._kill_at_s = pid, notes, None, None
             self._deadline_s = time.monotonic() + self._limit_s
         except OSError:
             os.close(notes)
@@ -131,14 +144,17 @@ class Child:
             os.setpgid(pid, pid)
 
     def poll(self) -> Ended | None:
-        """How it ended; None while it runs. Never blocks."""
+        """Return how it ended; None while it runs. Never blocks."""
         if self._ended is not None:
             self._reap()  # one that was killed may have taken its time to go
             return self._ended
-        is_late = time.monotonic() > self._deadline_s
+        grace_s = min(GRACE_S, 0.1 * self._limit_s)
+        is_late = time.monotonic() > self._deadline_s - grace_s
+        if is_late:
+            self._ask_to_end(grace_s)
         # Reaped first, read second: all that the child said is in the notes by then.
-        how = self._reap(kill=is_late)
-        if how is not None or is_late:
+        how = self._reap()
+        if how is not None or self._is_overdue():
             said, error = self._last_words()
             trouble = f"it took longer than {self._limit_s:g} s" if is_late else error or how or ""
             self._ended = Ended(said, trouble)
@@ -146,23 +162,32 @@ class Child:
         return self._ended
 
     def close(self) -> None:
-        """Ends a child that still runs; leaves no process and no descriptor behind. May be called twice."""
+        """End a child that still runs; leave no process and no descriptor behind. May be called twice."""
         if self._ended is None:
             self._ended = Ended(self._last_words()[0], "ended before it was done")
         self._close_notes()
+        self._ask_to_end()
         # A killed process is gone within milliseconds unless the kernel itself is stuck in its behalf (a dead
-        # network disk): training is not to hang for that.
-        for _ in range(200):
-            if self._reap(kill=True) is not None:
-                return
+        # network disk): training does not hang for that.
+        until_s = time.monotonic() + GRACE_S + 2.0
+        while self._reap() is None and time.monotonic() < until_s:
             time.sleep(0.01)
 
-    def _reap(self, kill: bool = False) -> str | None:
-        """What ended the child, empty for its own end; None while it lives. ``kill`` ends it and all it started."""
+    def _ask_to_end(self, grace_s: float = GRACE_S) -> None:
+        """Send the signal that ends the user's code in order, once."""
+        if self._kill_at_s is None and self._pid is not None:
+            self._kill_at_s = time.monotonic() + grace_s
+            self._send(signal.SIGTERM)
+
+    def _is_overdue(self) -> bool:
+        return self._kill_at_s is not None and time.monotonic() > self._kill_at_s
+
+    def _reap(self) -> str | None:
+        """Return what ended the child, empty for its own end; None while it lives. Kill one that is overdue."""
         if self._pid is None:
             return ""
-        if kill:
-            self._kill()
+        if self._is_overdue():
+            self._send(signal.SIGKILL)
         how = ""
         try:
             # Seen but not yet reaped, it keeps its id: what it started can still be addressed by it.
@@ -173,18 +198,19 @@ class Child:
                 how = f"its process was killed by {_signal_name(ended.si_status)}"
             elif ended.si_status != 0:
                 how = f"its process ended with exit code {ended.si_status}"
-            self._kill()
+            self._send(signal.SIGKILL)
             os.waitpid(self._pid, 0)
         except ChildProcessError:  # someone else's SIGCHLD handler has reaped it
             pass
         self._pid = None
         return how
 
-    def _kill(self) -> None:
+    def _send(self, number: int) -> None:
+        """Send a signal to the child and to all that it started."""
         assert self._pid is not None
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self._pid, signal.SIGKILL)
+                kill(self._pid, number)
 
     def _last_words(self) -> tuple[bytes, str]:
         """What the child knew in the end, and what made it end; empty where there is none."""
@@ -233,18 +259,37 @@ def _signal_name(number: int) -> str:
 
 
 def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoReturn:
-    """Works, and ends without running anything that is the parent's to run."""
+    """Work, and end without running anything that is the parent's to run."""
     code = 1
     say = Say(notes)
     try:
         try:
             _leave_parent_alone(limit_s)
             work(say)
+            _ignore_signals()
             code = 0
         except BaseException as error:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; it is told
+            _ignore_signals()
             say(f"its process raised {one_line(error)}"[:1000].encode("utf-8", "replace"), is_error=True)
     finally:  # also where the telling fails
         os._exit(code)
+
+
+def end_in_order() -> None:
+    """Let the signals that end this process raise in the user's code; once, so that cleaning up is not interrupted."""
+    for each in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(each, _raise_end)
+
+
+def _raise_end(*_: Any) -> NoReturn:
+    _ignore_signals()
+    raise EndingError("the probe was ended")
+
+
+def _ignore_signals() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises where a worker has ended as well
+    for each in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(each, signal.SIG_IGN)
 
 
 def _leave_parent_alone(limit_s: float) -> None:
@@ -254,11 +299,12 @@ def _leave_parent_alone(limit_s: float) -> None:
     signal.set_wakeup_fd(-1)
     for each in _CHILD_SIGNALS:
         signal.signal(each, signal.SIG_IGN if each == signal.SIGINT else signal.SIG_DFL)
+    end_in_order()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS)
     # Should the parent be killed, the child goes with it; should it never ask again, a little after it would have.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    signal.setitimer(signal.ITIMER_REAL, limit_s + 1.0)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
     # Collecting would run finalizers of the parent's objects: flush its files, close its connections.
     gc.disable()
     gc.freeze()
@@ -271,6 +317,9 @@ def _leave_parent_alone(limit_s: float) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
+    # In C, as code in C that does not return keeps Python's handlers of signals from running.
+    faulthandler.dump_traceback_later(limit_s + 2 * GRACE_S, exit=True, file=nowhere)
+    warnings.simplefilter("ignore")  # of forks beside that thread
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - they live as long as the child
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     # As torch's own workers do; a pool of threads does not survive a fork.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,85 @@ def test_child_ends_with_an_error_code_when_even_telling_fails() -> None:
         divides()
 
     assert ended(work) == Ended(b"", "its process ended with exit code 1")
+
+
+def started(work: Callable[[Say], None], ready: Path, limit_s: float = 30.0) -> Child:
+    child = Child(limit_s)
+    child.start(work)
+    until = time.monotonic() + 30
+    while not ready.exists() and time.monotonic() < until:
+        time.sleep(0.005)
+    assert ready.exists()
+    return child
+
+
+def with_lock(lock: Path, hang: Callable[[], object]) -> Callable[[Say], None]:
+    """Return work that hangs while it holds a lock file, as a sample may."""
+
+    def work(_: Say) -> None:
+        lock.touch()
+        try:
+            hang()
+        finally:
+            lock.unlink()
+
+    return work
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["closed", "late"])
+def test_childs_code_is_left_in_order_when_it_is_ended(tmp_path: Path, is_late: bool) -> None:
+    lock = tmp_path / "lock"
+    child = started(with_lock(lock, lambda: time.sleep(3600)), lock)
+    if is_late:
+        child._deadline_s = 0.0
+        while child.poll() is None:
+            time.sleep(0.005)
+    child.close()
+    assert not lock.exists()
+    assert not child.is_alive
+
+
+def test_blocks_around_the_fork_are_not_left_when_a_child_is_ended(tmp_path: Path) -> None:
+    mine, lock = tmp_path / "mine", tmp_path / "lock"
+    mine.touch()
+    pid = os.getpid()
+    try:
+        started(with_lock(lock, lambda: time.sleep(3600)), lock).close()
+    finally:
+        if os.getpid() != pid:  # the child has left the block that it was forked in
+            mine.unlink()
+            os._exit(0)
+    assert mine.exists()
+
+
+def test_child_is_killed_when_its_code_does_not_end(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def work(_: Say) -> None:
+        while True:
+            with contextlib.suppress(BaseException):
+                ready.touch()
+                time.sleep(3600)
+
+    child = started(work, ready)
+    child.close()
+    assert not child.is_alive
+
+
+def test_processes_that_a_child_started_end_when_it_is_closed(tmp_path: Path) -> None:
+    ready = tmp_path / "pid"
+
+    def work(_: Say) -> None:
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(3600)
+        (tmp_path / "part").write_text(str(pid))
+        (tmp_path / "part").rename(ready)
+        time.sleep(3600)
+
+    started(work, ready).close()
+    status = Path("/proc", ready.read_text(), "stat")
+    until = time.monotonic() + 30
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < until, "a process that the child started outlived it"
+        time.sleep(0.005)
