@@ -450,6 +450,8 @@ class _EpochTally:
         """Counts rows of this epoch; shape (rows, ROW_WIDTH)."""
         is_step = are_steps(rows[:, KIND])
         self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
+        # Measuring and reporting between epochs is the doctor's own pause and not the time of a callback.
+        self._rows_ns[_CALLBACKS] -= rows[rows[:, KIND] == LEFT_OUT_TIME, OWN].sum()
         self.n_steps += int(is_step.sum())
         usual = rows[rows[:, KIND] == USUAL_STEP]
         self._step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))

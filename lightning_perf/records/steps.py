@@ -183,7 +183,7 @@ class Epoch(Record, frozen=True, kw_only=True):
         index: ``trainer.current_epoch``.
         n_steps: Batches trained on.
         wall_s: From the end of the last epoch's boundary (the start of the run for the first) to the end of this
-            epoch's. The phases add up to it.
+            epoch's, without the pauses in which PerfDoctor measured or reported. The phases add up to it.
         phases: Seconds by phase name.
         samples: Samples seen; None when the batch size is not known.
         step_p50_s: Median step; None for an epoch without a complete step.

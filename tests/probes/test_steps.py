@@ -352,6 +352,23 @@ def test_boundary_of_an_epoch_reaches_to_the_next_one_without_our_own_reporting(
     assert [epoch.boundary_s for epoch in steps] == [pytest.approx(0.25), pytest.approx(0.75), None]
 
 
+def test_epoch_has_no_time_of_ours_when_we_pause_the_training_after_it() -> None:
+    loop = Loop()
+    own, other = Span(loop.timeline, "callbacks", kind="self"), Span(loop.timeline, "callbacks")
+    loop.epoch(0)
+    loop.step()
+    loop.end_epoch()
+    with other:
+        loop.clock.advance(0.5)
+    with own:
+        loop.probe.reporting(True)
+        loop.clock.advance(30)
+        loop.probe.reporting(False)
+    (epoch,) = loop.probe.epochs_so_far()
+    assert epoch.phases["callbacks"] == pytest.approx(0.5)
+    assert epoch.wall_s == pytest.approx(sum(epoch.phases.values()))
+
+
 def test_first_step_is_known_when_something_left_it_out_of_the_statistics() -> None:
     loop = Loop()
     loop.epoch(0)
