@@ -11,15 +11,18 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_perf import ConfigError, PerfDoctor
 from lightning_perf.probes.loader import LoaderProber, watch
-from lightning_perf.records import Session
+from lightning_perf.probes.loader.guard import landlock_version
+from lightning_perf.records import Session, Settings
 
 from .conftest import Make
 from .models import N_FEATURES, Tiny
@@ -29,6 +32,8 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux"),
     pytest.mark.alone,
 ]
+
+needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 
 N_SAMPLES = 64
 
@@ -128,11 +133,12 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
     assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
 
 
+@needs_landlock
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_probed_by_auto_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
+def test_loader_is_probed_by_default_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
     gc.collect()  # what earlier tests left open
     before = children(), sorted(os.listdir("/proc/self/fd"))
-    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data="auto", reports=[]))
+    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
     probe = session.loader_probe
     assert probe is not None
     assert probe.getitem is not None, probe.reason
@@ -172,46 +178,28 @@ def test_loader_is_not_probed_by_auto_when_its_dataset_holds_a_lock_of_all_proce
 
     session = fitted(make_trainer, Locking(), PerfDoctor(probe_data="auto", reports=[]), num_workers=num_workers)
     assert session.loader_probe is None
-    assert "could leave locked" in session.missing["loader_probe"]
+    assert "holds a multiprocessing.synchronize.Lock" in session.missing["loader_probe"]
+
+
+class Preempting(LoaderProber):
+    """Has the run asked to end as soon as the loader is probed, as a preempted job is asked."""
+
+    def start(self, *arguments: Any, **named: Any) -> Any:
+        record = super().start(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return record
 
 
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_not_probed_by_auto_when_a_copy_would_write_to_the_trainings_memory(make_trainer: Make) -> None:
-    class Counting(Starving):
-        def __init__(self) -> None:
-            self.counts = torch.zeros(N_SAMPLES).share_memory_()
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            self.counts[index] += 1
-            return super().__getitem__(index)
-
-    dataset = Counting()
-    session = fitted(make_trainer, dataset, PerfDoctor(probe_data="auto", reports=[]))
-    assert session.loader_probe is None
-    assert "shared memory" in session.missing["loader_probe"]
-    assert dataset.counts.tolist() == [2.0] * N_SAMPLES
-
-
-class EndingTheRun(KillingProbes):
-    """Asks the training to end as soon as it is probed, as a preempted job is asked, and hangs."""
-
-    def decode(self) -> None:
-        Starving.decode(self)
-        if os.getpid() != self.trainers_pid and get_worker_info() is None:
-            os.kill(self.trainers_pid, signal.SIGTERM)
-            time.sleep(3600)
-
-
-@pytest.mark.usefixtures("unasked")
-@pytest.mark.parametrize("probe_data", [True, "auto"])
+@pytest.mark.parametrize("probe_data", [True, pytest.param("auto", marks=needs_landlock)])
 def test_probe_ends_at_once_when_the_run_is_asked_to_end(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, probe_data: Any
 ) -> None:
-    monkeypatch.setattr(watch, "LoaderProber", partial(LoaderProber, 60.0) if probe_data is True else LoaderProber)
+    monkeypatch.setattr(watch, "LoaderProber", partial(Preempting, 60.0) if probe_data is True else Preempting)
     before = children()
     doctor = PerfDoctor(probe_data=probe_data, reports=[])
     with contextlib.suppress(SystemExit):
-        make_trainer(doctor, max_epochs=1).fit(Tiny(), DataLoader(EndingTheRun(), batch_size=2))
+        make_trainer(doctor, max_epochs=1).fit(Tiny(), DataLoader(HangingProbes(), batch_size=2))
     assert doctor.session is not None
     assert doctor.session.loader_probe is not None
     assert "ended before it was done" in doctor.session.loader_probe.reason
@@ -230,6 +218,62 @@ def test_probe_starts_nothing_when_the_run_was_asked_to_end_before(make_trainer:
     assert doctor.session is not None
     assert doctor.session.loader_probe is None
     assert doctor.session.missing["loader_probe"] == "the run was asked to end"
+
+
+class Stopping(Tiny):
+    """Stops the training as the user's own handler of a signal does, or as an interrupt."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__()
+        self.error = error
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == N_SAMPLES // 2 - 1:
+            self.trainer.should_stop = True
+            if self.error is not None:
+                raise self.error
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt(), SystemExit(1), RuntimeError("planted")], ids=repr)
+def test_loader_is_not_probed_by_auto_when_the_training_is_stopped(
+    make_trainer: Make, error: BaseException | None
+) -> None:
+    doctor = PerfDoctor(reports=[])
+    with contextlib.suppress(SystemExit, RuntimeError, KeyboardInterrupt):
+        make_trainer(doctor, max_epochs=2).fit(Stopping(error), DataLoader(KillingProbes(), batch_size=2))
+    assert doctor.session is not None
+    assert doctor.session.loader_probe is None
+
+
+@needs_landlock
+@pytest.mark.usefixtures("unasked")
+def test_loader_is_probed_by_auto_when_early_stopping_ended_the_training(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[Any] = []
+    monkeypatch.setattr(watch.LoaderWatch, "_probe", lambda *arguments: probed.append(arguments))
+
+    class Constant(Tiny):
+        def on_train_epoch_end(self) -> None:
+            self.log("constant", 1.0)
+
+    stopping = EarlyStopping("constant", patience=1, check_on_train_epoch_end=True)
+    trainer = make_trainer(PerfDoctor(reports=[]), stopping, max_epochs=9)
+    trainer.fit(Constant(), DataLoader(Starving(), batch_size=8))
+    assert trainer.current_epoch < 9
+    assert probed
+
+
+@pytest.mark.parametrize("probe_data", [True, "auto"])
+def test_nothing_is_probed_when_another_rank_probes(probe_data: Any) -> None:
+    trainer = SimpleNamespace(received_sigterm=False, interrupted=False, is_global_zero=False)
+    asked: list[Any] = []
+    loop: Any = SimpleNamespace(wall_ns=lambda: asked.append(1), main=SimpleNamespace(stage_times=asked))
+    looked = watch.LoaderWatch(trainer, loop, probe_data, lambda _: None)
+    looked.epoch_ended(Settings(), is_last=True)
+    assert asked == []
+    assert looked.why_no_probe(Settings()) == "rank 0 probes"
 
 
 def test_nothing_is_probed_when_it_was_not_asked_for_or_nobody_waits(make_trainer: Make) -> None:
@@ -264,7 +308,7 @@ def test_training_goes_on_when_the_probed_data_misbehaves(make_trainer: Make, da
     assert reason in session.loader_probe.reason
 
 
-@pytest.mark.parametrize("probe_data", [True, "auto"])
+@pytest.mark.parametrize("probe_data", [True, pytest.param("auto", marks=needs_landlock)])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_training_is_bit_identical_when_its_data_is_probed(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, num_workers: int, probe_data: Any

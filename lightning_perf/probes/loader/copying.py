@@ -8,17 +8,20 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from multiprocessing import process, resource_tracker
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+import psutil
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
+from lightning_perf.cgroups import free_bytes
 from lightning_perf.probes import plain
+
+from .guard import landlock_version
+from .held import holds_device_tensors, refuses_held
 
 
 def refuses_copy(loader: Any) -> str | None:
@@ -29,35 +32,23 @@ def refuses_copy(loader: Any) -> str | None:
         return f"{type(loader).__qualname__} is not a plain torch DataLoader: it may fetch elsewhere"
     if plain.length_of(loader.dataset) == 0:  # where only code of the user's could tell, the child asks
         return "the dataset is empty"
-    if _holds_device_tensors(loader.dataset):
+    if holds_device_tensors(loader.dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
     return None
 
 
-def refuses_sharing(loader: Any) -> str | None:
-    """Return why a loader is not to be probed unasked, because a copy of its dataset shares state with the training.
-
-    A lock stays locked if the probe is killed while it holds it. Workers write to shared memory in the training as
-    well; without workers nothing but the training has written to it.
-    """
+def refuses_unasked(loader: Any) -> str | None:
+    """Return why a loader is not to be probed unless somebody asks for it; None where it does no harm."""
     if type(loader) is not DataLoader:
         return None
-    for value in (*_held(loader.dataset), *vars(type(loader.dataset)).values()):
-        if type(value).__module__ == "multiprocessing.synchronize":
-            return (
-                f"the dataset holds a {type(value).__qualname__} of multiprocessing, which the probe could leave locked"
-            )
-        if loader.num_workers:
-            continue
-        if plain.is_readable_tensor(value) and plain.field(value, "device").type == "cpu":
-            with plain.without_overrides():
-                if torch.Tensor.is_shared(value):  # type: ignore[no-untyped-call]
-                    return "the dataset holds tensors in shared memory, to which a copy of it would write as well"
-        if isinstance(value, np.memmap) and value.mode not in ("r", "c"):
-            return "the dataset holds a writable memory map, to which a copy of it would write as well"
-        if type(value).__module__.partition(".")[0] == "multiprocessing":
-            return f"the dataset holds a {type(value).__qualname__} that it shares with other processes"
-    return None
+    if plain.is_a(loader.dataset, IterableDataset):
+        return "an IterableDataset may read from a stream that a copy of it would read from as well"
+    if not landlock_version():
+        return "this kernel cannot keep a probe from writing files (it has no Landlock)"
+    free, used = free_bytes(), psutil.Process().memory_info().rss
+    if free < used:
+        return f"memory is short: {free / 2**20:.0f} MiB are free, and a copy may take {used / 2**20:.0f} MiB"
+    return refuses_held(loader)
 
 
 def refuses_batches(loader: Any) -> str | None:
@@ -75,31 +66,9 @@ def refuses_batches(loader: Any) -> str | None:
         return "batch_size is None: the user's own (batch) sampler decides what a batch is"
     if plain.length_of(dataset) == 0:  # as above
         return "the dataset is empty"
-    if _holds_device_tensors(dataset):
+    if holds_device_tensors(dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
-    return None
-
-
-def _holds_device_tensors(dataset: Any) -> bool:
-    tensors = filter(plain.is_readable_tensor, _held(dataset))
-    return any(plain.field(tensor, "device").type != "cpu" for tensor in tensors)
-
-
-def _held(dataset: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield attributes, the first items of containers, of which it may be one, and those of wrapped datasets."""
-    for value in (*plain.attributes(dataset).values(), dataset):
-        yield from _first_items(value)
-        can_be_indexed = not plain.is_missing(plain.class_attribute(type(value), "__getitem__"))
-        if depth and value is not dataset and can_be_indexed and plain.attributes(value):
-            yield from _held(value, depth - 1)
-
-
-def _first_items(value: Any, n_items: int = 16) -> Iterable[Any]:
-    if type(value) in (list, tuple):
-        return value[:n_items]  # type: ignore[no-any-return]
-    if type(value) is dict:
-        return [item for item, _ in zip(value.values(), range(n_items), strict=False)]
-    return (value,)
+    return refuses_held(loader)
 
 
 def copies_dataset(loader: DataLoader[Any]) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from .child import Child, Ended, Say, one_line
-from .copying import copies_dataset, refuses_batches
+from .child import Child, Ended, EndingError, Say, one_line
+from .copying import copies_dataset, refuses_batches, separate_descriptors
+from .guard import guard
 
 BUDGET_S = 0.5
 """No further batch is begun after this, once there are ``MIN_BATCHES``: the child takes a core from the training."""
@@ -28,9 +29,9 @@ class InProcessCost:
     The child draws random indices of its own and calls ``collate_fn([dataset[i] for i in indices])``: neither the
     user's samplers nor any random state of this process is touched, and no loader is iterated.
 
-    What a fork risks is what the loader's own workers risk (see ``Child``). A file position is shared with the parent:
-    a loader without workers, whose dataset may never have met a fork, is therefore refused, and where workers are
-    not forked the child works on a pickled copy, as they do.
+    What a fork risks is what the loader's own workers risk (see ``Child``): a loader without workers, whose dataset may
+    never have met a fork, is therefore refused, and where workers are not forked the child works on a pickled copy, as
+    they do. Nobody asked for this, so that the child is guarded (see ``guard``).
 
     Use: ``start`` once, ``poll`` now and then, ``close`` at the end.
     """
@@ -86,10 +87,14 @@ def _result_of(ended: Ended) -> float | str:
 
 
 def _measure(loader: DataLoader[Any], say: Say) -> None:
+    separate_descriptors(keep=(say.descriptor,))
+    guard(say)
     try:
         say(f"seconds {_median_batch_s(loader)!r}".encode())
     except _UnusableError as error:
         say(f"error {error}".encode("utf-8", "replace"))
+    except EndingError:
+        raise
     except BaseException as error:  # noqa: BLE001 - SystemExit too; it is reported
         say(f"error making a batch raised {one_line(error)}".encode("utf-8", "replace"))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import pickle
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
+from .child import end_in_order
 from .copying import copies_dataset
 
 
@@ -97,7 +99,7 @@ class Pipeline:
             arguments = {
                 "multiprocessing_context": self.context,
                 "prefetch_factor": prefetch_factor or 2,
-                "worker_init_fn": self.worker_init,
+                "worker_init_fn": partial(_begin_worker, self.worker_init),
             }
         if self.is_iterable:
             arguments["batch_size"] = None if self.makes_batches else self.batch_size
@@ -138,6 +140,13 @@ class Pipeline:
                 return sample
             self._stream = None
         raise Refused("the dataset is empty")
+
+
+def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> None:
+    """Begin a worker as the user wants it, which leaves the user's code in order when the probe is ended."""
+    end_in_order()
+    if worker_init is not None:
+        worker_init(worker_id)
 
 
 class _Forever:

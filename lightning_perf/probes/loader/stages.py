@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 from torch.utils.data import DataLoader
 
+from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 from lightning_perf.stats.leak import fit_trend
 
-from .child import Say, one_line
+from .child import EndingError, Say, one_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
+from .guard import guard
 from .lines import BatchLines, WorkerLines, read_worker_lines
 from .load import Load
 from .numbers import repeated
@@ -101,6 +102,8 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> 
     begin_s = time.perf_counter()
     separate_descriptors(keep=(say.descriptor,))
     forget_parents_processes(plan.scratch)
+    if plan.is_short:
+        guard(say, plan.scratch)
     gc.enable()  # of what the child itself makes; all of the parent's is frozen
     _Stages(loader, plan, first, begin_s, say).run()
 
@@ -118,7 +121,7 @@ class _Stages:
         self._start_s = 0.0  # of one worker
         self._stage = "taking the loader apart"
         self._missing: dict[str, str] = dict(first.missing)
-        self._memory_allowed = MEMORY_SHARE * psutil.virtual_memory().available
+        self._memory_allowed = MEMORY_SHARE * free_bytes()
         self._memory_limit = private_bytes(all_of_it=False) + self._memory_allowed
         limit_memory(1.2 * MEMORY_SHARE)  # the limit above says more, but is looked at only now and then
 
@@ -135,6 +138,8 @@ class _Stages:
             self._measure_curve(pipeline, samples)
         except Refused as refusal:
             self._tell(refusal=str(refusal))
+        except EndingError:
+            raise
         except BaseException as error:  # noqa: BLE001 - the user's code, SystemExit too; it is reported
             asked = self._samples.asked
             what = self._stage if asked is None else f"dataset[{repr(asked)[:60]}]"
@@ -287,6 +292,7 @@ class _Stages:
         self._tell()
         measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend, load)
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
+        numbers = self._affordable(numbers)
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
         is_bursty = not self._plan.is_short and _is_bursty(getitem, samples.batch_s)
         end_s = self._end_s - (self._share(PREFETCH_SHARE) if is_bursty else 0.0)
@@ -315,6 +321,15 @@ class _Stages:
             factors = sorted({best.prefetch_factor or 2, 4, 8})
             measurement.vary_prefetch(best.num_workers, factors, batch_s, self._end_s)
             self._learn(prefetch=measurement.points(best.num_workers))
+
+    def _affordable(self, numbers: list[int]) -> list[int]:
+        """Return the numbers of workers for which memory is free, each taking as much as this process has taken."""
+        taken = private_bytes(all_of_it=True)
+        most = self._memory_allowed / taken if taken > 0 else math.inf
+        affordable = [n for n in numbers if n <= most]
+        if len(affordable) < len(numbers):
+            self._missing["curve"] = f"memory is too short for {numbers[len(affordable)]} workers"
+        return affordable or [0]
 
     def _sample_workers(self, pipeline: Pipeline, batch_s: float) -> None:
         """Find what several workers wait for, where they deliver little more than one."""

@@ -12,7 +12,7 @@ from lightning_perf.probes import plain
 from lightning_perf.probes.machine import local_world_size
 from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Settings, StageTimes
 
-from .copying import refuses_sharing
+from .copying import refuses_unasked
 from .in_process import InProcessCost
 from .prober import LoaderProber
 
@@ -72,8 +72,8 @@ class LoaderWatch:
             settings: Of the run, with its loaders.
             is_last: Whether the run is over: an answer is then waited for.
         """
-        if self.trainer.received_sigterm:
-            self._reason = "the run was asked to end"
+        self._reason = self._why_not_now()
+        if self._reason:
             return
         if self._wants_probe is True:
             self._probe(settings, _PROBED_WAIT_SHARE)
@@ -107,8 +107,6 @@ class LoaderWatch:
             return "probe_data=False"
         if self._reason:
             return self._reason
-        if not self.trainer.is_global_zero:
-            return "rank 0 probes"
         loaders = [s for s in settings.loaders if s.stage == "train"]
         if len(loaders) > 1:
             return (
@@ -146,9 +144,21 @@ class LoaderWatch:
             time.sleep(0.01)
         self._in_process_result = result
 
+    def _why_not_now(self) -> str:
+        """Return why nothing is measured at this moment; empty where it can be."""
+        if self.trainer.received_sigterm or self.trainer.interrupted:
+            return "the run was asked to end"
+        return "" if self.trainer.is_global_zero else "rank 0 probes"
+
     def _can_probe_shortly(self) -> bool:
         """Return whether the run was long enough for a probe of 1 % of its time to measure something."""
-        if self.trainer.fast_dev_run:
+        trainer = self.trainer
+        if trainer.fast_dev_run:
+            return False
+        if trainer.should_stop and not any(
+            plain.stored(each, "stopped_epoch") for each in trainer.early_stopping_callbacks
+        ):
+            self._reason = "the training was stopped, perhaps because its process has to end"
             return False
         wall_s = self.loop.wall_ns() / 1e9
         if SHORT_SHARE * wall_s < SHORT_LEAST_S:
@@ -167,7 +177,7 @@ class LoaderWatch:
             share: Of the time, above which the run waits for its loader.
             short_s: Seconds for a short probe; None for a long one.
         """
-        if self.probe is not None or not self.trainer.is_global_zero:
+        if self.probe is not None:
             return
         loader = self._suspicious_loader(settings, share)
         steady = self.loop.main.stage_times()
@@ -178,7 +188,7 @@ class LoaderWatch:
         if short_s is None:
             prober = LoaderProber(local_world_size=ranks, load=load)
         else:
-            self._reason = refuses_sharing(loader) or ""
+            self._reason = refuses_unasked(loader) or ""
             if self._reason:
                 return
             prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, is_short=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -225,26 +226,35 @@ def test_in_process_cost_leaves_no_child_when_closed_early_and_twice() -> None:
     assert cost.poll() == "not measured: ended before it was done"
 
 
-def test_in_process_cost_goes_with_what_it_started_when_closed(tmp_path) -> None:
-    note = tmp_path / "pid"
-
-    class Spawning(Items):
+def test_in_process_cost_ends_when_the_dataset_is_about_to_write(tmp_path: Path) -> None:
+    class Writing(Items):
         def __getitem__(self, index: int) -> torch.Tensor:
-            if (pid := os.fork()) == 0:
-                time.sleep(3600)
-                os._exit(0)
-            note.write_text(str(pid))
-            time.sleep(3600)
-            raise AssertionError
+            (tmp_path / "cache").write_text("half")
+            return super().__getitem__(index)
 
-    cost = InProcessCost()
-    assert cost.start(loader_of(Spawning())) is None
-    for _ in range(2000):
-        if note.exists() and note.read_text():
-            break
-        time.sleep(0.005)
-    cost.close()
-    assert ends(int(note.read_text())), "a process that the dataset started outlived the measurement"
+    assert "for writing" in str(measure(loader_of(Writing())))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_in_process_cost_reads_from_a_place_of_its_own_when_the_training_has_the_file_open() -> None:
+    with open(__file__, "rb", buffering=0) as file:
+        number = file.fileno()
+
+        class Reading(Items):
+            def __getitem__(self, index: int) -> torch.Tensor:
+                os.read(number, 10)
+                return super().__getitem__(index)
+
+        assert isinstance(measure(loader_of(Reading())), float)
+        assert file.tell() == 0
+
+
+def test_in_process_cost_is_refused_when_the_dataset_holds_a_lock_of_all_processes() -> None:
+    class Locking(Items):
+        def __init__(self) -> None:
+            self.cache = {"locks": [multiprocessing.Lock()]}
+
+    assert "multiprocessing.synchronize.Lock" in str(InProcessCost().start(loader_of(Locking())))
 
 
 def test_in_process_cost_ends_with_its_parent_when_that_is_killed() -> None:

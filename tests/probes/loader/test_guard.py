@@ -1,0 +1,173 @@
+"""The child of a probe that nobody asked for changes nothing outside of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_perf.probes.loader import LoaderProber, stages
+from lightning_perf.probes.loader.child import Say
+from lightning_perf.probes.loader.guard import guard, landlock_version
+
+from .planted import Plain
+from .test_child import ended
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
+needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+
+Act = Callable[[Path], object]
+
+
+def guarded(act: Act, folder: Path, scratch: Path | None = None) -> tuple[bytes, str]:
+    """Return what a guarded child said of an act, and why it ended early."""
+
+    def work(say: Say) -> None:
+        guard(say, scratch)
+        try:
+            act(folder)
+            say(b"done")
+        except OSError:
+            say(b"refused")
+
+    return ended(work)
+
+
+ACTS: dict[str, Act] = {
+    "open": lambda folder: (folder / "file").open("w"),
+    "append": lambda folder: (folder / "file").open("a"),
+    "os.open": lambda folder: os.open(folder / "file", os.O_RDWR),
+    "remove": lambda folder: (folder / "file").unlink(),
+    "rename": lambda folder: (folder / "file").rename(folder / "other"),
+    "mkdir": lambda folder: (folder / "new").mkdir(),
+    "rmdir": lambda folder: (folder / "empty").rmdir(),
+    "chmod": lambda folder: (folder / "file").chmod(0o600),
+    "temporary file": lambda folder: tempfile.mkstemp(dir=folder),
+    "database": lambda folder: sqlite3.connect(folder / "file"),
+    "connection": lambda folder: socket.create_connection(("127.0.0.1", 9)),
+    "program": lambda folder: subprocess.run(["true"], check=False),
+    "shell": lambda folder: os.system("true"),
+    "signal": lambda folder: os.kill(os.getppid(), signal.SIGCONT),
+    "fork": lambda folder: os.fork() or os._exit(0),
+    "pipe": lambda folder: (folder / "pipe").open("rb"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_child_is_ended_with_a_reason_when_it_is_about_to_change_something(act: Act, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    said, trouble = guarded(act, folder)
+    assert said == b""
+    assert trouble.startswith("stopped the data, which was about to ")
+    assert sorted(folder.iterdir()) == before
+    assert (folder / "file").read_text() == "mine"
+
+
+def test_no_block_of_the_users_is_left_when_a_child_is_stopped(folder: Path) -> None:
+    def act(folder: Path) -> None:
+        try:
+            (folder / "file").open("x")  # made by the training
+        finally:
+            os.remove(folder / "file")
+
+    assert "for writing" in guarded(act, folder)[1]
+    assert (folder / "file").exists()
+
+
+def test_child_reads_files_and_writes_to_its_scratch_folder_when_guarded(folder: Path, tmp_path_factory: Any) -> None:
+    scratch = tmp_path_factory.mktemp("scratch")
+
+    def act(folder: Path) -> None:
+        assert (folder / "file").read_text() == "mine"
+        assert os.listdir(folder)
+        with open("/dev/urandom", "rb") as file:
+            assert len(file.read(4)) == 4
+        (scratch / "lines").write_text("seen")
+
+    assert guarded(act, folder, scratch) == (b"done", "")
+    assert (scratch / "lines").read_text() == "seen"
+
+
+def open_in_c(folder: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.open(os.fsencode(folder / "file"), os.O_WRONLY | os.O_TRUNC) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    "act",
+    [
+        open_in_c,
+        lambda folder: ctypes.CDLL(None).unlink(os.fsencode(folder / "file")) == 0 or 1 / 0,
+        lambda folder: torch.save({}, folder / "file"),
+    ],
+    ids=["open", "unlink", "torch.save"],
+)
+def test_kernel_refuses_when_code_in_c_is_about_to_write(act: Act, folder: Path) -> None:
+    assert guarded(act, folder)[0] != b"done"
+    assert (folder / "file").read_text() == "mine"
+
+
+class Acting(Plain):
+    """Does something each time a sample is made."""
+
+    def __init__(self, act: Act, folder: Path) -> None:
+        self.act, self.folder = act, folder
+
+    def __getitem__(self, index: int) -> Any:
+        self.act(self.folder)
+        return super().__getitem__(index)
+
+
+def probed(dataset: Acting, is_short: bool) -> str:
+    prober = LoaderProber(10.0, is_short=is_short)
+    try:
+        record = prober.start(DataLoader(dataset, batch_size=4)) or prober.wait()
+    finally:
+        prober.close()
+    assert record is not None
+    return record.reason
+
+
+@pytest.mark.alone
+def test_writing_ends_a_probe_when_nobody_asked_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
+    monkeypatch.setattr(stages._Stages, "_time_transport", lambda *_: None)
+    writing = Acting(lambda folder: (folder / "cache").write_text("half"), folder)
+    assert "/cache' for writing" in probed(writing, is_short=True)
+    assert not (folder / "cache").exists()
+    assert "for writing" not in probed(writing, is_short=False)
+    assert (folder / "cache").exists()
+
+
+@pytest.mark.alone
+def test_batches_come_from_workers_when_the_child_is_guarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1])
+    prober = LoaderProber(30.0, is_short=True)
+    try:
+        record = prober.start(DataLoader(Plain(), batch_size=4)) or prober.wait()
+    finally:
+        prober.close()
+    assert record is not None
+    assert [point.num_workers for point in record.curve] == [0, 1], record.reason
