@@ -49,7 +49,7 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 """PerfDoctor's arguments in each configuration; None for a run without it."""
 
 _PROBE_LIMIT_S = 0.1  # of the loader's probe, so that runs stay short
-_SHORT_PROBE = {"SHORT_WAIT_SHARE": -1.0, "SHORT_SHARE": 1.0, "SHORT_LEAST_S": 0.0, "SHORT_MOST_S": 0.3}
+_SHORT_PROBE = {"SHORT_WAIT_SHARE": -1.0, "SHORT_SHARE": 100.0, "SHORT_LEAST_S": 0.0, "SHORT_MOST_S": 0.6}
 """Of the short probe of a loader: in every run, however short and whether it waits for its data or not."""
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h

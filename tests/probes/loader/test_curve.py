@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightning_perf.probes.loader import stages
 from lightning_perf.probes.loader.curve import candidates
 from lightning_perf.probes.loader.numbers import mean_interval, repeated
 
@@ -40,3 +41,14 @@ def test_mean_interval_holds_the_true_mean_in_95_of_100_cases() -> None:
         inside = sum(low <= 1.0 <= high for low, high in (mean_interval(rng.normal(1, 0.1, n)) for _ in range(2000)))
         assert 0.93 < inside / 2000 < 0.97
     assert mean_interval([2.0]) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(("taken", "numbers"), [(10.0, [0, 1, 2]), (1.0, [0, 1, 2, 8]), (100.0, [0])])
+def test_fewer_workers_are_tried_when_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, taken: float, numbers: list[int]
+) -> None:
+    monkeypatch.setattr(stages, "private_bytes", lambda all_of_it: taken)
+    probe = stages._Stages.__new__(stages._Stages)
+    probe._memory_allowed, probe._missing = 25.0, {}
+    assert probe._affordable([0, 1, 2, 8]) == numbers
+    assert ("curve" in probe._missing) == (len(numbers) < 4)

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,31 @@ def getitems(run: Run) -> None:
             return [self[index] + np.random.rand() for index in indices]
 
     run.trainer().fit(Deep(), DataLoader(Fetches(), batch_size=2, shuffle=True))
+
+
+class Journaling(Varied):
+    """Samples that write down in a file that they were read, and hold a lock file meanwhile."""
+
+    folder = Path()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        lock = self.folder / "lock"
+        lock.touch()
+        try:
+            with (self.folder / "journal").open("a") as journal:
+                journal.write(f"{index}\n")
+        finally:
+            lock.unlink()
+        return super().__getitem__(index)
+
+
+@kind("samples-write-files", core=True, configurations=("defaults", "windows"))
+def samples_write_files(run: Run) -> None:
+    dataset = Journaling()
+    dataset.folder = run.folder
+    run.trainer().fit(Deep(), DataLoader(dataset, batch_size=2))
+    run.note((run.folder / "journal").read_text(), (run.folder / "lock").exists())
+    run.trainer().fit(Deep(), DataLoader(dataset, batch_size=2, num_workers=1))
 
 
 class EveryOther:
