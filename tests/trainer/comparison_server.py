@@ -68,7 +68,16 @@ def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[A
         watch = importlib.import_module("lightning_perf.probes.loader.watch")
         for name, value in _SHORT_PROBE.items():
             setattr(watch, name, value)
+        watch.LoaderWatch._suspicious_loader = _training_loader
     return [importlib.import_module(module).PerfDoctor(**arguments)]
+
+
+def _training_loader(self: Any, settings: Any, share: float, needs_workers: bool = False) -> Any:
+    """Return the training loader, also where the run is too short to know how long it waits for it."""
+    loaders = [each for each in settings.loaders if each.stage == "train"]
+    if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
+        return None
+    return importlib.import_module("lightning_perf.probes.loader.watch")._only_loader(self.trainer.train_dataloader)
 
 
 def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) -> dict[str, Any]:

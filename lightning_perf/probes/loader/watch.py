@@ -180,11 +180,11 @@ class LoaderWatch:
         if self.probe is not None:
             return
         loader = self._suspicious_loader(settings, share)
-        steady = self.loop.main.stage_times()
-        if loader is None or steady is None:
+        if loader is None:
             return
         ranks = local_world_size(self.trainer)
-        load = self._load(settings, steady)
+        steady = self.loop.main.stage_times()
+        load = None if steady is None else self._load(settings, steady)
         if short_s is None:
             prober = LoaderProber(local_world_size=ranks, load=load)
         else:
