@@ -80,11 +80,11 @@ class DoctorHooks:
             first seconds are over).
         probe_data: Whether to measure the training loader, in a child process that works on copies: what a sample
             costs, which lines of the dataset cost it, and how long a step takes with other numbers of workers.
-            ``"auto"``, the default: at the end of a ``fit`` that waited for data over 20 % of its time, for at most 1 %
+            ``"auto"``: at the end of a ``fit`` that waited for data over 20 % of its time, for at most 1 %
             of that time and at most 5 s; a fit of less than 50 s is not probed, nor is a loader that holds locks, files
             or connections, and data that writes files or connects to something ends the probe. True: for up to 20 s, at
             the end of the first epoch that waited for over 5 %, with more detail and without these limits. The training
-            pauses meanwhile. False: only a few batches are timed.
+            pauses meanwhile. False, the default: only a few batches are timed.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``; None for all.
         ignore: Codes or prefixes of rules to leave out; the longest match decides.
         profiler: What windows record, as keyword arguments of ``WindowOptions``: ``with_stack``, ``record_shapes``,
@@ -120,7 +120,7 @@ class DoctorHooks:
         memory: bool = True,
         memory_snapshot: bool = False,
         device_stats: bool = True,
-        probe_data: bool | str = "auto",
+        probe_data: bool | str = False,
         select: list[str] | tuple[str, ...] | None = None,
         ignore: list[str] | tuple[str, ...] | None = None,
         profiler: dict[str, Any] | None = None,

@@ -135,10 +135,10 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
 
 @needs_landlock
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_probed_by_default_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
+def test_loader_is_probed_by_auto_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
     gc.collect()  # what earlier tests left open
     before = children(), sorted(os.listdir("/proc/self/fd"))
-    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
+    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data="auto", reports=[]))
     probe = session.loader_probe
     assert probe is not None
     assert probe.getitem is not None, probe.reason
@@ -239,7 +239,7 @@ class Stopping(Tiny):
 def test_loader_is_not_probed_by_auto_when_the_training_is_stopped(
     make_trainer: Make, error: BaseException | None
 ) -> None:
-    doctor = PerfDoctor(reports=[])
+    doctor = PerfDoctor(probe_data="auto", reports=[])
     with contextlib.suppress(SystemExit, RuntimeError, KeyboardInterrupt):
         make_trainer(doctor, max_epochs=2).fit(Stopping(error), DataLoader(KillingProbes(), batch_size=2))
     assert doctor.session is not None
@@ -259,7 +259,7 @@ def test_loader_is_probed_by_auto_when_early_stopping_ended_the_training(
             self.log("constant", 1.0)
 
     stopping = EarlyStopping("constant", patience=1, check_on_train_epoch_end=True)
-    trainer = make_trainer(PerfDoctor(reports=[]), stopping, max_epochs=9)
+    trainer = make_trainer(PerfDoctor(probe_data="auto", reports=[]), stopping, max_epochs=9)
     trainer.fit(Constant(), DataLoader(Starving(), batch_size=8))
     assert trainer.current_epoch < 9
     assert probed
