@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import psutil
 
-from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.spans import FetchSpan, Span, Timeline
 from lightning_perf.probes.steps import StageProbe
 
@@ -17,6 +16,20 @@ SETTLED_STEPS = 10_000
 
 TRACED_STEPS = 100_000
 """Tracing every allocation makes steps many times as slow."""
+
+
+class FakeClock:
+    """Host clock in nanoseconds that moves only when ``advance`` is called."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self.now += round(seconds * 1e9)
 
 
 class Simulation(NamedTuple):

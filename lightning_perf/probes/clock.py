@@ -1,4 +1,4 @@
-"""Clocks: the host's, the device's, and stand-ins for both that tests drive by hand."""
+"""Clocks of the host and of the device."""
 
 from __future__ import annotations
 
@@ -153,57 +153,3 @@ def device_clock(device: Any, on_fail: Callable[[Exception], None] | None = None
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
         return None, f"{device.type} has no timed events in torch {torch.__version__}: {error}"
     return DeviceClock(make_event, device.type, on_fail), ""
-
-
-class FakeClock:
-    """A host clock that stands still until told otherwise; call it to read it."""
-
-    def __init__(self, start_ns: int = 0) -> None:
-        self.now = start_ns
-
-    def __call__(self) -> int:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """Lets time pass."""
-        self.now += round(seconds * 1e9)
-
-
-class FakeDevice:
-    """An asynchronous device on a ``FakeClock``: work is queued and done in order, as on a CUDA stream."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.clock = clock
-        self.free_at_ns = 0
-
-    def launch(self, seconds: float) -> None:
-        """Queues work; returns at once."""
-        self.free_at_ns = max(self.free_at_ns, self.clock.now) + round(seconds * 1e9)
-
-    def event(self) -> FakeEvent:
-        """A new event of this device."""
-        return FakeEvent(self)
-
-
-class FakeEvent:
-    """An event of a ``FakeDevice``; reading one that was not reached raises, as a CUDA event does."""
-
-    def __init__(self, device: FakeDevice) -> None:
-        self._device = device
-        self._reached_at_ns: int | None = None
-
-    def record(self) -> None:
-        """Puts the mark behind the work queued so far."""
-        self._reached_at_ns = max(self._device.free_at_ns, self._device.clock.now)
-
-    def query(self) -> bool:
-        """Whether the device has reached it."""
-        return self._reached_at_ns is not None and self._reached_at_ns <= self._device.clock.now
-
-    def elapsed_time(self, end: FakeEvent, /) -> float:
-        """Milliseconds to ``end``."""
-        if not (self.query() and end.query()):
-            raise RuntimeError("device not ready")
-        assert self._reached_at_ns is not None
-        assert end._reached_at_ns is not None
-        return (end._reached_at_ns - self._reached_at_ns) / 1e6

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, device_clock
+from lightning_perf.probes.clock import DeviceClock, device_clock
 from lightning_perf.probes.spans import Timeline
 from lightning_perf.probes.steps import StageProbe
+from tests.fakes import FakeClock, FakeDevice
 
 
 class Run:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
-from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.spans import FetchSpan, Span, Timeline
 from lightning_perf.probes.steps import StageProbe
+from tests.fakes import FakeClock
 
 SETTLED_STEPS = 20_000
 N_STEPS = 100_000

@@ -8,10 +8,10 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.spans import PHASE_INDEX, NoSpan
 from lightning_perf.records import PHASES
+from tests.fakes import FakeClock
 
 
 class Other(Callback):

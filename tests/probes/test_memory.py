@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
-from lightning_perf.probes.allocator import FakeAllocator, TorchAllocator, allocator_of
-from lightning_perf.probes.clock import FakeClock
+from lightning_perf.probes.allocator import TorchAllocator, allocator_of
 from lightning_perf.probes.edges import EdgeReadings
 from lightning_perf.probes.history import AllocationHistory, read_history
 from lightning_perf.probes.host_memory import read_host_memory
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.records import Machine, Run, Session
 from lightning_perf.rules.engine import diagnose
+from tests.fakes import FakeAllocator, FakeClock
 
 GIB = 2**30
 N_PARAMETER_BYTES = 4 * (8 * 8 + 8)

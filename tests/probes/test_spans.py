@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.spans import (
     N_COLUMNS,
     OWN,
@@ -18,6 +17,7 @@ from lightning_perf.probes.spans import (
     span_cost_ns,
 )
 from lightning_perf.records import PHASES
+from tests.fakes import FakeClock
 
 
 def unexpected(error: Exception) -> None:

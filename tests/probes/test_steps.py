@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_perf.probes import steps as steps_module
-from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.spans import Span, Timeline
 from lightning_perf.probes.steps import StageProbe, size_reader
 from lightning_perf.records import StageTimes
+from tests.fakes import FakeClock
 
 BATCH = torch.zeros(4, 2)
 

@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, hooks
 from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, spans, steps
-from lightning_perf.probes.clock import DeviceClock, FakeClock, FakeDevice, FakeEvent
+from lightning_perf.probes.clock import DeviceClock
 from lightning_perf.records import Session, load
 from lightning_perf.reports import console, tensorboard
 from lightning_perf.rules import engine
 from lightning_perf.seams import timed
+from tests.fakes import FakeClock, FakeDevice, FakeEvent
 
 from .conftest import Make, assert_nothing_left
 from .models import N_FEATURES, Manual, Tiny

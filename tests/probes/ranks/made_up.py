@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_perf.probes.clock import FakeClock, FakeDevice
 from lightning_perf.probes.ranks import BackwardWatch
 from lightning_perf.probes.spans import Span, Timeline
 from lightning_perf.records import Distribution, PhaseTime, RankSummary, StageTimes
+from tests.fakes import FakeClock, FakeDevice
 
 
 def raises(error: Exception) -> None:

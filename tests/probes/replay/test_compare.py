@@ -7,9 +7,9 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 
-from lightning_perf.probes.clock import FakeClock, FakeDevice
 from lightning_perf.probes.replay.compare import HOPELESS, HOPELESS_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, compare, interval_of
 from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
+from tests.fakes import FakeClock, FakeDevice
 
 
 class Work:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.clock import FakeClock, FakeDevice
 from lightning_perf.probes.replay import CallLog, threads
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay import watch as watch_module
@@ -22,6 +21,7 @@ from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
 from lightning_perf.probes.replay.treatments import treated_by
 from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
+from tests.fakes import FakeClock, FakeDevice
 
 from .replaying import CPU, asked, call_of, logged, probe_of
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.clock import FakeClock
 from lightning_perf.probes.replay import ReplayProbe, threads
 from lightning_perf.probes.replay.arena import Arena
 from lightning_perf.probes.replay.calls import TensorSpec
@@ -18,6 +17,7 @@ from lightning_perf.probes.replay.rewrites import convolutions_alone, specs_in
 from lightning_perf.probes.replay.treatments import Treated, treated_by
 from lightning_perf.probes.replay.watch import HostWatch
 from lightning_perf.records import Hypothesis, Interval, Replayed
+from tests.fakes import FakeClock
 
 from .replaying import CPU, are_denormals_flushed, asked, call_of, logged, probe_of, snapshot
 
