@@ -12,7 +12,8 @@ from torch import nn
 from lightning_perf.records import Breakdown, ModuleMemory
 
 from . import module_walk, plain
-from .saved_tensors import SavedTensors, top_level_modules
+from .module_walk import top_level_modules
+from .saved_tensors import SavedTensors
 from .storages import StorageCount, storages_of, tensors_in
 
 _MAX_MODULES = 32

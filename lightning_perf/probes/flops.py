@@ -26,8 +26,7 @@ from lightning_perf.stats.roofline import work_of
 
 from .dispatch_modes import leave_mode
 from .module_hooks import ModuleWatch, can_have_hooks
-from .module_tree import bare_profile, listed_modules
-from .module_walk import named_parameters, parameters
+from .module_walk import bare_profile, listed_modules, named_parameters, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import is_lazy, is_readable_tensor, n_elements, without_overrides
 from .replay.calls import CallLog

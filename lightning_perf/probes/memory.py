@@ -32,9 +32,8 @@ from .census import roots_of
 from .compiler import has_compiled
 from .edges import EdgeReadings
 from .growth import HEAP, WORKERS, GrowthWatch
-from .heap import heap_in_use
 from .history import AllocationHistory, history_of, read_history
-from .host_memory import ResidentMemory, WorkerMemory, peak_rss_bytes, read_host_memory
+from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory
 from .loop import LoopProbe
 from .model import is_compiled
 from .saved_tensors import SavedTensors

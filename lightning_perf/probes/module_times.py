@@ -22,8 +22,7 @@ from lightning_perf.records import ModelProfile, ModuleProfile
 from .clock import DeviceEvent
 from .machine import device_name
 from .module_hooks import ModuleWatch, can_have_hooks
-from .module_tree import bare_profile, listed_modules
-from .module_walk import named_modules, parameters
+from .module_walk import bare_profile, listed_modules, named_modules, parameters
 from .plain import field, is_lazy, is_readable_tensor, n_elements, tensors_in
 
 REST = ""

@@ -3,22 +3,111 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from lightning_perf.interrupts import suppress
 
-from .flop_formulas import Formula, formula_of, is_uncounted, name_of
 from .plain import field, is_plain_tensor, is_readable_tensor
-from .traffic import Traffic, traffic_of
 
 _BASE = torch._C.TensorBase
 _DENORMAL_SAMPLE = 1024
 _TINY = np.float32(torch.finfo(torch.float32).tiny)
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+
+
+_WRITES_ONLY = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_"})
+"""Of these the tensor that is changed is not read."""
+
+_RESERVES = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+)
+_FILLS = frozenset(
+    f"aten::{like}{value}{suffix}"
+    for value in ("zeros", "ones", "full", "rand", "randn")
+    for like, suffix in (("", ""), ("", "_like"), ("new_", ""))
+)
+_PICKS = {"aten::embedding": 0, "aten::index_select": 0, "aten::gather": 0, "aten::index": 0}
+"""Reads of its argument at this position no more than it returns."""
+
+
+class Traffic(NamedTuple):
+    """What an operator's schema says of its memory traffic.
+
+    Attributes:
+        is_view: It returns its argument, seen differently: nothing moves.
+        n_bytes: From its arguments (positional and by name) and its result to the bytes moved.
+    """
+
+    is_view: bool
+    n_bytes: Callable[[Sequence[Any], dict[str, Any], Any], int]
+
+
+def traffic_of(operator: Any) -> Traffic:
+    """Reads the schema of an ``OpOverload``."""
+    schema = operator._schema
+    name = str(schema.name)
+    returns = schema.returns
+    is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    if is_view or name in _RESERVES or name in ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh"):
+        return Traffic(True, lambda args, kwargs, out: 0)
+    if name in _FILLS:
+        return Traffic(False, lambda args, kwargs, out: _bytes_in(out))
+    if name in _PICKS:
+        place = _PICKS[name]
+        return Traffic(False, lambda args, kwargs, out: _picked(place, args, out))
+    written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
+    names = [argument.name for argument in schema.arguments]
+    written_names = {names[i] for i in written}
+    unread = {i for i in written if name in _WRITES_ONLY or schema.arguments[i].kwarg_only}
+    is_fresh = [r.alias_info is None for r in returns]
+
+    def n_bytes(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+        total = 0
+        for i, value in enumerate(args):
+            size = _bytes_in(value)
+            total += size * ((i not in unread) + (i in written))
+        for key, value in kwargs.items():
+            total += _bytes_in(value)  # read, or written where it is an ``out``
+            if key in written_names and not schema.arguments[names.index(key)].kwarg_only:
+                total += _bytes_in(value)
+        results = out if isinstance(out, tuple) and len(returns) > 1 else (out,)
+        return total + sum(_bytes_in(r) for r, fresh in zip(results, is_fresh, strict=False) if fresh)
+
+    return Traffic(False, n_bytes)
+
+
+def unique_bytes(tensor: torch.Tensor) -> int:
+    """Of a tensor's elements, an expanded one counted once."""
+    n = 1
+    base = torch._C.TensorBase
+    for size, stride in zip(field(tensor, "shape"), base.stride(tensor), strict=True):
+        if stride or size == 0:
+            n *= size
+    return n * base.element_size(tensor)
+
+
+def _picked(place: int, args: Sequence[Any], out: Any) -> int:
+    others = (value for i, value in enumerate(args) if i != place)
+    return 2 * _bytes_in(out) + sum(map(_bytes_in, others))
+
+
+def _bytes_in(value: Any) -> int:
+    if is_readable_tensor(value):
+        return unique_bytes(value) if field(value, "layout") is torch.strided else 0
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes_in, _tensors(value)))
+    return 0
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    return (value for value in values if is_readable_tensor(value))
 
 
 class Operator(NamedTuple):
@@ -86,3 +175,116 @@ def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
         with suppress(Exception):  # newer versions refuse to tell where both of their interfaces were used
             return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
     return _PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))
+
+
+Formula = Callable[[Sequence[Any], Any], int]
+"""From an operator's positional arguments and its result to its operations."""
+
+# What these names do is arithmetic worth telling when it is not counted.
+_HEAVY = re.compile(r"(^|_)(mm|bmm|matmul|attention|conv(olution)?\d?d?|rnn|lstm|gru|linear|cdist)(_|$)")
+_LIGHT = frozenset({"aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell"})
+_KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "torchvision", "quantized", "profiler")
+
+
+def formula_of(packet: Any) -> Formula | None:
+    """The formula of an operator (an ``OpOverloadPacket``); None where it multiplies no matrices."""
+    name = name_of(packet)
+    own = _OWN.get(name)
+    if own is not None:
+        return own
+    torchs = flop_registry.get(packet)
+    if torchs is None:
+        return None
+    return lambda args, out: int(torchs(*args, out_val=out))
+
+
+def is_uncounted(packet: Any) -> bool:
+    """Whether an operator without a formula is likely to do much arithmetic."""
+    name = name_of(packet)
+    namespace, _, operator = name.partition("::")
+    if name in _LIGHT or name.endswith("_out"):
+        return False
+    return namespace not in _KNOWN_NAMESPACES or bool(_HEAVY.search(operator.removesuffix("_backward")))
+
+
+def name_of(packet: Any) -> str:
+    """``"aten::mm"``."""
+    return str(getattr(packet, "_qualified_op_name", packet))
+
+
+def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], is_backward: bool = False) -> int:
+    """Scaled dot-product attention of shapes ``(…, heads, length, size)``, masked or not.
+
+    The fused backward passes compute the scores again: five products for two of the forward pass.
+    """
+    *outer, n_queries, size = query
+    n_keys, value_size = key[-2], value[-1]
+    once = 2 * prod(outer) * n_queries * n_keys
+    return once * (3 * size + 2 * value_size) if is_backward else once * (size + value_size)
+
+
+def _convolution_backward(args: Sequence[Any], out: Any) -> int:
+    # torch's own formula takes the gradient of a grouped convolution's weight for that of an ungrouped one.
+    gradient, inputs, weight = args[0], args[1], args[2]
+    is_transposed, wanted = args[7], args[10]
+    places = prod((inputs if is_transposed else gradient).shape[2:])
+    return int(2 * inputs.shape[0] * places * weight.numel() * (int(wanted[0]) + int(wanted[1])))
+
+
+def _attention(args: Sequence[Any], out: Any) -> int:
+    return attention_flops(args[0].shape, args[1].shape, args[2].shape)
+
+
+def _attention_backward(args: Sequence[Any], out: Any) -> int:
+    return attention_flops(args[1].shape, args[2].shape, args[3].shape, is_backward=True)
+
+
+def _recurrent(inputs: torch.Tensor, weights: Sequence[Any]) -> int:
+    """Every matrix of a recurrent layer multiplies each element of the sequence once."""
+    n_elements = inputs.numel() // max(1, inputs.shape[-1])
+    return int(2 * n_elements * sum(weight.numel() for weight in weights if weight.dim() == 2))
+
+
+def _mkldnn_rnn(args: Sequence[Any], out: Any) -> int:
+    return _recurrent(args[0], args[1:3])
+
+
+def _cudnn_rnn_backward(args: Sequence[Any], out: Any) -> int:
+    wants_weights = bool(args[-1][3])
+    return _recurrent(args[0], args[1]) * (1 + wants_weights)
+
+
+def _encoder_layer(args: Sequence[Any], out: Any) -> int:
+    source = args[0]
+    *outer, length, size = source.shape
+    weights = (a for a in args[3:] if isinstance(a, torch.Tensor) and a.dim() == 2 and a.is_floating_point())
+    products = 2 * (source.numel() // size) * sum(w.numel() for w in weights)
+    return int(products + 4 * prod(outer) * length**2 * size)
+
+
+def _multi_head_attention(args: Sequence[Any], out: Any) -> int:
+    query, key = args[0], args[1]
+    *outer, n_queries, size = query.shape
+    weights = args[5].numel() + args[7].numel()
+    return int(2 * (query.numel() // size) * weights + 4 * prod(outer) * n_queries * key.shape[-2] * size)
+
+
+_OWN: dict[str, Formula] = {
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+    "aten::_scaled_dot_product_attention_math_for_mps": _attention,
+    "aten::mkldnn_rnn_layer": _mkldnn_rnn,
+    "aten::mkldnn_rnn_layer_backward": lambda args, out: 2 * _mkldnn_rnn(args, out),
+    "aten::_cudnn_rnn": lambda args, out: _recurrent(args[0], args[1]),
+    "aten::_cudnn_rnn_backward": _cudnn_rnn_backward,
+    "aten::miopen_rnn": lambda args, out: _recurrent(args[0], args[1]),
+    "aten::_addmm_activation": lambda args, out: 2 * args[1].shape[0] * args[1].shape[1] * args[2].shape[1],
+    "aten::mv": lambda args, out: 2 * args[0].numel(),
+    "aten::addmv": lambda args, out: 2 * args[1].numel(),
+    "aten::dot": lambda args, out: 2 * args[0].numel(),
+    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
+    "aten::_native_multi_head_attention": _multi_head_attention,
+}

@@ -202,15 +202,3 @@ def _pop(hooks: tuple[Any, Any]) -> None:
     finally:  # also where an interrupt came
         for each in reversed(above):
             _HOOKS._push_saved_tensors_default_hooks(*each)
-
-
-def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:
-    """The children of a module by name; where all hangs below a single one, that one's children."""
-    prefix, children = "", dict(module_walk.named_children(root))
-    while len(children) == 1:
-        [(name, only)] = children.items()
-        below = dict(module_walk.named_children(only))
-        if not below or next(module_walk.own_parameters(only), None) is not None:
-            break
-        prefix, children = f"{prefix}{name}.", below
-    return {f"{prefix}{name}": child for name, child in children.items()}

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_perf import ConfigError, memory_breakdown
 from lightning_perf.probes.breakdown import ModelMemory, modules_held_by, with_peak
-from lightning_perf.probes.saved_tensors import SavedTensors, top_level_modules
+from lightning_perf.probes.module_walk import top_level_modules
+from lightning_perf.probes.saved_tensors import SavedTensors
 
 IN, HIDDEN, OUT, BATCH = 10, 20, 5, 8
 N_WEIGHTS = IN * HIDDEN + HIDDEN + HIDDEN * OUT + OUT  # 325

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_perf.probes import flops, operators
-from lightning_perf.probes.flop_formulas import formula_of
 from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.operators import formula_of
 from lightning_perf.records import ModelProfile
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.probes.amd import TorchReader
-from lightning_perf.probes.gpu import NvmlReader, open_gpu
+from lightning_perf.probes.gpu import NvmlReader, TorchReader, open_gpu
 from lightning_perf.probes.nvml import DeviceLostError, Driver, WantedDevice, find_device, wanted_device
 
 from .fake_nvml import ERRORS, FakeNvml, gpu

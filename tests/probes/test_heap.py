@@ -13,7 +13,7 @@ import torch
 
 from lightning_perf.probes import growth
 from lightning_perf.probes.growth import FREE_NS, GrowthWatch
-from lightning_perf.probes.heap import _Mallinfo2, heap_in_use
+from lightning_perf.probes.host_memory import _Mallinfo2, heap_in_use
 
 has_mallinfo2 = pytest.mark.skipif(heap_in_use()[0] is None, reason="the C library does not tell")
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_perf import PerfDoctor, load
 from lightning_perf.probes import growth
 from lightning_perf.probes import memory as memory_probe
-from lightning_perf.probes.heap import heap_in_use
+from lightning_perf.probes.host_memory import heap_in_use
 from lightning_perf.records import SESSION_FILE
 from lightning_perf.reports.brief import MAX_LINES
 from tests.fakes import FakeAllocator

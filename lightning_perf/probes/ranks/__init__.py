@@ -2,7 +2,6 @@
 
 from .backward import BackwardWatch
 from .exchange import Exchange
-from .probe import RankProbe
-from .summary import rank_summary
+from .probe import RankProbe, rank_summary
 
 __all__ = ["BackwardWatch", "Exchange", "RankProbe", "rank_summary"]

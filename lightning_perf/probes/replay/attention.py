@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, function_of
-from .work import Work
+from .functions import Bound, Work, function_of
 
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")

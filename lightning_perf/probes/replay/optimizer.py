@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .watch import Stopwatch
+from .compare import Stopwatch
 
 MAX_ELEMENTS = 2**24
 """Parameters in the sample: 64 MiB of float32, and three to four times as much with gradients and states."""

@@ -13,15 +13,13 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.clock import DeviceEvent
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
-from .arena import Arena
 from .calls import CallLog
-from .compare import MIN_ROUNDS, Item, compare
-from .operators import OperatorItem, arena_elements, chosen, elements_for
+from .compare import MIN_ROUNDS, DeviceWatch, HostWatch, Item, Stopwatch, compare
+from .operators import Arena, OperatorItem, arena_elements, chosen, elements_for
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .state import CudaRoom, HostRoom, Room, refusal, unchanged
 from .threads import OwnThreads
 from .treatments import Treated, treated_by
-from .watch import DeviceWatch, HostWatch, Stopwatch
 
 SHARE = 0.01
 LEAST_S, MOST_S = 0.5, 10.0

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from .calls import Call, CallLog, TensorSpec, flat
-from .functions import Bound
-from .work import Work, mapped, with_specs, works_of
+from .functions import Bound, Work, mapped, with_specs, works_of
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 MIN_PADDED = 64

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from .compare import Item
-from .watch import Stopwatch
+from .compare import Item, Stopwatch
 
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 

@@ -11,11 +11,10 @@ import torch
 
 from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
-from .functions import function_of, is_known_to_autocast
+from .functions import Respec, Work, function_of, is_known_to_autocast, mapped, with_specs, works_of
 from .rewrites import convolutions_alone, double_batch, padded_products, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
-from .work import Respec, Work, mapped, with_specs, works_of
 
 AUTOCAST = {"precision-bf16": torch.bfloat16, "precision-fp16": torch.float16}
 

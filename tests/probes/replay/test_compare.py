@@ -7,8 +7,16 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 
-from lightning_perf.probes.replay.compare import HOPELESS, HOPELESS_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, compare, interval_of
-from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
+from lightning_perf.probes.replay.compare import (
+    HOPELESS,
+    HOPELESS_ROUNDS,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    DeviceWatch,
+    HostWatch,
+    compare,
+    interval_of,
+)
 from tests.fakes import FakeClock, FakeDevice
 
 

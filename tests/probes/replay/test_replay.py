@@ -10,17 +10,16 @@ import torch
 from torch import nn
 
 from lightning_perf.probes.replay import CallLog, threads
+from lightning_perf.probes.replay import compare as watch_module
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.probes.replay import watch as watch_module
-from lightning_perf.probes.replay.arena import Arena
 from lightning_perf.probes.replay.calls import TensorSpec
+from lightning_perf.probes.replay.compare import DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import OperatorItem, chosen
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen
 from lightning_perf.probes.replay.optimizer import OptimizerItem
 from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
 from lightning_perf.probes.replay.treatments import treated_by
-from lightning_perf.probes.replay.watch import DeviceWatch, HostWatch
 from tests.fakes import FakeClock, FakeDevice
 
 from .replaying import CPU, asked, call_of, logged, probe_of
