@@ -1,4 +1,4 @@
-"""What a device's caching allocator tells of itself; reading it never waits for the device."""
+"""Statistics of a device's caching allocator; reading them never waits for the device."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple, Protocol
 
 
 class AllocatorReading(NamedTuple):
-    """The allocator at one moment, in bytes.
+    """The allocator at one moment, in bytes; None if unknown.
 
     Attributes:
         allocated: In live tensors.
         reserved: Held from the driver.
-        peak_allocated: Highest since the process began or the user last reset it.
+        peak_allocated: Highest since the process began or the user reset it.
         peak_reserved: Likewise.
-        peak_inactive_split: Free parts of blocks in use, highest; None when not told.
-        n_retries: Flushes of the cache to satisfy a request; None when not told.
-        n_ooms: Requests that failed; None when not told.
+        peak_inactive_split: Highest sum of free parts of blocks in use.
+        n_retries: Flushes of the cache to satisfy a request.
+        n_ooms: Requests that failed.
     """
 
     allocated: int
@@ -37,16 +37,13 @@ class Allocator(Protocol):
     """The device's memory; None when not told."""
 
     def read(self) -> AllocatorReading:
-        """Its state now."""
+        """Return its current state."""
 
 
 class TorchAllocator:
     """The allocator of a torch device.
 
-    Args:
-        device: The ``torch.device``.
-        statistics: Gives torch's nested statistics: ``{"allocated_bytes": {"all": {"current": …, "peak": …}}}``.
-        total_bytes: The device's memory; None when not told.
+    ``statistics`` returns torch's nested statistics: ``{"allocated_bytes": {"all": {"current": …, "peak": …}}}``.
     """
 
     def __init__(
@@ -57,7 +54,7 @@ class TorchAllocator:
         self._statistics = statistics
 
     def read(self) -> AllocatorReading:
-        """Its state now; what the backend does not tell is None, or 0 where there must be a figure."""
+        """Return its current state; None, or 0 if a figure is required, for what the backend does not report."""
         statistics = self._statistics()
         allocated, reserved = _pool(statistics, "allocated_bytes"), _pool(statistics, "reserved_bytes")
         return AllocatorReading(
@@ -77,14 +74,7 @@ def _pool(statistics: Mapping[str, Any], name: str) -> Mapping[str, int]:
 
 
 def allocator_of(device: Any) -> tuple[Allocator | None, str]:
-    """The allocator of a device.
-
-    Args:
-        device: The ``torch.device`` trained on; it is in use, so asking it initialises nothing.
-
-    Returns:
-        The allocator and an empty reason, or None and why there is none.
-    """
+    """Return the allocator of the device trained on and an empty reason, or None and why there is none."""
     import torch
 
     if device.type == "cpu":

@@ -1,6 +1,6 @@
-"""Counts the arithmetic of one training step of a run.
+"""Count the operations of one training step.
 
-The step computes what it would have computed, only slower: it counts in no statistic.
+The step computes the same results, but takes longer: it counts in no statistic.
 """
 
 from __future__ import annotations
@@ -39,15 +39,9 @@ _CEILINGS_TAKE_S = 8.0  # the budget, and a process that imports torch
 
 
 class ArithmeticProbe:
-    """Looks at one step.
+    """Counts one step. Made in the Trainer's ``setup``.
 
-    Args:
-        trainer: The Trainer, in its ``setup``.
-        pl_module: Its module.
-        loop: The loop under way.
-        now_ns: The host's clock.
-        depth: How deep modules are told apart.
-        wants_ceilings: Whether the device may be measured after the last step.
+    ``wants_ceilings`` allows measuring the device after the last step.
     """
 
     def __init__(
@@ -79,11 +73,11 @@ class ArithmeticProbe:
 
     @property
     def next_step(self) -> int:
-        """Steps done before the next one that is to be told of: others need not be."""
+        """Number of finished steps before the next step that this probe must observe."""
         return FIRST_STEP
 
     def batch_begins(self, batch: Any) -> None:
-        """The batch is on the device, its step begins."""
+        """Handle the start of a step whose batch is on the device."""
         if self.is_done or self._loop.main.n_steps < FIRST_STEP or self._counter is not None:
             return
         if self._loop.timeline.edges is not None or self._loop.is_profiling:
@@ -119,7 +113,7 @@ class ArithmeticProbe:
         return ""
 
     def enters(self, name: str) -> None:
-        """A part of the step begins; in manual optimization others are parts of the training step."""
+        """Handle the start of a part of the step; in manual optimization, parts are inside the training step."""
         counter = self._counter
         if counter is None or name not in _DIRECTIONS:
             return
@@ -127,7 +121,7 @@ class ArithmeticProbe:
         self._turn_to(counter)
 
     def leaves(self, name: str) -> None:
-        """A part of the step is over."""
+        """Handle the end of a part of the step."""
         counter = self._counter
         if counter is None or name not in self._parts:
             return
@@ -136,7 +130,7 @@ class ArithmeticProbe:
         self._turn_to(counter)
 
     def _turn_to(self, counter: ArithmeticCounter) -> None:
-        """Counts as the innermost part asks: forward, backward, or not at all."""
+        """Count as the innermost part requires: forward, backward, or not at all."""
         direction = _DIRECTIONS[self._parts[-1]] if self._parts else None
         if direction is None:
             counter.__exit__()
@@ -145,7 +139,7 @@ class ArithmeticProbe:
             counter.__enter__()
 
     def batch_ends(self) -> None:
-        """The step is over."""
+        """Handle the end of a step."""
         counter = self._counter
         if counter is None:
             return
@@ -165,7 +159,7 @@ class ArithmeticProbe:
             self._profile, self.log, self.is_done = profile, counter.log, True
 
     def run_ends(self) -> None:
-        """The last step is over. Measures the device if that was never done and the run was long enough for it."""
+        """Measure the device if that was never done and the run was long enough."""
         if self._profile is None or not self._wants_ceilings or self._look_up() is not None:
             return
         wall_s = self._loop.wall_ns() / 1e9
@@ -182,7 +176,7 @@ class ArithmeticProbe:
                 self.missing["model_profile.ceilings"] = reason
 
     def close(self) -> None:
-        """Puts everything back; calling it twice does no harm."""
+        """Restore everything. Can be called twice."""
         counter = self._counter
         if counter is not None:
             counter.__exit__()
@@ -197,7 +191,7 @@ class ArithmeticProbe:
         return self._ceilings
 
     def record(self) -> tuple[ModelProfile | None, Ceilings | None]:
-        """What was counted, and what the device can do; None where not known."""
+        """Return what was counted and the device's ceilings; None where unknown."""
         if self._profile is None:
             self.missing.setdefault("model_profile", "no step was counted: the run was too short, or had no such step")
             return None, None

@@ -36,14 +36,9 @@ parameter in ``_init_group``). Counters of a few bytes a parameter are left out.
 
 
 class ModelMemory:
-    """What a module, its optimizers and what belongs to them hold, counted once.
+    """Memory of a module, its optimizers and what belongs to them, counted once, on one device.
 
-    Args:
-        module: The module.
-        optimizers: Its optimizers, wrapped or not.
-        device: The ``torch.device`` that counts.
-        copies: Modules held elsewhere, e.g. an average of the weights.
-        batch: One batch; None where there is none.
+    ``copies`` are modules held elsewhere, e.g. an average of the weights.
     """
 
     def __init__(
@@ -91,11 +86,7 @@ class ModelMemory:
         self._by_module = by_module
 
     def record(self, saved: SavedTensors | None = None) -> Breakdown:
-        """The breakdown.
-
-        Args:
-            saved: What a forward pass saved; None where none was looked at.
-        """
+        """Return the breakdown, with the activations that ``saved`` counted if it is not None."""
         held = self.held_gradients_bytes
         optimizer_bytes, basis = (self.optimizer_bytes, "held")
         if self.expected_optimizer is not None:
@@ -125,7 +116,7 @@ class ModelMemory:
 
 
 def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
-    """Bytes of the gradients held now, by top-level module; what is tied or lies in one bucket counts once."""
+    """Return bytes of the current gradients by top-level module; tied or bucketed memory counts once."""
     count = StorageCount(device)
     owner_of = _owners(top_level_modules(module))
     held: dict[str, int] = {}
@@ -136,7 +127,7 @@ def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
 
 
 def with_gradients(record: Breakdown, held: dict[str, int]) -> Breakdown:
-    """The breakdown with gradients as they were held at another moment of the step."""
+    """Return the breakdown with the gradients held at another moment of the step."""
     if not any(held.values()):
         return record
     replace = msgspec.structs.replace
@@ -145,9 +136,9 @@ def with_gradients(record: Breakdown, held: dict[str, int]) -> Breakdown:
 
 
 def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Breakdown:
-    """The breakdown against the device's peak: what the parts leave of it is the rest.
+    """Return the breakdown against the device's peak: what the parts leave of it is the rest.
 
-    Where the activations were not measured, the rest of the peak stands for them.
+    If activations were not measured, the rest of the peak stands for them.
     """
     rest = max(0, peak_allocated - record.parts_bytes)
     activations, basis = record.activations_bytes, record.activations_basis
@@ -164,7 +155,7 @@ def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Bre
 
 
 def modules_held_by(callbacks: Iterable[Any], module: nn.Module) -> list[nn.Module]:
-    """Modules that callbacks hold beside the one that trains."""
+    """Return modules that callbacks hold besides the one that trains."""
     own = set(map(id, module_walk.modules(module)))
     values = (value for callback in callbacks for value in plain.attributes(callback).values())
     return list({id(v): v for v in values if plain.is_a(v, nn.Module) and id(v) not in own}.values())
@@ -177,7 +168,7 @@ def _activations_basis(saved: SavedTensors | None) -> str:
 
 
 def _owners(modules: dict[str, nn.Module]) -> Any:
-    """A function from a parameter's name to the top-level module that it belongs to, ``""`` for the root."""
+    """Return a function from a parameter's name to its top-level module, ``""`` for the root."""
 
     def owner_of(name: str) -> str:
         return next((top for top in modules if name.startswith(f"{top}.")), "")
@@ -186,7 +177,7 @@ def _owners(modules: dict[str, nn.Module]) -> Any:
 
 
 def _local_bytes(parameter: torch.Tensor) -> int:
-    """What a gradient of this parameter will take here."""
+    """Return the bytes of this parameter's gradient on this rank."""
     if plain.is_lazy(parameter) or not plain.is_readable_tensor(parameter):
         return 0
     if not plain.is_missing(plain.class_attribute(type(parameter), "__tensor_flatten__")):
@@ -196,7 +187,7 @@ def _local_bytes(parameter: torch.Tensor) -> int:
 
 
 def _expected_states(optimizers: Iterable[Any], device: str) -> tuple[int | None, str] | None:
-    """What optimizers without states will hold, with its basis; None where there is no optimizer."""
+    """Return the bytes of optimizers without states, with the basis; None if there is no optimizer."""
     total, seen = 0.0, False
     for optimizer in optimizers:
         seen = True

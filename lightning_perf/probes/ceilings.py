@@ -1,8 +1,7 @@
-"""What this device can do at most, measured with torch's own operators once and kept in the user's cache folder.
+"""Peak rates of a device, measured once with torch's operators and kept in the user's cache folder.
 
-Measuring computes at full load for up to three seconds: it never happens while a training runs. A run reads the cache,
-and fills it, where it is empty, in a process of its own after the last step. ``python -m lightning_perf.probes.ceilings
-DEVICE [THREADS]`` is that process; it prints the record.
+Measuring runs at full load for up to three seconds, never during a training. A run reads the cache, or fills it in a
+child process after the last step: ``python -m lightning_perf.probes.ceilings DEVICE [THREADS]`` prints the record.
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 
 
 def cached(device: torch.device, folder: Path | None = None) -> Ceilings | None:
-    """What was measured on this device before, with this torch and as many threads; None where nothing was.
+    """Return cached ceilings of a device in use, for this torch and number of threads; None if there are none.
 
-    Args:
-        device: The device; one that this process uses already.
-        folder: Of the cache; None for the user's own.
+    ``folder`` replaces the user's own cache folder.
     """
     try:
         found = _decode(read_regular(_file(device, folder)))
@@ -59,9 +56,9 @@ def cached(device: torch.device, folder: Path | None = None) -> Ceilings | None:
 
 
 def measured(device: torch.device, folder: Path | None = None) -> Ceilings:
-    """From the cache, else measured now, in this process, and kept.
+    """Return cached ceilings, or measure them in this process and cache them.
 
-    The random number generators and torch's switches stay as they are; a cache that cannot be written is no error.
+    Random number generators and torch's switches are not changed. A failure to write the cache is ignored.
     """
     found = cached(device, folder)
     if found is None:
@@ -73,18 +70,18 @@ def measured(device: torch.device, folder: Path | None = None) -> Ceilings:
 
 
 def forget(device: torch.device, folder: Path | None = None) -> None:
-    """Takes the device's ceilings out of the cache, if they are there and it can be written."""
+    """Remove the device's ceilings from the cache, if that can be written."""
     with suppress(OSError):
         _file(device, folder).unlink(missing_ok=True)
 
 
 def is_quiet(found: Ceilings) -> bool:
-    """Whether the device was free enough while it was measured for its figures to be kept."""
+    """Return whether the device was free enough during the measurement to keep the result."""
     return "is_quiet" not in found.missing
 
 
 def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple[Ceilings | None, str]:
-    """Measures in a process of its own, so that this one's memory and libraries stay as they are, and waits for it.
+    """Measure in a child process, which leaves this one's memory and libraries unchanged.
 
     Returns:
         The ceilings, or None and the reason.
@@ -109,13 +106,7 @@ def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple
 def measure(
     device: torch.device, budget_s: float = BUDGET_S, clock: Callable[[], float] = time.perf_counter
 ) -> Ceilings:
-    """Measures now. Best of several repetitions each: what else runs on the machine only ever takes away.
-
-    Args:
-        device: The device.
-        budget_s: How long it may take.
-        clock: Seconds.
-    """
+    """Measure for at most ``budget_s``. Takes the best of several repetitions: other programs only slow them down."""
     begin = clock()
     missing: dict[str, str] = {}
     bench = _Bench(device, clock)
@@ -178,7 +169,7 @@ class _Bench:
         self._random = torch.Generator(device=device).manual_seed(0)  # zeros would run cooler, and so faster
 
     def matmul(self, precision: str, limit_s: float) -> float:
-        """Operations a second of the fastest product tried, from small to large."""
+        """Return operations per second of the fastest matrix product tried, from small to large."""
         with _tf32(self._device, precision == "tf32"):
             until = self._clock() + limit_s
             best, size = 0.0, _FIRST_SIZE
@@ -197,7 +188,7 @@ class _Bench:
         return best
 
     def copy(self, limit_s: float) -> float:
-        """Bytes read and written a second within the device's memory."""
+        """Return bytes read and written per second within the device's memory."""
         n_bytes = _CACHE_FACTOR_BYTES.get(self._device.type, 2**28)
         source = torch.ones(n_bytes, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
@@ -205,7 +196,7 @@ class _Bench:
         return 2.0 * n_bytes / min(once_s, self._best(lambda: target.copy_(source), limit_s, once_s))
 
     def transfer(self, is_pinned: bool, limit_s: float) -> float:
-        """Bytes a second from the host's memory to the device's."""
+        """Return bytes per second from the host's memory to the device's."""
         source = torch.ones(_TRANSFER_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
         target = torch.empty(_TRANSFER_BYTES, dtype=torch.uint8, device=self._device)
         once_s = self._once(lambda: target.copy_(source, non_blocking=is_pinned))
@@ -213,7 +204,7 @@ class _Bench:
         return _TRANSFER_BYTES / min(once_s, best_s)
 
     def launch(self, limit_s: float) -> float:
-        """Seconds of the host to start one small operator."""
+        """Return seconds of the host to launch one small operator."""
         value = torch.zeros(1, device=self._device)
         best, until = float("inf"), self._clock() + limit_s
         while True:
@@ -230,12 +221,12 @@ class _Bench:
         return torch.rand(rows, columns, generator=self._random, device=self._device).to(dtype)
 
     def _once(self, function: Callable[[], Any]) -> float:
-        """Seconds of the second call: the first one sets things up."""
+        """Return seconds of the second call: the first one sets things up."""
         function()
         return self._timed(function, 1)
 
     def _best(self, function: Callable[[], Any], limit_s: float, once_s: float) -> float:
-        """Seconds of one call, the best of several batches of calls."""
+        """Return seconds per call, of the best of several batches of calls."""
         n = max(1, min(50, int(_LONG_ENOUGH_S / max(once_s, 1e-7))))
         best, until = float("inf"), self._clock() + limit_s
         while self._clock() + n * once_s < until:
@@ -256,7 +247,7 @@ class _Bench:
 
 
 class _tf32:
-    """Sets whether fp32 products on CUDA may use TF32, and puts it back."""
+    """Sets whether fp32 products on CUDA may use TF32, and restores it."""
 
     def __init__(self, device: torch.device, is_on: bool) -> None:
         self._is_cuda = device.type == "cuda"

@@ -1,8 +1,8 @@
-"""Two looks at the live Python objects, and what grew between them.
+"""Compare two snapshots of the live Python objects to find what grew between them.
 
-The first notes how long every container is, and how large the autograd graphs are that modules and callbacks hold in
-their attributes. The second says which of them grew with the steps, what tensors they hold, and where they hang. A look
-takes some tens of milliseconds; it is taken only when memory is seen to grow.
+The first snapshot records the length of every container, and the size of autograd graphs held in attributes of modules
+and callbacks. The second finds those that grew with the steps, the tensors they hold, and their names. A snapshot takes
+some tens of milliseconds, and is taken only when memory grows.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ _DIRECT_DEPTH = 2
 
 
 class Census:
-    """What was there at the first look.
+    """The first snapshot.
 
     Args:
-        roots: Objects by name whose attributes hold what users keep: the module, callbacks, the datamodule.
-        step: The step of this look.
-        is_wide: Whether all live containers are looked at, or only those that attributes of the roots lead to, which
-            takes no more than a millisecond or two.
-        limit_s: The longest that a look may take.
+        roots: Objects by name whose attributes hold the user's data: the module, callbacks, the datamodule.
+        step: The step of this snapshot.
+        is_wide: Include all live containers, not only those reachable from attributes of the roots (1-2 ms).
+        limit_s: The longest that a snapshot may take.
     """
 
     def __init__(self, roots: dict[str, Any], step: int, is_wide: bool = True, limit_s: float = LIMIT_S) -> None:
@@ -72,13 +71,9 @@ class Census:
         self.own_s = time.perf_counter() - begin
 
     def grown(self, roots: dict[str, Any], step: int) -> tuple[Suspect, ...]:
-        """What grew since: growing graphs, then containers of tensors with graphs, then those with most bytes.
+        """Return what grew since: graphs, then containers of tensors with graphs, then those with most bytes.
 
-        To be asked once: what the first look noted is then let go.
-
-        Args:
-            roots: As at the first look.
-            step: The step of this look, later than the first.
+        Call it once: it frees the first snapshot. ``step`` is later than the first snapshot's.
         """
         begin = time.perf_counter()
         n_steps = max(1, step - self.step)
@@ -106,7 +101,7 @@ class Census:
         ]
 
     def _grown_containers(self, names: _Names, n_steps: int, begin: float) -> list[tuple[Any, int]]:
-        """Containers with what they gained, the largest first."""
+        """Return containers with the number of elements they gained, largest first."""
         least = max(1.0, MIN_ITEMS_PER_STEP * n_steps)
         fewest = max(least, min(MIN_ITEMS_PER_STEP * (self.step + n_steps), ENOUGH_ITEMS))
         known = sorted(zip(self._ids, self._lengths, strict=True))
@@ -162,11 +157,7 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
 
 
 class _Names:
-    """Where an object hangs, as a user would write it.
-
-    Args:
-        roots: Objects by name; what hangs below one is named by its path from it.
-    """
+    """Names objects the way a user would write them, as paths from the roots."""
 
     def __init__(self, roots: dict[str, Any]) -> None:
         self._known: dict[int, str] = {}
@@ -192,11 +183,11 @@ class _Names:
                 self._note(f"{name}[{_text(key)}]", item, depth - 1)
 
     def containers(self) -> list[Any]:
-        """Those that attributes of the roots lead to."""
+        """Return the containers reachable from attributes of the roots."""
         return self._containers
 
     def of(self, value: Any, depth: int = _NAME_DEPTH) -> str:
-        """``LitModel.losses``, ``train.history['loss']``; a description where no name leads to it."""
+        """Return e.g. ``LitModel.losses`` or ``train.history['loss']``; a description if no name leads to the value."""
         if id(value) in self._direct:
             return self._direct[id(value)]
         found = self._path(value, depth, frozenset())
@@ -260,12 +251,12 @@ class _Names:
 
 
 def _text(key: Any) -> str:
-    """Return a key as the user would write it; ``repr`` of other classes may be code of the user's."""
+    """Return a key as the user would write it; ``repr`` of other classes may run user code."""
     return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"<{type(key).__name__}>"
 
 
 def _owners(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The roots and, of modules, all modules below, with their names."""
+    """Yield the roots with their names, and all modules below them."""
     seen: set[int] = set()
     for root_name, root in roots.items():
         below = named_modules(root) if plain.is_a(root, nn.Module) else [("", root)]
@@ -276,7 +267,7 @@ def _owners(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _graphs(roots: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Tensors with an autograd graph among the owners' attributes, and how many nodes each graph has."""
+    """Yield tensors with an autograd graph in the owners' attributes, and the number of graph nodes."""
     for name, owner in _owners(roots):
         for key, value in list(plain.attributes(owner).items()):
             node = plain.field(value, "grad_fn") if plain.is_readable_tensor(value) else None
@@ -295,13 +286,7 @@ def _n_nodes(node: Any) -> int:
 
 
 def roots_of(pl_module: Any, callbacks: Iterable[Any], others: Iterable[Any]) -> dict[str, Any]:
-    """What a census starts from, by name: the module, callbacks, and e.g. datamodule, datasets, loggers.
-
-    Args:
-        pl_module: The LightningModule.
-        callbacks: Callbacks.
-        others: None among them counts for nothing.
-    """
+    """Return the objects of a snapshot by name: the module, callbacks, and others that are not None."""
     roots: dict[str, Any] = {}
     for value in (pl_module, *callbacks, *others):
         if plain.attributes(value):

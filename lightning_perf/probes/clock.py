@@ -16,30 +16,26 @@ NEVER = 1 << 62
 
 
 class DeviceEvent(Protocol):
-    """A mark in the device's queue of work, as ``torch.cuda.Event`` is."""
+    """A mark in the device's queue of work, like ``torch.cuda.Event``."""
 
     def record(self) -> None:
-        """Puts the mark behind all work queued so far."""
+        """Put the mark behind all work queued so far."""
 
     def query(self) -> bool:
-        """Whether the device has reached it; never waits."""
+        """Return whether the device has reached the mark; never wait."""
 
     def elapsed_time(self, end: Any, /) -> float:
-        """Milliseconds from this mark to ``end``; both must have been reached."""
+        """Return milliseconds from this mark to ``end``; both must have been reached."""
 
 
 class DeviceClock:
-    """Measures what the device did around each fetch, without ever waiting for it.
+    """Measures what the device did around each fetch, without waiting for it.
 
-    A pair of events encloses each fetch. When the host runs ahead of the device both stand side by side in the queue
-    and the device passes them at once; when the device had finished before the batch came, the time between them is
-    the time it had nothing to do. Events are resolved steps later, when ``query`` says that they have been reached,
-    and reused.
+    A pair of events encloses each fetch. If the host runs ahead of the device, both are adjacent in the queue and are
+    passed at once; if the device finished before the batch came, the time between them is its idle time. Events are
+    resolved some steps later, once ``query`` says they were reached, and reused.
 
-    Args:
-        make_event: Makes an event that measures time; others may use it too.
-        backend: What to call the device in the record.
-        on_fail: Called with the first error of an event; nothing is marked from then on.
+    ``make_event`` makes an event that measures time. ``on_fail`` gets the first error; nothing is marked from then on.
     """
 
     MAX_PENDING = 1024
@@ -64,7 +60,7 @@ class DeviceClock:
         """(step_ns, starved_ns) of the fetches resolved since the owner last emptied the list."""
 
     def before_fetch(self) -> None:
-        """Marks that the host begins to wait for a batch."""
+        """Mark the start of the wait for a batch."""
         if self._has_failed:
             return
         try:
@@ -79,11 +75,7 @@ class DeviceClock:
             self._fail(error)
 
     def after_fetch(self, is_counted: bool) -> None:
-        """Marks that the batch has come.
-
-        Args:
-            is_counted: False for the first fetch of an epoch, which is no steady one.
-        """
+        """Mark the arrival of the batch. ``is_counted`` is False for the first fetch of an epoch."""
         if self._open is None:
             return
         try:
@@ -98,7 +90,7 @@ class DeviceClock:
             self._fail(error)
 
     def forget(self) -> None:
-        """Drops what is pending, e.g. because the loop paused: the next step starts afresh."""
+        """Drop pending marks, e.g. because the loop paused."""
         for before, after, _ in self._pending:
             self._free += (before, after)
         self._pending.clear()
@@ -129,15 +121,7 @@ class DeviceClock:
 
 
 def device_clock(device: Any, on_fail: Callable[[Exception], None] | None = None) -> tuple[DeviceClock | None, str]:
-    """The clock of a device.
-
-    Args:
-        device: The ``torch.device`` that the training runs on.
-        on_fail: As for ``DeviceClock``.
-
-    Returns:
-        The clock and an empty reason, or None and why there is none.
-    """
+    """Return the clock of the device trained on and an empty reason, or None and why there is none."""
     import torch
 
     if device.type == "cpu":

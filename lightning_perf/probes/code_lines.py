@@ -1,4 +1,4 @@
-"""Whose code is running: the line behind an operator, and the loops in it."""
+"""Find the line of code behind an operator, its owner, and the loops around it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_KEPT = 256
 
 
 def owner_of(file: str) -> str:
-    """Whose a file is. Torch's, this package's and Python's own are ``TORCH``: looked through."""
+    """Return who owns a file. ``TORCH`` includes this package and Python's standard library: all are skipped."""
     if file.startswith("<"):
         if file.startswith("<eval_with_key>"):
             return COMPILED
@@ -59,9 +59,7 @@ def _lightning_folders() -> tuple[str, ...]:
 class Place(NamedTuple):
     """A line of code.
 
-    Attributes:
-        owner: ``USER``, ``LIGHTNING`` or ``OTHER``.
-        file: As Python names it; empty where no Python was running.
+    ``owner`` is ``USER``, ``LIGHTNING`` or ``OTHER``; ``file`` is empty where no Python was running.
     """
 
     owner: str
@@ -70,7 +68,7 @@ class Place(NamedTuple):
     function: str
 
     def text(self) -> str:
-        """The line itself, shortened; empty where it cannot be read."""
+        """Return the line itself, shortened; empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip()[:120] if self.file else ""
 
 
@@ -78,7 +76,7 @@ NOWHERE = Place(OTHER, "", 0, "")
 
 
 class Moment(NamedTuple):
-    """When something was, what looking had cost by then, and how many operators had been called."""
+    """A time, the tracing cost until then, and the number of operators called."""
 
     ns: int
     own_ns: int
@@ -86,7 +84,7 @@ class Moment(NamedTuple):
 
 
 class Visits:
-    """One instruction within one call of a function, from its first visit, in a phase of the step, to its last."""
+    """Visits of one instruction within one call of a function."""
 
     __slots__ = ("child", "first", "last", "line", "n", "n_operators", "operator", "phase")
 
@@ -101,11 +99,9 @@ class Visits:
 
 
 class Call:
-    """One call of one of the user's functions.
+    """One call of a user's function, with visits by instruction.
 
-    Attributes:
-        visits: By instruction.
-        n_unbound: Rows of the tensors that were taken apart here.
+    ``n_unbound`` is the number of rows of a tensor that was unpacked here.
     """
 
     __slots__ = ("code", "frame", "n_operators", "n_unbound", "visits")
@@ -118,18 +114,18 @@ class Call:
         self.n_unbound = 0
 
     def has_loop(self) -> bool:
-        """Whether a place was visited so often that it stands in a loop."""
+        """Return whether a place was visited so often that it is in a loop."""
         return self.n_unbound >= MIN_REPEATS or any(visits.n >= MIN_REPEATS for visits in self.visits.values())
 
 
 class Sight(NamedTuple):
-    """What stands above an operator.
+    """The stack above an operator.
 
     Attributes:
         place: The innermost line that is not torch's.
         via: Torch's own functions between it and the operator, innermost first, as ``(file, function)``.
         touched: The visits that the operator belongs to, innermost first.
-        frame: Of ``place``; None where there is none.
+        frame: The frame of ``place``; None if there is none.
     """
 
     place: Place
@@ -139,10 +135,10 @@ class Sight(NamedTuple):
 
 
 class CodeLines:
-    """Walks the stack above operators, and follows the calls of the user's functions during one step.
+    """Walks the stack above operators, and follows calls of the user's functions during one step.
 
-    A frame is kept only as long as it runs: it is let go before the next operator that is called without it, so that
-    what its variables hold is freed before that operator needs memory.
+    A frame is released before the next operator that is called without it, so that its variables are freed before that
+    operator allocates.
     """
 
     def __init__(self) -> None:
@@ -154,22 +150,22 @@ class CodeLines:
         self.n_operators = 0
 
     def begin(self, frame: FrameType | None) -> None:
-        """What runs at this frame and below it has called the step: calls of its own functions are not followed.
+        """Ignore this frame and its callers until ``end``: they called the step.
 
-        These frames are kept until ``end``, so that no other one can be taken for them.
+        They are kept, so that no new frame has the same id.
         """
         while frame is not None:
             self._below[id(frame)] = frame
             frame = frame.f_back
 
     def end(self) -> None:
-        """The step is over: no frame is kept."""
+        """End the step and release all frames."""
         self._below.clear()
         self._let_go(set())
         self._users = []
 
     def place(self) -> Place:
-        """The innermost line above the caller that is not torch's."""
+        """Return the innermost line above the caller that is not torch's."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             owner, _ = self._file(frame)
@@ -179,14 +175,9 @@ class CodeLines:
         return NOWHERE
 
     def see(self, frame: FrameType | None, operator: str, now_ns: int, own_ns: int, phase: str) -> Sight | None:
-        """Looks at the stack above an operator; None inside a compiled region, which is not entered.
+        """Inspect the stack above an operator; return None inside a compiled region, which is not entered.
 
-        Args:
-            frame: The caller.
-            operator: Its name.
-            now_ns: When.
-            own_ns: What looking has cost so far.
-            phase: Of the step.
+        ``own_ns`` is the tracing cost so far.
         """
         self.n_operators += 1
         inner: FrameType | None = None
@@ -219,13 +210,13 @@ class CodeLines:
         return Sight(place, tuple(via), touched, inner)
 
     def unbound(self, sight: Sight, n: int) -> None:
-        """The operator took a tensor apart into so many rows."""
+        """Record that the operator unpacked a tensor into ``n`` rows."""
         call = self._running.get(id(sight.frame))
         if call is not None:
             call.n_unbound = max(call.n_unbound, n)
 
     def loops(self) -> Iterator[Call]:
-        """The calls that held a loop; the step is over."""
+        """Yield the calls that held a loop, after the end of the step."""
         self.end()
         yield from self._loops
 

@@ -1,7 +1,7 @@
-"""What ``torch.compile`` does during a run: compilations, recompilations with their reasons, graph breaks.
+"""Compilations, recompilations with reasons, and graph breaks of ``torch.compile`` during a run.
 
-Nothing of dynamo's is switched on or changed. It keeps count of its own accord, and tells anybody who asks when it
-begins and ends to compile; what a version of torch does not tell is missing.
+Nothing in dynamo is switched on or changed. It keeps counts anyway, and notifies listeners when it compiles; what a
+version of torch does not report is missing.
 """
 
 from __future__ import annotations
@@ -26,24 +26,18 @@ _MAX_REASON = 200
 
 
 def dynamo(part: str) -> Any:
-    """A module of dynamo's; None where nobody has imported it, as it takes seconds to do so."""
+    """Return a module of dynamo; None if it is not imported, which would take seconds."""
     return sys.modules.get(f"torch._dynamo.{part}")
 
 
 def has_compiled() -> bool:
-    """Whether dynamo has compiled anything in this process."""
+    """Return whether dynamo has compiled anything in this process."""
     utils = dynamo("utils")
     return utils is not None and bool(getattr(utils, "counters", {}).get("frames"))
 
 
 class CompilerProbe:
-    """Follows the compiler from here to ``close``.
-
-    Args:
-        now_ns: The host's clock.
-        leave_out: Called while a step compiles: it then counts in no statistic.
-        step: How many steps are over.
-    """
+    """Follows the compiler. Calls ``leave_out`` in steps that compile, to exclude them from statistics."""
 
     def __init__(self, now_ns: Callable[[], int], leave_out: Callable[[], None], step: Callable[[], int]) -> None:
         self.compile_ns = 0
@@ -64,7 +58,7 @@ class CompilerProbe:
         """What went wrong while something was compiled, to be reported; None normally."""
 
     def begin(self) -> None:
-        """From here on; what was compiled before is another run's. Does nothing until dynamo is there."""
+        """Start, ignoring earlier compilations. Does nothing until dynamo is imported."""
         if self._has_begun:
             return
         utils, callback = dynamo("utils"), dynamo("callback")
@@ -82,11 +76,11 @@ class CompilerProbe:
 
     @property
     def _step(self) -> int:
-        """The step under way, 1 for the first."""
+        """The current step; 1 for the first."""
         return self._steps_done() + 1
 
     def poll(self) -> None:
-        """Reads what dynamo has written down since the last time."""
+        """Read what dynamo recorded since the last call."""
         utils = dynamo("utils")
         if utils is None or not self._has_begun:
             return
@@ -106,7 +100,7 @@ class CompilerProbe:
         self._n_breaks = len(reasons)
 
     def close(self) -> None:
-        """Asks no more; twice does no harm."""
+        """Stop listening. Can be called twice."""
         handler = self._handler
         if handler is None:
             return
@@ -139,7 +133,7 @@ class CompilerProbe:
             self.error, self._began_ns = error, None
 
     def record(self) -> CompilerWatch | None:
-        """What was compiled; None where nothing was."""
+        """Return what was compiled; None if nothing was."""
         self.poll()
         compiled = [(step, m) for step, m in self._metrics if _is_a_frame(m)]
         if not compiled and not self._compiled_steps:
@@ -209,7 +203,7 @@ def _all_metrics(utils: Any) -> list[Any]:
 
 
 def _is_a_frame(metrics: Any) -> bool:
-    """Whether it is about a function of the user's, not about its backward pass."""
+    """Return whether metrics are of a user's function, not of its backward pass."""
     return bool(getattr(metrics, "co_name", None)) and getattr(metrics, "is_forward", True) is not False
 
 
@@ -219,7 +213,7 @@ def _function(metrics: Any) -> tuple[str, str, int]:
 
 
 def _failed_at(metrics: Any) -> tuple[str, int]:
-    """The line that could not be compiled; where torch does not tell, that of the function."""
+    """Return the line that could not be compiled, or else the line of its function."""
     file, line = getattr(metrics, "fail_user_frame_filename", None), getattr(metrics, "fail_user_frame_lineno", None)
     return (str(file), int(line)) if file and line else _function(metrics)[1:]
 
@@ -252,7 +246,7 @@ def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
 
 
 def _guard(metrics: Any) -> str:
-    """The guard that failed, without the number of the compiled code that it belonged to."""
+    """Return the guard that failed, without the number of the compiled code."""
     reason = _first_line(getattr(metrics, "recompile_reason", "") or "")
     head, _, rest = reason.partition(": ")
     return rest if head.replace("/", "").isdigit() and rest else reason
@@ -264,7 +258,7 @@ def _first_line(text: Any) -> str:
 
 
 def _innermost(stack: Any) -> Place:
-    """The innermost line of the user's in a stack of ``traceback.FrameSummary``; else the innermost."""
+    """Return the innermost line of the user's in ``traceback.FrameSummary`` objects; else the innermost."""
     frames = list(stack or ())
     for frame in reversed(frames):
         if owner_of(frame.filename) == USER:

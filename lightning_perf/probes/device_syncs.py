@@ -1,7 +1,7 @@
-"""Synchronising calls as the device's own driver code names them, during one step.
+"""Synchronizing calls of one step, by torch's own warnings.
 
-``torch.cuda.set_sync_debug_mode("warn")`` makes torch warn at each synchronising call of its own. The warning is given
-where the call is made, so that the line is on the stack. Nothing is synchronised by asking.
+``torch.cuda.set_sync_debug_mode("warn")`` makes torch warn at each of its synchronizing calls, with the line on the
+stack. This does not synchronize anything.
 """
 
 from __future__ import annotations
@@ -20,38 +20,34 @@ _PROTOTYPE = "Synchronization debug mode is a prototype"
 
 
 class SyncDebug(Protocol):
-    """What makes torch warn."""
+    """Torch's synchronization debug mode."""
 
     def get(self) -> int:
-        """The mode as it is: 0 off, 1 warn, 2 error."""
+        """Return the mode: 0 off, 1 warn, 2 error."""
 
     def set(self, mode: int) -> None:
-        """Changes it."""
+        """Change the mode."""
 
 
 class CudaSyncDebug:
-    """Torch's own, for CUDA and ROCm."""
+    """The mode for CUDA and ROCm."""
 
     def get(self) -> int:
-        """The mode as it is."""
+        """Return the mode."""
         return int(torch.cuda.get_sync_debug_mode())
 
     def set(self, mode: int) -> None:
-        """Changes it."""
+        """Change the mode."""
         torch.cuda.set_sync_debug_mode(mode)
 
 
 def sync_debug_of(device: torch.device) -> SyncDebug | None:
-    """The mode of a device; None where it has none."""
+    """Return the mode of a device; None if it has none."""
     return CudaSyncDebug() if device.type == "cuda" else None
 
 
 class DeviceWarnings:
-    """Counts the warnings of one step by line, and lets all others through as they would have come.
-
-    Args:
-        debug: What makes torch warn.
-    """
+    """Counts synchronization warnings of one step by line, and passes all other warnings on."""
 
     def __init__(self, debug: SyncDebug) -> None:
         self.n_by_place: dict[Place, int] = {}
@@ -62,7 +58,7 @@ class DeviceWarnings:
         self._before = 0
 
     def open(self) -> bool:
-        """The step begins; False where the user has set the mode, and ``reason`` says so."""
+        """Begin the step; return False if the user has set the mode, with ``reason``."""
         self._before = self._debug.get()
         if self._before:
             self.reason = f"torch.cuda.set_sync_debug_mode is {self._before} already: it is left as it is"
@@ -81,7 +77,7 @@ class DeviceWarnings:
         return True
 
     def close(self) -> None:
-        """The step is over: puts back mode and filters; twice does no harm."""
+        """End the step; restore mode and filters. Can be called twice."""
         catch = self._catch
         if catch is None:
             return

@@ -1,4 +1,4 @@
-"""Memory at the edges of sampled steps: after transfer, forward, zero_grad, backward and the optimizer's step."""
+"""Memory at the ends of phases in sampled steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_KEPT = 64
 
 
 class EdgeReadings:
-    """Readings at the edges of the sampled steps."""
+    """Readings at the ends of phases in sampled steps."""
 
     def __init__(self, allocator: Allocator | None, own: ResidentMemory) -> None:
         self.peak_phase: str | None = None
@@ -29,12 +29,12 @@ class EdgeReadings:
         self._size: int | None = None
 
     def begin(self, batch_size: int | None) -> None:
-        """A sampled step begins."""
+        """Begin a sampled step."""
         self._size = batch_size
         self._last_peak = 0
 
     def read(self, phase: str) -> None:
-        """This phase has just ended."""
+        """Read memory at the end of a phase."""
         rss = self._own.read()
         if rss is not None:
             self._rss.setdefault(phase, []).append(rss)
@@ -54,7 +54,7 @@ class EdgeReadings:
             del self.sizes[:-_MAX_KEPT]
 
     def host_phases(self) -> tuple[HostPhaseMemory, ...]:
-        """The host's side."""
+        """Return medians of the host's memory by phase."""
         return tuple(
             HostPhaseMemory(phase=p, n=len(self._rss[p]), rss_bytes=int(statistics.median(self._rss[p])))
             for p in _PHASES
@@ -62,7 +62,7 @@ class EdgeReadings:
         )
 
     def device_phases(self) -> tuple[PhaseMemory, ...]:
-        """The device's side."""
+        """Return medians of the device's memory by phase."""
         return tuple(
             PhaseMemory(
                 phase=p,

@@ -1,4 +1,4 @@
-"""Energy of the device and of the CPU, and what a run costs by the user's rates."""
+"""Energy of device and CPU, and the cost of a run by the user's rates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ JOULES_A_KWH = 3.6e6
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says that energy and time cost.
+    """The user's rates for energy and time.
 
     Attributes:
-        hour_price: Of the whole run, an hour; None when not given.
-        gco2_per_kwh: Grams of CO2 equivalent; None when not given.
-        gco2_basis: Where that comes from.
+        hour_price: Of the whole run, per hour; None if not given.
+        gco2_per_kwh: Grams of CO2 equivalent; None if not given.
+        gco2_basis: The source of that figure.
     """
 
     hour_price: float | None = None
@@ -30,7 +30,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceEnergy:
-    """Joules of one device: by its counter, or by integrating its power where it has none."""
+    """Joules of one device: from its counter, or from integrated power if it has none."""
 
     def __init__(self) -> None:
         self._counted_j: float | None = None
@@ -39,13 +39,7 @@ class DeviceEnergy:
         self._last: tuple[float, float] | None = None
 
     def add(self, at_s: float, counter_j: float | None, power_w: float | None) -> None:
-        """Adds a sample.
-
-        Args:
-            at_s: When it was taken.
-            counter_j: The driver's counter; None where it has none.
-            power_w: The device's power; None where it is not told.
-        """
+        """Add a sample; None for what the driver does not report."""
         if counter_j is not None:
             # A counter that went back was reset with its driver: what passed meanwhile is not known.
             if self._last_counter_j is not None:
@@ -58,18 +52,14 @@ class DeviceEnergy:
             self._last = (at_s, power_w)
 
     def joules(self) -> tuple[float | None, str]:
-        """Joules since the first sample, and how they were found; None before the second sample."""
+        """Return joules since the first sample, and their basis; None before the second sample."""
         if self._counted_j is not None:
             return self._counted_j, "counter"
         return self._integrated_j, "" if self._integrated_j is None else "integrated power"
 
 
 class PackageEnergy:
-    """Joules of the CPU packages by RAPL, as far as the kernel lets this user read it.
-
-    Args:
-        root: Where ``sys`` is found.
-    """
+    """Joules of the CPU packages by RAPL, if the kernel lets this user read it."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.missing_reason = ""
@@ -93,7 +83,7 @@ class PackageEnergy:
             self._last_uj[folder] = now_uj
 
     def read(self) -> float | None:
-        """Joules since this was made; None where they cannot be told. To be called before a counter wraps twice."""
+        """Return joules since creation; None if unknown. Call it before a counter wraps twice."""
         for folder, range_uj in self._domains:
             now_uj = _whole(folder / "energy_uj")
             if now_uj is None:
@@ -107,7 +97,7 @@ class PackageEnergy:
 
 
 class EnergyLedger:
-    """What was metered, up to now and by training epoch."""
+    """Metered energy, up to now and by training epoch."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
@@ -119,19 +109,19 @@ class EnergyLedger:
         self._samples: int | None = 0
 
     def add(self, at_s: float, counter_j: float | None, power_w: float | None, cpu_j: float | None) -> None:
-        """Adds a sample; ``cpu_j`` is since the start."""
+        """Add a sample; ``cpu_j`` counts from the start."""
         self._at_s = at_s
         self.device.add(at_s, counter_j, power_w)
         self._cpu_j = cpu_j
 
     def epoch_ended(self, samples: int | None) -> None:
-        """A training epoch ended, of this many samples; None where they are not known."""
+        """Count a training epoch; ``samples`` is None if unknown."""
         self._n_epochs += 1
         self._epoch_j = self._metered_j() or 0.0
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def record(self) -> Energy:
-        """Up to now. The first epoch bears what came before it."""
+        """Return the energy up to now. The first epoch includes what came before it."""
         gpu_j, gpu_basis = self.device.joules()
         metered_j = self._metered_j()
         has_epochs = metered_j is not None and self._n_epochs > 0
@@ -152,10 +142,9 @@ class EnergyLedger:
 
 
 def carbon_intensity(gco2_per_kwh: float | str | None) -> tuple[float | None, str]:
-    """Grams of CO2 equivalent by kWh, and where the figure comes from.
+    """Return grams of CO2 equivalent per kWh, and the source of the figure.
 
-    Args:
-        gco2_per_kwh: The figure, or an ISO 3166 country code with three letters for codecarbon's table.
+    ``gco2_per_kwh`` is the figure, or a three-letter ISO 3166 country code for codecarbon's table.
 
     Raises:
         ValueError: codecarbon is not installed, or does not know the country; the message says what to do.
@@ -179,13 +168,9 @@ def carbon_intensity(gco2_per_kwh: float | str | None) -> tuple[float | None, st
 
 
 def cost_of(energy: Energy | None, rates: Rates, wall_s: float, epoch_s: float | None) -> Cost | None:
-    """What the run cost; None without any rate.
+    """Return the cost of a run; None without any rate.
 
-    Args:
-        energy: None where nothing was metered.
-        rates: The user's.
-        wall_s: Seconds of the run.
-        epoch_s: Mean seconds of a training epoch; None before the first ended.
+    ``energy`` is None if nothing was metered, ``epoch_s`` (mean of training epochs) before the first ended.
     """
     price, gco2 = rates.hour_price, rates.gco2_per_kwh
     if price is None and gco2 is None:

@@ -1,9 +1,8 @@
-"""Counts the arithmetic and memory traffic of one step, by module and operator, forward and backward.
+"""Count operations and memory traffic of one step, by module and operator, forward and backward.
 
-A ``TorchDispatchMode`` sees each operator below autograd and hands it on unchanged: the step computes what it would
-have computed. Which module an operator of the backward pass belongs to follows from the sequence number of the autograd
-node that runs: torch numbers nodes as the forward pass makes them, and the numbers at which a module was entered and
-left are known. No tensor gets a hook.
+A ``TorchDispatchMode`` sees each operator below autograd and passes it on unchanged. The module of a backward operator
+follows from the sequence number of its autograd node: torch numbers nodes as the forward pass makes them, and the
+numbers at which modules were entered and left are recorded. No tensor gets a hook.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MAX_OPERATORS_TOLD = 24
 
 
 class _Row:
-    """What one operator did in one module."""
+    """Totals of one operator in one module."""
 
     __slots__ = ("calls", "denormal", "flops", "n_bytes", "n_looked", "n_rows", "n_started", "ns", "recomputed")
 
@@ -52,14 +51,14 @@ class _Row:
 
 
 class ArithmeticCounter:
-    """Counts while it is entered; it may be entered again for another part of the same step.
+    """Counts while it is entered; it can be entered again for another part of the same step.
 
     Args:
         module: The model.
-        depth: How deep its modules are told apart, 1 for the top-level ones.
+        depth: Depth of the modules listed; 1 for the top-level ones.
         now_ns: The host's clock.
-        times_operators: Whether operators are timed by that clock, which tells something on a CPU alone.
-        log: Also collects the calls, to replay them; None for nothing.
+        times_operators: Whether to time operators by that clock, which is meaningful on a CPU only.
+        log: Also collects the calls for replays; None for none.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class ArithmeticCounter:
 
     @property
     def is_entered(self) -> bool:
-        """Whether it still stands among torch's dispatch modes."""
+        """Whether it is still among torch's dispatch modes."""
         return self._is_entered
 
     # -- modules ------------------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class ArithmeticCounter:
         self._mark()
 
     def _mark(self) -> None:
-        """Notes which module the autograd nodes made from here on belong to."""
+        """Record the module that the autograd nodes made from now on belong to."""
         if threading.get_ident() == self._thread and not self.failure:
             try:
                 self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
@@ -165,7 +164,7 @@ class ArithmeticCounter:
     # -- operators ----------------------------------------------------------------------------------------------------
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator and counts it; whatever goes wrong with counting, its result is handed on."""
+        """Run an operator and count it. Return its result even if counting fails."""
         if not self.failure and not isinstance(func, OpOverload):
             self.failure = f"the step ran {func}, whose inner operators are not seen"
         if self.failure:
@@ -244,13 +243,7 @@ class ArithmeticCounter:
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
     def profile(self, device: str, n_samples: int | None = None, step: int | None = None) -> ModelProfile:
-        """What was counted.
-
-        Args:
-            device: That the step ran on, as in ``ModelProfile``.
-            n_samples: In the batch; None where not known.
-            step: Batches before this one; None outside a run.
-        """
+        """Return what was counted on ``device``, in a batch of ``n_samples``, after ``step`` steps."""
         bare = _replaced(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
         if self.failure:
             return _replaced(bare, missing={"forward_flops": self.failure, "modules": self.failure})
@@ -321,7 +314,7 @@ class ArithmeticCounter:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands each operator to the counter."""
+    """Passes each operator to the counter."""
 
     def __init__(self, counter: ArithmeticCounter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -343,7 +336,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _refusal() -> str:
-    """Return why operators are not counted now; empty where they are."""
+    """Return why operators cannot be counted now; empty if they can."""
     mode = _python_dispatch._get_current_dispatch_mode()
     if mode is None:
         return ""
@@ -351,7 +344,7 @@ def _refusal() -> str:
 
 
 def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
-    """Which listed module each parameter belongs to, by ``id``: the innermost around its first place."""
+    """Return the innermost listed module of each parameter, by the parameter's ``id``."""
     owners: dict[int, str] = {}
     for name, parameter in named_parameters(root):
         path = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Reads the device that a process trains on: utilisation, memory, power, temperature, clocks, link, neighbours."""
+"""Read the device: utilization, memory, power, temperature, clocks, PCIe link, other processes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,9 @@ _PCIE_SEND, _PCIE_RECEIVE = 0, 1
 
 
 class GpuReader(Protocol):
-    """Samples one device; reading and counting stand apart, so that no lock is held while the driver is asked.
+    """Samples one device. Reading and counting are separate, so that no lock is held during driver calls.
 
-    Attributes:
-        device: torch's name of it.
-        lost_reason: Why it is not read any more; empty normally.
+    ``device`` is torch's name; ``lost_reason`` says why it is no longer read, and is empty normally.
     """
 
     device: str
@@ -55,27 +53,20 @@ class GpuReader(Protocol):
         """Why a figure is None, by its name."""
 
     def read(self) -> dict[str, float]:
-        """One sample, by metric; empty once the device is lost. ``energy_j`` is a counter."""
+        """Return one sample by metric; empty once the device is lost. ``energy_j`` is a counter."""
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
-        """Counts a sample, which stands for ``weight_s`` seconds."""
+        """Count a sample that covers ``weight_s`` seconds."""
 
     def record(self) -> GpuTelemetry:
-        """The samples counted."""
+        """Return the record of all samples."""
 
     def close(self) -> None:
-        """Lets go of the driver."""
+        """Release the driver."""
 
 
 class NvmlReader:
-    """Samples one device through NVML.
-
-    Args:
-        driver: NVML.
-        wanted: torch's device.
-        environ: The process's environment.
-        root: Where ``sys`` is found.
-        family: Ids of this process and its descendants, which are not others on the device.
+    """Samples one device through NVML. ``family`` returns the ids of this process and its descendants.
 
     Raises:
         LookupError: The device is not found.
@@ -241,13 +232,9 @@ MOST_POWER_W = 5000.0
 
 
 class TorchReader:
-    """Samples an AMD device through torch's functions, which ask amdsmi.
+    """Samples an AMD device through torch's functions, which call amdsmi.
 
-    Args:
-        cuda: ``torch.cuda``, or a stand-in.
-        index: torch's.
-        name: The device's.
-        memory_total_bytes: Its memory.
+    ``cuda`` is ``torch.cuda`` or a replacement, ``index`` torch's.
     """
 
     def __init__(self, cuda: Any, index: int, name: str, memory_total_bytes: int) -> None:
@@ -264,7 +251,7 @@ class TorchReader:
         return dict(self._missing)
 
     def close(self) -> None:
-        """torch keeps amdsmi for itself."""
+        """Do nothing: torch keeps amdsmi for itself."""
 
     def read(self) -> dict[str, float]:
         sample = {}
@@ -317,13 +304,9 @@ _NOT_SERIES = {
 
 
 def open_gpu(device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any = None) -> tuple[GpuReader | None, str]:
-    """The reader of a device that torch uses; None with the reason where there is none.
+    """Return the reader of a device whose backend is initialized; None with the reason if there is none.
 
-    Args:
-        device: The ``torch.device``, whose backend is initialised.
-        family: Ids of this process and its descendants.
-        torch: The module, or a stand-in.
-        nvml: A stand-in for ``pynvml``; None for the real one.
+    ``torch`` and ``nvml`` can be replaced in tests; ``family`` as for ``NvmlReader``.
     """
     if device.type == "cpu":
         return None, "the training runs on the CPU"
@@ -356,7 +339,7 @@ def _is_mig_on(driver: Driver, handle: Any) -> bool:
 
 
 def _throttle_function(driver: Driver, handle: Any) -> str:
-    """Its name was changed in 2023: bindings or drivers from before know the old one only."""
+    """Return the function's name, which changed in 2023: older bindings or drivers have the old one only."""
     new = "nvmlDeviceGetCurrentClocksEventReasons"
     return new if driver.find(new, handle) is not None else "nvmlDeviceGetCurrentClocksThrottleReasons"
 

@@ -1,4 +1,4 @@
-"""Follows memory at the same point of the step, and looks for what grows when it climbs."""
+"""Follow memory at the same point of each step, and search for what grows when it climbs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Readings:
         self.values: list[int] = []
 
     def add(self, step: int, value: int) -> bool:
-        """Keeps a reading; whether the readings were thinned out for it."""
+        """Keep a reading; return whether the readings were thinned out."""
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) < MAX_READINGS:
@@ -64,12 +64,12 @@ class Readings:
         return True
 
     def clear(self) -> None:
-        """Starts afresh, e.g. because other processes are read from now on."""
+        """Start over, e.g. because other processes are read from now on."""
         self.steps.clear()
         self.values.clear()
 
     def trend(self) -> tuple[Trend, int] | None:
-        """The trend with the first reading that it covers: all, or the later half where only that climbs steadily."""
+        """Return the trend with its first reading: of all, or of the later half if only that climbs steadily."""
         half = len(self.steps) // 2
         whole = fit_trend(self.steps, self.values)
         if whole is None or whole.is_steady or len(self.steps) - half < MIN_READINGS:
@@ -78,7 +78,7 @@ class Readings:
         return (later, half) if later is not None and is_climb(later) else (whole, 0)
 
     def may_climb(self) -> bool:
-        """A cheap look before a trend is fitted: the last readings stand above the first ones."""
+        """Return whether the last readings are above the first ones: a cheap test before fitting a trend."""
         n = len(self.steps) // 4
         if len(self.steps) < MIN_READINGS or n == 0:
             return False
@@ -87,7 +87,7 @@ class Readings:
 
 
 def is_climb(trend: Trend) -> bool:
-    """Whether memory climbs steadily and fast enough to matter, beyond what noise explains."""
+    """Return whether memory climbs steadily, fast enough to matter, and beyond noise."""
     return trend.is_steady and trend.low > 0 and trend.slope >= LEAK_BYTES_PER_STEP
 
 
@@ -95,10 +95,10 @@ class GrowthWatch:
     """Readings of several places, and the census that follows a climb.
 
     Args:
-        readers: Place → reads bytes now; None where it cannot be read at the moment.
-        roots: Gives the objects that a census starts from.
+        readers: By place; return bytes, or None if it cannot be read at the moment.
+        roots: Returns the objects that a census starts from.
         now_ns: The host's clock.
-        once: Does what it is given, which takes long enough to spoil the time of this step.
+        once: Runs a function that takes long enough to make this step's time unusable.
     """
 
     def __init__(
@@ -133,11 +133,7 @@ class GrowthWatch:
         self._census_text = ""
 
     def look(self, step: int) -> None:
-        """Reads all places, and takes a census where there is reason to.
-
-        Args:
-            step: Steps done so far; at least ``next_step``.
-        """
+        """Read all places, and take a census if there is reason to. ``step`` is at least ``next_step``."""
         begin = self._now_ns()
         self._is_thinned = False
         free_ns = FREE_NS * min(1.0, step / FREE_STEPS)
@@ -163,13 +159,13 @@ class GrowthWatch:
         self._spent_ns[place] += self._now_ns() - begin
 
     def end(self, step: int) -> None:
-        """The run is over: takes the second looks that are due."""
+        """Take the second snapshots that are due at the end of the run."""
         for census in filter(None, (self._census, self._attributes)):
             if step - census.step >= MIN_READINGS:
                 self._second_look(census, step)
 
     def records(self) -> tuple[Growth, ...]:
-        """The trends of places with enough readings."""
+        """Return the trends of places with enough readings."""
         found = ((place, readings, readings.trend()) for place, readings in self.readings.items())
         return tuple(self._record(place, readings, *fitted) for place, readings, fitted in found if fitted is not None)
 
@@ -228,7 +224,7 @@ class GrowthWatch:
         self._forgive(before)
 
     def _forgive(self, before: dict[str, int | None]) -> None:
-        """Takes what a look itself made memory grow out of the readings that follow."""
+        """Subtract this probe's own allocations from later readings."""
         for place, read in self._readers.items():
             now, earlier = read(), before[place]
             if now is not None and earlier is not None:

@@ -1,4 +1,4 @@
-"""torch's history of allocations: recorded on request, dumped for its viewer, and read without one."""
+"""torch's history of allocations: recorded on request, written for its viewer, and read without one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ _MAX_SITES = 10
 
 
 class AllocationHistory:
-    """Records allocations and frees of a device.
-
-    Args:
-        start: Begins recording at most so many events; called by ``start``.
-        stop: Ends it.
-        snapshot: The state and history as torch gives them: ``{"segments": …, "device_traces": …}``.
-    """
+    """Records allocations and frees of a device through torch's functions."""
 
     def __init__(
         self, start: Callable[[int], None], stop: Callable[[], None], snapshot: Callable[[], dict[str, Any]]
@@ -52,19 +46,12 @@ class AllocationHistory:
             pickle.dump(snapshot, RoomKeeper(opened, file.parent))
 
     def close(self) -> None:
-        """Stops recording."""
+        """Stop recording."""
         self._stop()
 
 
 def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
-    """Return the history of a device, not started yet.
-
-    Args:
-        device: The ``torch.device`` trained on.
-
-    Returns:
-        The history and an empty reason, or None and why there is none.
-    """
+    """Return the history of a device, not started yet, and an empty reason; or None and why there is none."""
     import torch
 
     if device.type != "cuda":
@@ -83,14 +70,11 @@ def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
 
 
 def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], tuple[AllocationSite, ...]]:
-    """What a snapshot says, without a viewer.
-
-    Args:
-        snapshot: As torch gives it.
+    """Read a snapshot without a viewer.
 
     Returns:
-        ``(event, bytes allocated)`` of the device with the longest history, thinned out but with its highest point,
-        and what was held at its end by the line of Python that asked for it, largest first.
+        ``(event, bytes allocated)`` of the device with the longest history, thinned out but with its peak; and what was
+            held at its end, largest first, by the Python line that allocated it.
     """
     traces: Sequence[Sequence[Mapping[str, Any]]] = snapshot.get("device_traces", ())
     trace = max(traces, key=len, default=())
@@ -134,7 +118,7 @@ def _sites(snapshot: Mapping[str, Any], device: int) -> tuple[AllocationSite, ..
 
 
 def _where(frames: Sequence[Mapping[str, Any]], is_users: Callable[[str], bool]) -> str:
-    """The user's own innermost line; the innermost of all where none is the user's."""
+    """Return the user's innermost line; the innermost of all if none is the user's."""
     for frame in frames:
         name = str(frame.get("filename", ""))
         if is_users(name):
@@ -146,7 +130,7 @@ def _where(frames: Sequence[Mapping[str, Any]], is_users: Callable[[str], bool])
 
 
 def _thinned(curve: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """At most ``_MAX_POINTS`` points: the highest of each stretch."""
+    """Return at most ``_MAX_POINTS`` points: the highest of each stretch."""
     if len(curve) <= _MAX_POINTS:
         return tuple(curve)
     width = len(curve) / _MAX_POINTS

@@ -1,4 +1,4 @@
-"""Samples the host: cores, their queues, disks, memory, quota and clocks, as this process and its workers see them."""
+"""Sample the host: cores and their queues, disks, memory, quota and clocks of this process and its workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KHZ_A_MHZ = 1e3
 
 
 class _WorkerStand(msgspec.Struct):
-    """What one worker had used when it was last looked at; the clock is its main thread's."""
+    """Counters of one worker at its last reading; ``clock`` is its main thread's."""
 
     clock: ScheduleClock
     at_s: float
@@ -33,13 +33,10 @@ class _WorkerStand(msgspec.Struct):
 
 
 class HostReader:
-    """Samples the host. To be made in the training thread.
+    """Samples the host. Made in the training thread.
 
-    Reading and counting stand apart, so that the session can be written while a reading takes its time.
-
-    Args:
-        root: Where ``proc``, ``sys`` and ``dev`` are found.
-        device_node: NUMA node of the device that is trained on; None when not told.
+    Reading and counting are separate, so that the session can be written during a slow reading. ``device_node`` is the
+    NUMA node of the device; None if unknown.
     """
 
     def __init__(self, root: Path = Path("/"), device_node: int | None = None) -> None:
@@ -67,7 +64,7 @@ class HostReader:
         self.read(time.monotonic())
 
     def close(self) -> None:
-        """Lets go of its files."""
+        """Close all files."""
         self._clock.close()
         for stand in self._worker_stands.values():
             stand.clock.close()
@@ -76,10 +73,9 @@ class HostReader:
     # -- one sample ------------------------------------------------------------
 
     def read(self, at_s: float) -> dict[str, float]:
-        """What happened since the last reading, by metric; empty the first time.
+        """Return what happened since the last reading, by metric; empty the first time.
 
-        Args:
-            at_s: When, in seconds of any monotonic clock.
+        ``at_s`` is the time of any monotonic clock.
         """
         now = {"at_s": at_s, **self._counters()}
         last, self._last = self._last, now
@@ -103,7 +99,7 @@ class HostReader:
         return {"passed_s": passed_s, **sample, **self._gauges(workers.pop("rss_bytes", 0.0)), **workers}
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
-        """Counts a sample that stands for ``weight_s`` seconds."""
+        """Count a sample that covers ``weight_s`` seconds."""
         if not sample:
             return
         self._n_samples += 1
@@ -115,11 +111,7 @@ class HostReader:
                 self._series.setdefault(name, Series()).add(value, weight_s)
 
     def record(self, extra: Mapping[str, Any]) -> HostTelemetry:
-        """The samples counted.
-
-        Args:
-            extra: Fields that others know.
-        """
+        """Return the record of all samples, with fields from elsewhere in ``extra``."""
         sums = self._sums
         worker_s, passed_s = sums["worker_s"], sums["passed_s"]
         spreads: dict[str, Any] = {name: series.spread() for name, series in self._series.items()}
@@ -140,7 +132,7 @@ class HostReader:
     # -- inside ------------------------------------------------------------
 
     def _counters(self) -> dict[str, float]:
-        """What only grows."""
+        """Return counters that only grow."""
         counters: dict[str, float] = {"process_cpu_s": time.process_time()}
         run_ns = self._clock.read()
         if run_ns is not None:
@@ -161,7 +153,7 @@ class HostReader:
         return counters | throttling(self._quota_files)
 
     def _read_workers(self, at_s: float) -> dict[str, float]:
-        """What the workers used since each was last looked at."""
+        """Return what the workers used since their last readings."""
         found = self.workers.processes()
         used: defaultdict[str, float] = defaultdict(float)
         stands: dict[int, _WorkerStand] = {}
@@ -201,7 +193,7 @@ class HostReader:
                 sample[name] = min(1.0, seconds / total_s)
 
     def _gauges(self, workers_rss_bytes: float) -> dict[str, float]:
-        """What stands at this moment."""
+        """Return current gauge readings."""
         gauges: dict[str, float] = {"rss_bytes": self._process.memory_info().rss + workers_rss_bytes}
         gauges["available_bytes"] = psutil.virtual_memory().available
         if hasattr(os, "getloadavg"):
@@ -219,7 +211,7 @@ class HostReader:
         return gauges
 
     def _core_now(self) -> int | None:
-        """The core that the training thread ran on last."""
+        """Return the core on which the training thread ran last."""
         fields = read_bytes(self._task_stat).rpartition(b")")[2].split()
         return int(fields[36]) if len(fields) > 36 else None
 
@@ -260,12 +252,10 @@ _SERIES = {
 
 
 def throttling(files: list[str]) -> dict[str, float]:
-    """Periods, throttled periods and seconds of the cgroup that was throttled most; empty without a quota.
+    """Return periods, throttled periods and seconds of the most throttled cgroup; empty without a quota.
 
-    Args:
-        files: ``cpu.stat`` of the cgroups around this process.
-
-    Sources: Linux kernel documentation, cgroup v2 and v1 ``cpu.stat`` (v2 counts microseconds, v1 nanoseconds).
+    ``files`` are the ``cpu.stat`` of the cgroups around this process (Linux kernel documentation, cgroup v1 and v2: v2
+    counts microseconds, v1 nanoseconds).
     """
     worst: dict[str, float] = {}
     for file in files:
@@ -284,7 +274,7 @@ def throttling(files: list[str]) -> dict[str, float]:
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, set[int]]:
-    """Cores by NUMA node; empty when not told."""
+    """Return cores by NUMA node; empty if unknown."""
     nodes = {}
     for folder in (root / "sys" / "devices" / "system" / "node").glob("node[0-9]*"):
         cores: set[int] = set()
@@ -317,7 +307,7 @@ def _affine_cores() -> list[int]:
 
 
 def _core_times(cores: list[int]) -> dict[str, float]:
-    """Seconds of these cores together: in all, idle, waiting for a disk, taken by the hypervisor."""
+    """Return seconds of these cores together: in total, idle, waiting for disks, and stolen by the hypervisor."""
     each = psutil.cpu_times(percpu=True) if len(cores) < (os.cpu_count() or 1) else [psutil.cpu_times()]
     mine = [each[core] for core in cores if core < len(each)] if len(each) > 1 else each
     counted: defaultdict[str, float] = defaultdict(float)
@@ -332,9 +322,9 @@ def _core_times(cores: list[int]) -> dict[str, float]:
 
 
 def _disks_busy_s() -> dict[str, float]:
-    """Seconds since the start of the system in which each disk had a request to serve; empty where that is not told.
+    """Return seconds since boot in which each disk was busy; empty if unknown.
 
-    psutil's care for counters that wrap would take a lock, which a forked worker could inherit locked.
+    Handling of wrapped counters in psutil takes a lock, which a forked worker could inherit locked.
     """
     try:
         disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}

@@ -1,6 +1,6 @@
-"""Resident memory of this process and its children, and what is left to them.
+"""Memory of this process and its workers: resident, in use on the C heap, and what is left.
 
-``/proc/<pid>/statm`` is read where there is one: ten times cheaper than psutil, which is asked elsewhere.
+``/proc/<pid>/statm`` is read if there is one: ten times cheaper than psutil, the fallback.
 """
 
 from __future__ import annotations
@@ -28,12 +28,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class ResidentMemory:
-    """Resident bytes of one process; keeps its file open, for the reading to be cheap.
-
-    Args:
-        pid: The process.
-        root: Where ``proc`` is found.
-    """
+    """Resident bytes of one process. Keeps its file open, to make readings cheap."""
 
     def __init__(self, pid: int, root: Path = Path("/")) -> None:
         self.pid = pid
@@ -45,7 +40,7 @@ class ResidentMemory:
             self._process = psutil.Process(pid)
 
     def read(self) -> int | None:
-        """Bytes now; None when the process has ended."""
+        """Return bytes; None once the process has ended."""
         try:
             if self._file is not None:
                 fields = os.pread(self._file, 128, 0).split()
@@ -55,7 +50,7 @@ class ResidentMemory:
             return None
 
     def close(self) -> None:
-        """Close the file; calling it twice does no harm."""
+        """Close the file. Can be called twice."""
         if self._file is not None:
             file, self._file = self._file, None  # first: an interrupt must not have a number closed twice
             os.close(file)
@@ -63,7 +58,7 @@ class ResidentMemory:
 
 
 class WorkerMemory:
-    """Mean resident memory of the worker processes that are there."""
+    """Mean resident memory of the live worker processes."""
 
     def __init__(self) -> None:
         self.pids: list[int] = []
@@ -72,7 +67,7 @@ class WorkerMemory:
         self._n_reads = 0
 
     def read(self) -> int | None:
-        """Bytes a worker; None without workers."""
+        """Return bytes per worker; None without workers."""
         if self._n_reads % _REFRESH_EVERY == 0:
             self.refresh()
         self._n_reads += 1
@@ -85,7 +80,7 @@ class WorkerMemory:
         return sum(r for r in readings if r is not None) // len(readings)
 
     def refresh(self) -> None:
-        """Looks which workers there are; others than before make the readings start afresh."""
+        """Look for workers; call ``on_change`` if they changed."""
         pids = sorted(children_pids())
         if pids == self.pids:
             return
@@ -95,27 +90,19 @@ class WorkerMemory:
         self.on_change()
 
     def close(self) -> None:
-        """Forgets the workers."""
+        """Forget the workers."""
         for file in self._files:
             file.close()
         self._files, self.pids = [], []
 
 
 def children_pids() -> list[int]:
-    """The processes that this one started through multiprocessing, as DataLoaders do their workers."""
+    """Return the processes that this one started through multiprocessing, as DataLoaders do."""
     return [child.pid for child in multiprocessing.active_children() if child.pid]
 
 
 def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) -> HostMemory:
-    """The host's memory now.
-
-    Args:
-        worker_pids: Children whose memory counts along.
-        root: Where ``proc`` and ``sys`` are found.
-
-    Returns:
-        The record, without phases.
-    """
+    """Return the host's memory without phases; ``worker_pids`` are included."""
     own = psutil.Process().memory_info()
     workers = [rss for rss in map(_rss_of, worker_pids) if rss is not None]
     machine = psutil.virtual_memory()
@@ -136,7 +123,7 @@ def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) 
 
 
 def peak_rss_bytes() -> int | None:
-    """The highest resident memory of this process so far, as the kernel tells; None where it does not."""
+    """Return the highest resident memory of this process so far; None if the kernel does not report it."""
     if sys.platform == "win32":
         return None
     import resource
@@ -153,7 +140,7 @@ def _rss_of(pid: int) -> int | None:
 
 
 def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
-    """What of these processes lies on swap; None where the kernel does not tell."""
+    """Return bytes of these processes on swap; None if the kernel does not report it."""
     total = None
     for pid in pids:
         try:
@@ -182,18 +169,16 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int] | None, str]:
-    """What reads the bytes in use of this process's C heap, tensors on the host included.
+    """Return a function that reads the bytes in use of this process's C heap, including host tensors.
 
-    glibc adds up ``uordblks`` over all its arenas; blocks with a mapping of their own stand in ``hblkhd`` (manual page
-    mallinfo(3)). It walks the lists of free blocks for that: a microsecond in a young process, tens of milliseconds
-    where hundreds of thousands of holes lie between what is in use. So readings have to be rationed by their cost.
-
-    Args:
-        find: Gives the function ``mallinfo2``; None for that of the running process.
+    Resident memory is what the heap took from the kernel: a heap with free room takes nothing while a leak fills it.
+    Bytes in use rise from the first byte. glibc sums ``uordblks`` over all arenas; blocks with their own mapping are in
+    ``hblkhd`` (mallinfo(3)). That takes from a microsecond to tens of milliseconds with hundreds of thousands of free
+    blocks, so callers limit readings by their cost.
 
     Returns:
-        The reader, or None with the reason: no such function (glibc before 2.33, musl, macOS, Windows), or an allocator
-        that it knows nothing of in malloc's place (jemalloc, mimalloc).
+        The function, or None with the reason: no ``mallinfo2`` (glibc before 2.33, musl, macOS, Windows), or another
+            allocator in malloc's place (jemalloc, mimalloc). ``find`` replaces the lookup in tests.
     """
     try:
         # PyDLL keeps the GIL: to let go of it and get it back would take longer than the call.

@@ -1,7 +1,7 @@
-"""Kineto's session, of which a process has one: the user's profilers go before ours.
+"""Kineto's session, of which a process has one: the user's profilers take precedence.
 
-Where a second profiler starts inside a first one's session, torch ends that session, and the process crashes when the
-first one is read. So no window opens beside another profiler, and a window ends before another profiler starts.
+If a second profiler starts inside a first one's session, torch ends that session, and reading the first one crashes the
+process. So no window opens beside another profiler, and a window ends before another profiler starts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,9 @@ _open_window: dict[str, SessionGuard] = {}
 
 
 class SessionGuard:
-    """Watches for another profiler that starts while a window is open.
+    """Watches for another profiler that starts while a window is open, and calls ``on_other`` before it starts.
 
-    Args:
-        on_other: Called before another profiler of this thread starts; must not raise.
-        undos: Where the restoring of torch's functions is noted.
-
-    Attributes:
-        has_prepared: Whether a profiler is known to have been prepared; False after an interrupt inside of that.
+    ``has_prepared`` is False until a profiler was prepared, e.g. after an interrupt in there.
     """
 
     def __init__(self, on_other: Callable[[], None], undos: Undos) -> None:
@@ -41,7 +36,7 @@ class SessionGuard:
         self._thread = threading.get_ident()
 
     def install(self) -> None:
-        """Wrap torch's functions, until the undos are called.
+        """Wrap torch's functions until the undos are called.
 
         Raises:
             RuntimeError: A window is open in another thread.
@@ -80,7 +75,7 @@ class SessionGuard:
 def is_profiler_started() -> bool:
     """Return whether a profiler records in this process, or warms up, which torch itself does not report.
 
-    A profiler that warms up is searched for among all objects, but only where the user made a profiler with a schedule.
+    A profiler that warms up is searched for among all objects, but only if the user made a profiler with a schedule.
     """
     import torch.profiler
 
@@ -95,7 +90,7 @@ def is_profiler_started() -> bool:
 
 
 def _step_counts() -> dict[str, int]:
-    """Steps by who counts them: torch enters each scheduled profiler and removes it when its ``with`` block ends."""
+    """Return steps by profiler: torch adds each scheduled profiler and removes it when its ``with`` block ends."""
     import torch.autograd.profiler
 
     tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
@@ -105,8 +100,7 @@ def _step_counts() -> dict[str, int]:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Return a context in which a profiler is made that torch does not count the steps of, so that it is not searched
-    for later."""
+    """Return a context in which torch does not count the steps of a new profiler, so that it is not searched for."""
     from torch.profiler.profiler import PROFILER_STEP_NAME
 
     counts = _step_counts()

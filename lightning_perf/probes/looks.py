@@ -1,7 +1,7 @@
-"""Looks at single steps more closely than at the others: modules, operators, the device's own warnings.
+"""Trace single steps: module times, operators, and the device's own synchronization warnings.
 
-A step that is looked at counts in no statistic. Each round of looks is a few steps; the first comes once the first
-batches are over, later ones ever more rarely. A round looks once in each way, and once more where that is cheap.
+A sampled step counts in no statistic. Each round samples a step per kind, and a second one if that is cheap. Later
+rounds are ever rarer.
 """
 
 from __future__ import annotations
@@ -33,17 +33,9 @@ of a few dozen steps it would cost more than it tells."""
 
 
 class StepLooks:
-    """The looks of one run.
+    """The sampled steps of one run.
 
-    Args:
-        pl_module: The module.
-        device: That it runs on.
-        loop: The loop under way.
-        now_ns: The host's clock.
-        on_fail: Called with the first error; there are no looks from then on.
-        depth: How deep modules are told apart.
-        make_event: Makes an event of the device; None where it has none.
-        debug: What makes torch warn of synchronising calls; None to ask torch.
+    ``make_event`` is None without a device clock. ``debug`` replaces torch's synchronization warnings in tests.
     """
 
     def __init__(
@@ -79,27 +71,27 @@ class StepLooks:
 
     @property
     def next_step(self) -> int:
-        """Steps done before the next one that is to be told of: others need not be."""
+        """Number of finished steps before the next step that this probe must observe."""
         return self._next
 
     def batch_begins(self) -> None:
-        """A step begins."""
+        """Handle the start of a step."""
         if self._loop.main.n_steps >= self._next and not self.is_off:
             self._guarded(self._look)
 
     def row_ends(self) -> None:
-        """The time of the step is over."""
+        """Handle the end of a step's row."""
         if self._open is not None:
             self._guarded(self._close)
 
     def enters(self, name: str) -> None:
-        """A part of the step looked at begins."""
+        """Handle the start of a part of the sampled step."""
         look = self._open
         if isinstance(look, ModuleTimes):
             self._guarded(look.enters, name)
 
     def leaves(self, name: str) -> None:
-        """It is over."""
+        """Handle the end of a part of the sampled step."""
         look = self._open
         if isinstance(look, ModuleTimes):
             self._guarded(look.leaves, name)
@@ -125,7 +117,7 @@ class StepLooks:
         look.open()
 
     def _next_kind(self) -> str:
-        """What this step is looked at for; empty where the round is over."""
+        """Return what to sample in this step; empty at the end of a round."""
         if not self._plan:
             kinds = (*_PLAN, "device") if self._debug is not None and self._warned is None else _PLAN
             self._plan = [*((kind, False) for kind in kinds), *((kind, True) for kind in _PLAN)]
@@ -188,7 +180,7 @@ class StepLooks:
                 self._operators.append(look)
 
     def close(self) -> None:
-        """Puts everything back; calling it twice does no harm."""
+        """Restore everything. Can be called twice."""
         self.is_off = True
         if self._open is not None:  # the run ended within a step: that step is not whole
             self._loop.watch_edges(None)
@@ -209,11 +201,11 @@ class StepLooks:
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
     def sync_calls(self) -> SyncCalls | None:
-        """What the steps looked at called; None before the first."""
+        """Return what the sampled steps called; None before the first."""
         return sync_calls(self._operators, self._device.type, self._warned)
 
     def module_times(self) -> dict[str, ModuleTime] | None:
-        """Mean seconds of a step by module; None before the first step that was resolved."""
+        """Return mean seconds per step by module; None before the first resolved step."""
         waiting = []
         for look in self._unresolved:
             if look.failure:

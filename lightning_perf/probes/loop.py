@@ -1,8 +1,4 @@
-"""Watches one run of the Trainer: hangs spans on its loops and hands the events to the stages' probes.
-
-Which action of Lightning's becomes which span, and which event begins and ends what, are two sides of one table; they
-stay together, which makes this file longer than others.
-"""
+"""Measure one run of the Trainer: put spans on its loops and pass their events to the stage probes."""
 
 from __future__ import annotations
 
@@ -67,16 +63,9 @@ _CHEAP_HOOK_NS = 20_000  # a hook that takes less than the whole budget of a ste
 
 
 class LoopProbe:
-    """Where the time of a run goes.
+    """Measures where the time of a run goes. It is made in the Trainer's ``setup``.
 
-    Args:
-        trainer: The Trainer, in its ``setup``.
-        pl_module: Its module.
-        owner: The callback that measures, so that its own time is known as such.
-        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        now_ns: The host's clock.
-        on_fail: Called with the first error of any span.
-        device_clock: None where the device has none.
+    Time of ``owner``, the callback that measures, is kept apart. ``device_clock`` is None where the device has none.
     """
 
     def __init__(
@@ -131,7 +120,7 @@ class LoopProbe:
     # -- in and out ------------------------------------------------------------
 
     def install(self) -> None:
-        """Put all spans and hooks in place."""
+        """Install all spans and hooks."""
         self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos)
         if self._forget_spans is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
@@ -155,11 +144,7 @@ class LoopProbe:
             )
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
-        """Follows backward and steps that manual optimization makes by itself; the optimizers exist now.
-
-        Args:
-            after_step: Called with each optimizer that has made a step.
-        """
+        """Time what manual optimization calls itself; call ``after_step`` with each optimizer that stepped."""
         if self.pl_module.automatic_optimization:
             return
         backward = self._span("backward", "backward", "loop", "")
@@ -169,7 +154,7 @@ class LoopProbe:
         seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
 
     def back_off(self) -> None:
-        """Stops timing other callbacks' and the module's hooks that take next to no time themselves."""
+        """Stop timing hooks of other callbacks and of the module that take almost no time."""
         hooks = [span for span in self._spans if span.kind in ("callback", "module_hook", "progress_bar") and span.n]
         cheap = [span for span in hooks if span.ns < _CHEAP_HOOK_NS * span.n]
         self._cheap_hooks |= {(span.name, span.hook) for span in cheap}
@@ -188,27 +173,19 @@ class LoopProbe:
         self.validation.profiling(is_on)
 
     def enter_window(self, mark: Callable[[str], Any]) -> None:
-        """A profiler window opens: phases leave marks in its trace, and its steps stay out of the statistics.
-
-        Args:
-            mark: Phase name → a context manager that marks it.
-        """
+        """Begin a profiler window: ``mark(phase)`` marks phases in its trace, and its steps count in no statistic."""
         self._mark = mark
         self._profiling(True)
         self._tap_again()
 
     def leave_window(self) -> None:
-        """The window is closed."""
+        """End the profiler window."""
         self._mark = None
         self._profiling(False)
         self._tap_again()
 
     def watch_edges(self, edges: Edges | None) -> None:
-        """From here on ``edges`` is told when the parts of a step begin and end; None for nobody.
-
-        Args:
-            edges: Told by the names ``training_step``, ``zero_grad``, ``backward`` and ``optimizer_step``.
-        """
+        """Notify ``edges`` when a part of a step begins or ends (see ``EDGES``); None stops it."""
         self.timeline.edges = edges
         for span in self._edge_spans:
             span.__class__ = Span if edges is None else EdgeSpan
@@ -218,11 +195,11 @@ class LoopProbe:
             self._forget_spans()
 
     def uninstall(self) -> None:
-        """Restore whatever was replaced; calling it twice does no harm."""
+        """Restore everything that was replaced. Can be called twice."""
         self._undos.close()
 
     def freeze(self) -> None:
-        """Measuring has failed: what was measured stays, nothing is added any more."""
+        """Stop measuring after a failure and keep what was measured."""
         self.timeline.freeze()
         self.run_ends()
 
@@ -233,7 +210,7 @@ class LoopProbe:
     # -- which span an action gets ------------------------------------------------------------
 
     def span_for(self, action_name: str) -> Any:
-        """Return the span of an action that Lightning announces; one that does nothing where its time is another's."""
+        """Return the span of an action that Lightning announces; ``NoSpan`` if it needs none."""
         try:
             return self._known_span(action_name)
         except BaseException as error:  # an interrupt
@@ -242,11 +219,9 @@ class LoopProbe:
             raise
 
     def is_lost(self, error: BaseException, is_own: bool) -> None:
-        """End the run: an ``on_exception`` raised, and Lightning calls no further hook.
+        """End the run: an ``on_exception`` raised ``error``, so Lightning calls no further hook.
 
-        Args:
-            error: What it raised.
-            is_own: Whether the owner's code raised it, and not another callback.
+        ``is_own`` tells whether the owner's code raised it.
         """
         if self.on_lost is not None:
             self.on_lost(error, is_own)
@@ -296,7 +271,7 @@ class LoopProbe:
         return NO_SPAN
 
     def _batch_hook_span(self, action: seams.Action) -> Any:
-        """Lightning's own batch hooks do nothing, or move the batch within the span of ``batch_to_device``."""
+        """Lightning's own batch hooks do nothing, or run within the span of ``batch_to_device``."""
         owner = self.pl_module if action.kind == "module" else self.trainer.datamodule
         if not seams.is_overridden(owner, action.hook):
             return NO_SPAN
@@ -315,7 +290,7 @@ class LoopProbe:
         return NO_SPAN
 
     def _may_clip(self) -> bool:
-        """Whether gradients may be clipped; if not, the hook's time is the optimizer's, in whose span it is called."""
+        """Return whether gradients may be clipped; if not, the hook's time belongs to the optimizer span around it."""
         return bool(self.trainer.gradient_clip_val) or seams.is_overridden(
             self.pl_module, "configure_gradient_clipping"
         )
@@ -351,7 +326,7 @@ class LoopProbe:
     # -- the loop's events ------------------------------------------------------------
 
     def _fetch_begins(self) -> bool:
-        """Whether its end is of interest too."""
+        """Start a fetch; return whether its end must be reported too."""
         main, watch = self.main, self.fetch_watch
         if self.timeline.stack:
             if self._is_in_callback():
@@ -379,7 +354,7 @@ class LoopProbe:
         return self._mark is not None
 
     def _is_in_callback(self) -> bool:
-        """Whether a callback runs a training of its own, as finders of learning rates and batch sizes do."""
+        """Return whether a callback runs a training of its own, as learning rate and batch size finders do."""
         return any(span.kind == "callback" for span in (*self.timeline.stack, self.timeline.current))
 
     def _fetch_ends(self) -> None:
@@ -396,26 +371,26 @@ class LoopProbe:
         return self.validation.fetch_begins()
 
     def batch_begins(self, batch: Any) -> None:
-        """``on_*_batch_start`` of the stage that the run is for. After the first of an epoch it may go to ``main``."""
+        """Handle ``on_*_batch_start`` of the run's stage; after an epoch's first batch ``main`` can be called."""
         if self._is_between:
             self._begin_epoch()
         self.main.batch_begins(batch)
 
     def batch_ends(self, batch: Any = None) -> None:
-        """``on_*_batch_end`` of the stage that the run is for. After the first of the run it may go to ``main``."""
+        """Handle ``on_*_batch_end`` of the run's stage; ``main`` can be called instead after the run's first batch."""
         self.main.batch_ends(batch)
         if self.first_step_end_ns is None:
             self.first_step_end_ns = self.timeline.charge()
             self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
 
     def ends_within_hooks(self) -> None:
-        """An exception ends the epoch: where it came from a callback's hook at a step's end, the step is made."""
+        """Count the last step if a callback's hook at its end raised."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if self.main.is_in_batch and progress.processed > progress.completed:
             self.main.batch_ends()
 
     def epoch_ends(self) -> None:
-        """The stage's epoch is over: what follows is between epochs. Saying it again does no harm."""
+        """End the epoch of the run's stage. Can be called twice."""
         self._row_ends()
         if self._is_between:
             return
@@ -424,20 +399,20 @@ class LoopProbe:
         self._is_between = True
 
     def run_ends(self) -> None:
-        """The run is over, perhaps in the middle of a step, which then counts as none."""
+        """End the run; a step that is under way does not count."""
         self.epoch_ends()
 
     def _validation_fetch_ends(self) -> None:
         self.validation.fetch_ends()
 
     def validation_begins(self, batch: Any) -> None:
-        """``on_validation_batch_start`` inside fit."""
+        """Handle ``on_validation_batch_start`` inside fit."""
         if self._is_validation_between:
             self._begin_validation_batches()
         self.validation.batch_begins(batch)
 
     def validation_epoch_ends(self) -> None:
-        """The last batch of validation inside fit is over: what follows is no batch's time."""
+        """End the batches of validation inside fit."""
         self.validation.epoch_ends()
         self.timeline.set_base("epoch_boundary")
         self._is_validation_between = True
@@ -460,12 +435,12 @@ class LoopProbe:
     # -- what it comes to ------------------------------------------------------------
 
     def checkpoint_ns(self) -> int:
-        """Nanoseconds spent saving checkpoints so far."""
+        """Return nanoseconds spent saving checkpoints so far."""
         self.timeline.charge()
         return sum(span.ns for span in self._spans if span.phase == PHASE_INDEX["checkpoint"])
 
     def named(self) -> tuple[NamedTime, ...]:
-        """Time by name since the end of the first step, largest first; the doctor's own left out."""
+        """Return time by name since the end of the first step, largest first, without the owner's."""
         if self.first_step_end_ns is None:
             return ()
         self.timeline.charge()
@@ -495,22 +470,18 @@ class LoopProbe:
         return tuple(sorted(times, key=lambda t: -t.total_s)[:_MAX_NAMES])
 
     def own_ns(self) -> tuple[int, int]:
-        """Nanoseconds in the owner's hooks so far: in those of steps, and in all others (reading, reporting)."""
+        """Return nanoseconds in the owner's hooks so far: in the hooks of steps, and in all others."""
         self.timeline.charge()
         own = [span for span in self._spans if span.kind == "self"]
         stepping_ns = sum(span.ns for span in own if span.hook in _STEP_HOOKS)
         return stepping_ns, sum(span.ns for span in own) - stepping_ns
 
     def n_spans(self) -> int:
-        """How many spans were entered so far."""
+        """Return how many spans were entered so far."""
         return sum(span.n for span in self._spans) + 3 * self.main.n_steps
 
     def expected_wall_s(self, step_ns: float) -> float:
-        """How long the run will have taken in the end, as far as the Trainer tells; else how long it has taken.
-
-        Args:
-            step_ns: What a step takes.
-        """
+        """Estimate the run's whole length at ``step_ns`` per step; the time so far if the Trainer has no limit."""
         trainer, elapsed_s = self.trainer, self.wall_ns() / 1e9
         lengths: list[float] = []
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
@@ -528,12 +499,12 @@ class LoopProbe:
         return elapsed_s + max(0.0, total - self.main.n_steps) * step_ns / 1e9
 
     def wall_ns(self) -> int:
-        """Nanoseconds since the start of the run."""
+        """Return nanoseconds since the start of the run."""
         return self.timeline.charge() - self.timeline.start_ns
 
 
 class _LastHookSpan:
-    """A callback's ``on_exception``: where it raises, Lightning calls no hook any more, ours neither."""
+    """A callback's ``on_exception``: if it raises, Lightning calls no further hook."""
 
     def __init__(self, loop: LoopProbe, span: Span, is_own: bool) -> None:
         self._loop, self._span, self._is_own = loop, span, is_own
@@ -558,8 +529,7 @@ class _LastHookSpan:
 
 
 class _EpochSpan:
-    """The action that is the batches of one epoch: when it ends, time belongs to the epoch's boundary, whose turn it is
-    among the callbacks not regarded."""
+    """The action around an epoch's batches: after it, time counts as epoch boundary."""
 
     def __init__(self, loop: LoopProbe) -> None:
         self._loop = loop
@@ -578,9 +548,9 @@ class _EpochSpan:
 
 
 class _Validation:
-    """Encloses a run of the validation loop inside fit: one phase of the training, a stage with phases of its own.
+    """Encloses a validation run inside fit: a single phase of the training, and a stage with its own phases.
 
-    Checkpoints that are saved when validation ends are a phase of the training beside it: what they cost is theirs.
+    Checkpoints saved when validation ends count as checkpoint time of the training.
     """
 
     def __init__(self, loop: LoopProbe) -> None:

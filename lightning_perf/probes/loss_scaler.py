@@ -1,4 +1,4 @@
-"""What the loss scaler of fp16 training does: its scale, and the steps that it does not make."""
+"""The loss scaler of fp16 training: its scale, and the steps that it skips."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ WARMUP_STEPS = 50
 
 
 class ScalerProbe:
-    """Counts the steps that optimizers are asked for and those that they make; the rest was skipped.
+    """Counts the optimizer steps that were requested and made; the others were skipped.
 
-    Neither waits for a device. The scale lies on it: it is read only between epochs.
-
-    Args:
-        trainer: The Trainer; its optimizers exist.
+    Counting does not wait for a device. The scale is on it, and is read only between epochs.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -33,7 +30,7 @@ class ScalerProbe:
         self._hook = self._made  # one object, by which it is found again
 
     def start(self) -> None:
-        """Count steps from here on."""
+        """Start counting steps."""
         if not self.is_there:
             return
         self._hooked = list(self._trainer.optimizers)
@@ -48,7 +45,7 @@ class ScalerProbe:
         self._n_made += 1
 
     def read_scale(self) -> None:
-        """Reads the scale, which waits for the device: only between epochs."""
+        """Read the scale, which waits for the device: only between epochs."""
         if not self.is_there:
             return
         self._scale = float(self._scaler.get_scale())
@@ -56,13 +53,13 @@ class ScalerProbe:
             self._first_scale = self._scale
 
     def close(self) -> None:
-        """Remove the hooks; calling it twice does no harm."""
+        """Remove the hooks. Can be called twice."""
         for optimizer in self._hooked:
             remove_hook([optimizer._optimizer_step_post_hooks], self._hook)
         self._hooked = []
 
     def record(self) -> LossScaler | None:
-        """What is known now; None without a scaler."""
+        """Return what is known now; None without a scaler."""
         if not self.is_there or self._scale is None or self._first_scale is None:
             return None
         asked = self._trainer.global_step - self._first_asked

@@ -1,4 +1,4 @@
-"""Reads the machine: cores and memory this process may use, CPU features, its accelerator, versions."""
+"""Read the machine: cores and memory this process may use, CPU features, its accelerator, versions."""
 
 from __future__ import annotations
 
@@ -29,15 +29,10 @@ FAST_FP16_GCN = ("gfx908", *FAST_BF16_GCN)
 
 
 def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torch.device | None = None) -> Machine:
-    """Reads what this process runs on.
+    """Return what this process runs on; None for what the platform does not report.
 
-    Args:
-        local_world_size: Ranks on this node.
-        root: Where ``proc``, ``sys`` and ``dev`` are found.
-        device: The device trained on; None or a CPU leaves every accelerator untouched, so that none is initialised.
-
-    Returns:
-        The machine; what the platform does not tell is None.
+    ``local_world_size`` is the number of ranks on this node. With ``device`` None or a CPU, no accelerator is
+    initialized.
     """
     return Machine(
         os=platform.platform(),
@@ -59,7 +54,7 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
 
 
 def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:
-    """Those of ``CPU_FEATURES`` that the kernel reports; None where it reports no x86 flags."""
+    """Return those of ``CPU_FEATURES`` that the kernel reports; None if it reports no x86 flags."""
     flags = _read_cpuinfo(root, "flags")
     if flags is None:
         return None
@@ -68,7 +63,7 @@ def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:
 
 
 def read_versions() -> dict[str, str]:
-    """Versions by distribution name, with ``python`` and the toolkit (``cuda`` or ``hip``) torch was built for."""
+    """Return versions by distribution name, with ``python`` and torch's toolkit (``cuda`` or ``hip``)."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -84,10 +79,7 @@ def read_versions() -> dict[str, str]:
 
 
 def read_device(device: torch.device) -> Device:
-    """Describes one accelerator; what its backend does not tell is None.
-
-    The caller trains on it: reading its properties initialises its backend where that has not happened yet.
-    """
+    """Describe the accelerator trained on; None for what its backend does not report. Initializes the backend."""
     if device.type == "cuda":
         return _read_cuda_device(device)
     backend = getattr(torch, device.type, None)
@@ -162,12 +154,12 @@ def _read_shm_bytes(root: Path) -> int | None:
 
 
 def device_name(device: torch.device) -> str:
-    """``"cpu"``, ``"cuda:1"``: with its number, where a process may see several."""
+    """Return ``"cpu"`` or, with its number, e.g. ``"cuda:1"``."""
     return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def local_world_size(trainer: Any) -> int:
-    """Ranks on this node."""
+    """Return the number of ranks on this node."""
     told = os.environ.get("LOCAL_WORLD_SIZE")
     if told and told.isdigit():
         return max(1, int(told))

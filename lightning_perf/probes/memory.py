@@ -1,7 +1,6 @@
-"""Memory over a run: at the edges of sampled steps, by what it holds, as a trend, and at its end.
+"""Memory during a run: in sampled steps, by what it holds, its trend, and when it runs out.
 
-Nothing here waits for a device or resets a peak: peaks stay the user's own, and what a phase did not raise is not told.
-Longer than other files: one class decides what is read at which step, and tells all of it in one record.
+Nothing here synchronizes a device or resets a peak; a phase that did not raise the peak has no peak of its own.
 """
 
 from __future__ import annotations
@@ -56,16 +55,9 @@ PHASES_BY_EDGE = {"training_step": "forward", "zero_grad": "zero_grad", "backwar
 
 
 class MemoryProbe:
-    """Reads memory during one run.
+    """Reads memory during one run. Made in the Trainer's ``setup``.
 
-    Args:
-        trainer: The Trainer, in its ``setup``.
-        pl_module: Its module.
-        loop: The loop under way.
-        now_ns: The host's clock.
-        on_fail: Called with the first error; nothing is read from then on.
-        allocator: The device's; None to ask torch.
-        wants_history: Whether the history of allocations is recorded.
+    ``on_fail`` is called with the first error; nothing is read from then on. ``allocator`` replaces torch's in tests.
     """
 
     def __init__(
@@ -134,11 +126,11 @@ class MemoryProbe:
 
     @property
     def next_step(self) -> int:
-        """Steps done before the next one that is to be told of: others need not be."""
+        """Number of finished steps before the next step that this probe must observe."""
         return self._next_look
 
     def batch_begins(self, batch: Any) -> None:
-        """The batch is on the device, its step begins."""
+        """Handle the start of a step whose batch is on the device."""
         step = self._loop.main.n_steps
         if step >= self._next_look and not self.is_off:
             begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
@@ -146,7 +138,7 @@ class MemoryProbe:
             self.sampling_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
 
     def batch_ends(self) -> None:
-        """The step is over."""
+        """Handle the end of a step."""
         if self._is_sampling:
             begin = self._now_ns()
             self._guarded(self._sample_ends)
@@ -181,7 +173,7 @@ class MemoryProbe:
         self._loop.watch_edges(self)
 
     def _once(self, function: Callable[..., None], *args: Any) -> None:
-        """Does what takes long and is rarely done: the step counts in no statistic."""
+        """Run something slow and rare; the current step then counts in no statistic."""
         begin = self._now_ns()
         self._loop.main.leave_out()
         function(*args)
@@ -197,12 +189,12 @@ class MemoryProbe:
         self._saved = SavedTensors(memory.count, memory.modules, self._now_ns)
 
     def enters(self, name: str) -> None:
-        """A part of the sampled step begins."""
+        """Handle the start of a part of the sampled step."""
         if name == "training_step" and self._saved is not None and self._model_memory is not None:
             self._saved.__enter__()
 
     def leaves(self, name: str) -> None:
-        """A part of the sampled step is over."""
+        """Handle the end of a part of the sampled step."""
         if name == "training_step" and self._saved is not None and self._model_memory is not None:
             self._saved.__exit__()
             if self.is_off:  # it failed meanwhile
@@ -234,7 +226,7 @@ class MemoryProbe:
         self._breakdown = msgspec.structs.replace(record, n_samples=self._batch_size, step=self._loop.main.n_steps)
 
     def read_host(self) -> None:
-        """Reads the host in full; too dear for every step."""
+        """Read the host's memory in full; too slow for every step."""
         self._workers.refresh()
         now = read_host_memory(self._workers.pids)
         before = self._host
@@ -251,11 +243,9 @@ class MemoryProbe:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def out_of_memory(self, error: BaseException, folder: Path | None) -> OutOfMemory | None:
-        """What is known when memory ran out; None where it was another error.
+        """Return what is known when memory ran out; None if ``error`` is another error.
 
-        Args:
-            error: What ended the run.
-            folder: Where a snapshot is dumped; None for nowhere.
+        A snapshot of the history of allocations is written to ``folder`` unless it is None.
         """
         where = oom.recognise(error)
         if where is None:
@@ -294,18 +284,14 @@ class MemoryProbe:
         return WORKERS if where == "worker" and self._growth.readings[WORKERS].steps else "host"
 
     def run_ends(self, folder: Path | None) -> None:
-        """The last step is over; workers and loaders may still be there.
-
-        Args:
-            folder: Where the history of allocations is written, if one is recorded; None for nowhere.
-        """
+        """Take the last readings while workers and loaders may still exist; write the history to ``folder``."""
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and folder is not None:
             self._history.write(self._history.read(), folder / _snapshot_name(self._trainer))
 
     def close(self) -> None:
-        """Puts everything back; calling it twice does no harm."""
+        """Restore everything. Can be called twice."""
         self._is_closed = True
         self._loop.watch_edges(None)
         if self._saved is not None:
@@ -319,7 +305,7 @@ class MemoryProbe:
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
     def record(self) -> Memory:
-        """What is known now."""
+        """Return what is known now."""
         if not self._is_closed:
             self.read_host()
         host = msgspec.structs.replace(
@@ -361,7 +347,7 @@ class MemoryProbe:
         )
 
     def _finished_breakdown(self, device: DeviceMemory | None) -> Breakdown | None:
-        """The breakdown of the step that was looked at, with what has come since: optimizer states, the peak."""
+        """Return the breakdown of the sampled step, completed by optimizer states and the peak since then."""
         if self._breakdown is None and not self._trainer.optimizers:
             return None
         now = self._count(None)
@@ -418,7 +404,7 @@ class MemoryProbe:
         )
 
     def _growth_records(self) -> tuple[Growth, ...]:
-        """The trends; that of the workers with what they could fill, as far as this process can tell."""
+        """Return the trends; for workers also the containers of the dataset."""
         return tuple(
             msgspec.structs.replace(growth, suspects=self._dataset_containers(), census=_WORKERS_CENSUS)
             if growth.where == WORKERS
@@ -439,7 +425,7 @@ class MemoryProbe:
         )[:5]
 
     def _dataset(self) -> Any:
-        """Return the dataset of the training loader; None without one that can be told."""
+        """Return the dataset of the training loader; None if it is unknown."""
         return plain.stored(getattr(self._trainer, "train_dataloader", None), "dataset")
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -482,7 +468,7 @@ def _snapshot_name(trainer: Any) -> str:
 
 
 def _rank_of(trainer: Any) -> str:
-    """Which of several ranks a file is of: all write into one folder."""
+    """Return the part of a file name that tells ranks apart: all write to one folder."""
     return f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
 
 

@@ -1,6 +1,6 @@
-"""Reads the model and its optimizers from shapes and dtypes, and watches whether gradients are cleared.
+"""Read the model and its optimizers from shapes and dtypes, and watch whether gradients are cleared.
 
-Nothing here reads a value of a tensor, so nothing waits for a device.
+No value of a tensor is read, so nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -49,15 +49,10 @@ N_WATCHED_STEPS = 20
 
 
 def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSettings:
-    """Reads a module and its optimizers.
+    """Read a module, wrapped or not, and its torch or Lightning optimizers.
 
-    Args:
-        pl_module: The LightningModule, wrapped or not.
-        optimizers: torch optimizers, or Lightning's wrappers of them.
-
-    Returns:
-        Sizes of the local shards, where parameters are sharded. Uninitialised (lazy) parameters count nowhere;
-        while there are any, ``n_trainable`` and ``matmul_parameter_fraction`` are None.
+    Sharded parameters count with their local shard, uninitialized (lazy) ones not at all; while there are any,
+    ``n_trainable`` and ``matmul_parameter_fraction`` are None.
     """
     parameters = _distinct(module_walk.parameters(pl_module))
     is_complete = not any(is_lazy(parameter) for parameter in module_walk.parameters(pl_module))
@@ -75,7 +70,7 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
 
 
 def read_optimizer(optimizer: Any) -> OptimizerSettings:
-    """Reads one optimizer; its fields about zero_grad come from ``ZeroGradWatch``."""
+    """Read one optimizer; ``ZeroGradWatch`` fills its fields about zero_grad."""
     optimizer = _unwrap(optimizer)
     parameters = _distinct(_parameters_of(optimizer)).values()
     return OptimizerSettings(
@@ -88,7 +83,7 @@ def read_optimizer(optimizer: Any) -> OptimizerSettings:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether the module, a part of it or one of its methods went through ``torch.compile``."""
+    """Return whether the module, a part of it or one of its methods was compiled by ``torch.compile``."""
     # Importing dynamo takes seconds; where nobody has, nothing is compiled.
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None:
@@ -112,7 +107,7 @@ def _is_compiled_function(value: Any) -> bool:
 
 
 class _Watched:
-    """What is known of one optimizer's gradients: untouched, ``stale`` since a step, or ``dirty`` (added onto)."""
+    """The state of one optimizer's gradients: unknown, ``stale`` since a step, or ``dirty`` (added to)."""
 
     def __init__(self) -> None:
         self.parameter: torch.Tensor | None = None
@@ -130,7 +125,7 @@ class _Watched:
         return max(self.n_steps, self.n_zero_grads) >= N_WATCHED_STEPS
 
     def remember(self, optimizer: Any) -> None:
-        """Marks the gradients of now as used up; the first parameter that has one stands for all."""
+        """Mark the current gradients as used; the first parameter with a gradient stands for all."""
         self.parameter = next((p for p in _parameters_of(optimizer) if plain.gradient_of(p) is not None), None)
         self.seen = _identity(self.parameter)
         self.state = "unknown" if self.parameter is None else "stale"
@@ -153,14 +148,13 @@ class _Watched:
 class ZeroGradWatch:
     """Watches whether gradients are cleared between the steps of each optimizer, and how.
 
-    It compares identity and version counter of one gradient an optimizer and reads no values. Gradients that a
-    step has used are stale; a backward pass that adds onto them makes them dirty; a change seen before a backward
-    pass means that they were cleared. An optimizer that steps on dirty gradients has not had them cleared. Adding
-    onto stale gradients alone is no fault: in adversarial training one network's pass adds to the other's, which
-    is cleared later, before its own pass.
+    It compares identity and version counter of one gradient per optimizer. Gradients used by a step are stale; a
+    backward pass that adds to them makes them dirty; a change before a backward pass means that they were cleared. An
+    optimizer that steps on dirty gradients did not clear them. Adding to stale gradients alone is correct: in
+    adversarial training one network's pass adds to the other's gradients, which are cleared later.
 
-    Each optimizer is watched for its first ``N_WATCHED_STEPS`` steps. Backward passes that are not announced leave
-    its steps unjudged.
+    Each optimizer is watched for ``N_WATCHED_STEPS`` steps. Steps between which no backward pass was reported are not
+    judged.
     """
 
     def __init__(self) -> None:
@@ -168,7 +162,7 @@ class ZeroGradWatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether every optimizer seen so far has been watched long enough; False before the first is seen."""
+        """Whether every optimizer seen was watched long enough; False before the first."""
         return bool(self._optimizers) and all(watched.is_done for _, watched in self._optimizers.values())
 
     @property
@@ -177,7 +171,7 @@ class ZeroGradWatch:
         return len(self._optimizers)
 
     def after_step(self, optimizer: Any) -> None:
-        """Call after each ``optimizer.step``, before anything can clear its gradients."""
+        """Handle the end of ``optimizer.step``, before anything can clear its gradients."""
         optimizer, watched = self._entry(optimizer)
         if watched.is_done:
             return
@@ -190,17 +184,17 @@ class ZeroGradWatch:
         self._release(watched)
 
     def before_backward(self) -> None:
-        """Call before each backward pass."""
+        """Handle the start of a backward pass."""
         for watched in self._active():
             watched.look_before_backward()
 
     def after_backward(self) -> None:
-        """Call after each backward pass, before clipping or unscaling changes the gradients."""
+        """Handle the end of a backward pass, before gradients are clipped or unscaled."""
         for watched in self._active():
             watched.look_after_backward()
 
     def before_zero_grad(self, optimizer: Any | None = None) -> None:
-        """Call before Lightning clears gradients (automatic optimization); None stands for all optimizers seen."""
+        """Handle Lightning's clearing of gradients; None stands for all optimizers seen."""
         entries = list(self._optimizers.values()) if optimizer is None else [self._entry(optimizer)]
         for each, watched in entries:
             if watched.is_done:
@@ -212,7 +206,7 @@ class ZeroGradWatch:
             self._release(watched)
 
     def summary(self, optimizer: Any) -> dict[str, Any]:
-        """The fields of ``OptimizerSettings`` that were watched; None for what was not seen."""
+        """Return the watched fields of ``OptimizerSettings``; None for what was not seen."""
         _, watched = self._optimizers.get(id(_unwrap(optimizer)), (None, _Watched()))
         return {
             "zero_grad_keeps_tensors": watched.keeps_tensors,
@@ -235,13 +229,13 @@ class ZeroGradWatch:
 
 
 def _identity(parameter: torch.Tensor | None) -> tuple[int, int] | None:
-    """Which gradient a parameter has and how often it was written in place; None without one."""
+    """Return which gradient a parameter has and how often it was written in place; None without one."""
     gradient = None if parameter is None else plain.gradient_of(parameter)
     return None if gradient is None else (id(gradient), plain.field(gradient, "_version"))
 
 
 def _unwrap(optimizer: Any) -> Any:
-    """The torch optimizer inside Lightning's wrapper."""
+    """Return the torch optimizer inside Lightning's wrapper."""
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else getattr(optimizer, "optimizer", optimizer)
 
 
@@ -250,7 +244,7 @@ def _parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a distributed tensor; any other tensor itself."""
+    """Return this rank's shard of a distributed tensor; any other tensor itself."""
     if plain.is_plain_tensor(tensor) or not (plain.is_library(type(tensor)) and hasattr(tensor, "to_local")):
         return tensor
     with torch.no_grad():
@@ -259,7 +253,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same piece of memory under different names."""
+    """Return a key that is equal for tensors that share memory."""
     local = _local(tensor)
     try:
         address = local.untyped_storage().data_ptr()
@@ -270,7 +264,7 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> dict[tuple[Any, ...], torch.Tensor]:
-    """Local shards by piece of memory, each once, without uninitialised ones."""
+    """Return local shards by memory, each once, without uninitialized ones."""
     distinct: dict[tuple[Any, ...], torch.Tensor] = {}
     for tensor in tensors:
         if plain.is_readable_tensor(tensor) and not is_lazy(tensor):
@@ -295,7 +289,7 @@ def _is_matmul(module: nn.Module) -> bool:
 
 
 def _count_layers(root: nn.Module) -> dict[str, int]:
-    """Modules that do work themselves: leaves, and matmul layers with parts of their own (attention)."""
+    """Count modules that compute: leaves, and matmul layers with parts of their own (attention)."""
     counts: dict[str, int] = {}
     for module in module_walk.modules(root):
         if module is not root and (_is_matmul(module) or next(module_walk.named_children(module), None) is None):
@@ -315,7 +309,7 @@ def _matmul_parameter_fraction(root: nn.Module, parameters: dict[tuple[Any, ...]
 
 
 def _convs_with_bias_before_norm(root: nn.Module) -> Iterator[str]:
-    """Convolutions directly followed, within their container, by a batch norm over as many channels."""
+    """Yield convolutions directly followed, within their container, by a batch norm of as many channels."""
     for prefix, container in module_walk.named_modules(root):
         children = list(module_walk.named_children(container))
         for (name, conv), (_, norm) in itertools.pairwise(children):
@@ -329,7 +323,7 @@ def _convs_with_bias_before_norm(root: nn.Module) -> Iterator[str]:
 
 
 def _implementation(optimizer: Any) -> str:
-    """What a step runs. Groups may differ; the slowest one is what costs."""
+    """Return how a step is implemented; the slowest of its groups determines the cost."""
     found = {_group_implementation(optimizer, group) for group in optimizer.param_groups}
     return next((kind for kind in ("unknown", "single-tensor", "foreach", "fused") if kind in found), "unknown")
 
@@ -348,7 +342,7 @@ def _group_implementation(optimizer: Any, group: dict[str, Any]) -> str:
 
 
 def _default_implementation(group: dict[str, Any]) -> str:
-    """torch's own choice where no flag is set: foreach on devices that have it, never fused."""
+    """Return torch's choice if no flag is set: foreach on devices that have it, never fused."""
     if isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable", False):
         return "single-tensor"
     try:
@@ -360,7 +354,7 @@ def _default_implementation(group: dict[str, Any]) -> str:
 
 
 def _supports_fused(optimizer: Any) -> bool | None:
-    """Whether ``fused=True`` could be passed; None where the signature or torch does not tell."""
+    """Return whether ``fused=True`` could be passed; None if signature or torch do not say."""
     try:
         has_argument = "fused" in inspect.signature(type(optimizer).__init__).parameters
     except (TypeError, ValueError):

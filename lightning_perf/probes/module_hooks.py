@@ -17,14 +17,14 @@ from lightning_perf.seams import remove_hook
 class ModuleWatch:
     """Calls functions when modules begin and end their forward pass.
 
-    It uses torch's hooks on all modules, which stay off the modules themselves: a module that is copied or pickled
-    within the step takes none along, its own hooks remain as many as they were, and modules that take another path
-    where they have hooks, such as ``nn.TransformerEncoderLayer`` in evaluation, take the same as ever.
+    It uses torch's hooks on all modules, which do not change the modules themselves: copies and pickles take no hook
+    along, and modules that behave differently with hooks, such as ``nn.TransformerEncoderLayer`` in evaluation, do not
+    change.
 
     Args:
         modules: The modules to watch, by path.
-        enters: Called with the path and the arguments, positional ones and keyword ones; must not raise.
-        leaves: Called with the path and the output, also where the forward pass raised; must not raise.
+        enters: Called with the path, positional and keyword arguments; must not raise.
+        leaves: Called with the path and the output, even if the forward pass raised; must not raise.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class ModuleWatch:
         self._hooks = (self._entering, self._leaving)  # kept, for they are found again by what they are
 
     def put(self) -> None:
-        """Watch from now on."""
+        """Start watching."""
         entering, leaving = self._hooks
         register_module_forward_pre_hook(entering)
         register_module_forward_hook(leaving, always_call=True)
 
     def remove(self) -> None:
-        """Stop watching; calling it twice does no harm."""
+        """Stop watching. Can be called twice."""
         for hook in self._hooks:
             remove_global_hook(hook)
 
@@ -61,16 +61,14 @@ class ModuleWatch:
 
 
 def remove_global_hook(hook: Any) -> None:
-    """Remove a hook on the forward passes of all modules; does nothing where it is not registered.
+    """Remove a hook on the forward passes of all modules, if it is registered.
 
-    Args:
-        hook: The very object that was registered. Its handle is not needed, which an interrupt right after registering
-            would lose.
+    Takes the registered object itself: an interrupt right after registering loses the handle.
     """
     registries = (value for name, value in vars(torch_module).items() if name.startswith("_global_forward_"))
     remove_hook([one for one in registries if isinstance(one, dict)], hook)
 
 
 def can_have_hooks(module: nn.Module) -> bool:
-    """Return whether hooks see a module's forward pass and leave what it does as it is."""
+    """Return whether hooks see a module's forward pass without changing it."""
     return not isinstance(module, torch.jit.ScriptModule)

@@ -1,9 +1,9 @@
 """Forward and backward time of a model's modules in one step.
 
-The parts of the step are cut at marks, so that the modules' times and the rest add up to them by construction. Forward
-marks are module hooks. Backward marks are hooks on the autograd nodes that made a module's outputs and inputs: unlike
-``register_full_backward_hook`` they put no node of their own into the graph, so that views, operations in place and
-inputs without gradients stay what they are. They go with the graph of that step.
+Marks cut the parts of the step, so that module times and the rest add up to them. Forward marks are module hooks.
+Backward marks are hooks on the autograd nodes of a module's inputs and outputs. Unlike ``register_full_backward_hook``
+they add no node to the graph, so views, in-place operations and inputs without gradients do not change. They are freed
+with the step's graph.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ _DEPTH = 4
 
 
 class ModuleTime(NamedTuple):
-    """Seconds of one module in one step; the innermost listed module has them alone.
+    """Seconds of one module in one step, without listed modules inside it.
 
-    Attributes:
-        calls: Of forward, a recomputation in the backward pass included.
+    ``calls`` counts forward passes, including recomputation in the backward pass.
     """
 
     forward_s: float
@@ -46,14 +45,7 @@ class ModuleTime(NamedTuple):
 
 
 class ModuleTimes:
-    """Times the modules of one step.
-
-    Args:
-        root: The model.
-        depth: How deep its modules are told apart, 1 for the top-level ones.
-        now_ns: The host's clock.
-        make_event: Makes an event of the device; None where the host's clock says it all.
-    """
+    """Times the modules of one step down to ``depth``; by device events if ``make_event`` is given."""
 
     def __init__(
         self,
@@ -82,13 +74,13 @@ class ModuleTimes:
     # -- the parts of the step ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The step begins."""
+        """Begin the step."""
         begin = self._now_ns()
         self._watch.put()
         self.spent_ns += self._now_ns() - begin
 
     def enters(self, name: str) -> None:
-        """A part of the step begins; in manual optimization the backward pass is a part of the training step."""
+        """Begin a part of the step; in manual optimization, backward passes are inside the training step."""
         phase = _PHASES.get(name)
         if phase is not None:
             self._mark(REST)
@@ -98,7 +90,7 @@ class ModuleTimes:
                 self._last = self._now()
 
     def leaves(self, name: str) -> None:
-        """It is over."""
+        """End a part of the step."""
         if name in _PHASES and self._phases:
             self._mark(REST)
             self._phase = self._phases.pop()
@@ -106,7 +98,7 @@ class ModuleTimes:
                 self._last = None
 
     def close(self) -> None:
-        """The step is over; twice does no harm."""
+        """End the step. Can be called twice."""
         self._phase, self._last = "", None
         self._phases.clear()
         self._watch.remove()
@@ -136,9 +128,9 @@ class ModuleTimes:
         self.spent_ns += self._now_ns() - begin
 
     def _hook(self, tensor: torch.Tensor, path: str) -> None:
-        """When the gradient reaches the node that made this tensor, backward goes on in the module of this path.
+        """Charge backward to the module at ``path`` once the gradient reaches the node that made this tensor.
 
-        The first who says so is right: the innermost module that made the tensor, before those that hand it on.
+        The first call for a node counts: the innermost module that made the tensor.
         """
         node: Any = field(tensor, "grad_fn")
         if node is None or _MARK in node.metadata:
@@ -157,7 +149,7 @@ class ModuleTimes:
         node.register_prehook(reached)
 
     def _mark(self, path: str) -> None:
-        """Charges the time since the last mark; from here on it is this module's."""
+        """Charge the time since the last mark, and make ``path`` the current module."""
         with self._lock:  # a device's backward runs in a thread of its own
             if not self._phase or self._last is None:
                 return
@@ -187,11 +179,11 @@ class ModuleTimes:
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
     def is_resolved(self) -> bool:
-        """Whether the device has come to the end of the step; never waits."""
+        """Return whether the device reached the end of the step; never waits."""
         return not self._spans or self._spans[-1][3].query()
 
     def times(self) -> dict[str, ModuleTime] | None:
-        """Seconds by path, ``REST`` among them; None where it failed, or the device has not come so far."""
+        """Return seconds by path, including ``REST``; None after a failure or before the device is done."""
         if self.failure or not self.is_resolved():
             return None
         for phase, path, begin, end in self._spans:
@@ -213,7 +205,7 @@ _PHASES = {"training_step": "forward", "backward": "backward"}
 
 
 def mean_times(looks: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
-    """The mean of several steps; a module that did not run in one of them took no time there."""
+    """Return the mean over several steps; a module that did not run in a step counts as 0 there."""
     n = len(looks)
     paths = {path: None for look in looks for path in look}
     nothing = ModuleTime(0.0, 0.0, 0)
@@ -230,14 +222,7 @@ def mean_times(looks: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
 def with_times(
     profile: ModelProfile | None, root: nn.Module, device: torch.device, times: dict[str, ModuleTime]
 ) -> ModelProfile:
-    """A model's profile with the times of its modules.
-
-    Args:
-        profile: As counted; None where arithmetic was not counted: the modules are then told with their times alone.
-        root: The model.
-        device: That it runs on.
-        times: Seconds a step by path.
-    """
+    """Return a profile with module times; ``profile`` is None if operations were not counted."""
     modules = () if profile is None else profile.modules
     if profile is None:
         profile = bare_profile(root, device_name(device))

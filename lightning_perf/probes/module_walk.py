@@ -95,7 +95,7 @@ MAX_MODULES = 256
 
 
 def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:
-    """The children of a module by name; where all hangs below a single one, that one's children."""
+    """Return the children of a module by name; if there is only a single one without parameters, its children."""
     prefix, children = "", dict(named_children(root))
     while len(children) == 1:
         [(name, only)] = children.items()
@@ -107,13 +107,10 @@ def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:
 
 
 def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
-    """The modules of a model down to a depth, by path, outer ones before those inside them.
+    """Return the modules of a model down to a depth, by path, outer ones first.
 
-    Args:
-        root: The model; itself not listed, its path being ``""``.
-        depth: 1 for the top-level modules (of the only child, where all hangs below a single one), 2 for their
-            children too, and so on. What makes the list longer than ``MAX_MODULES`` is left out, level by level.
-            A module that occurs twice is listed under its first path.
+    Depth 1 lists the top-level modules. Levels that would list more than ``MAX_MODULES`` modules are omitted. A module
+    that occurs twice has its first path.
     """
     level = top_level_modules(root)
     listed: dict[str, nn.Module] = {}
@@ -132,12 +129,7 @@ def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
 
 
 def bare_profile(root: nn.Module, device: str) -> ModelProfile:
-    """A model's profile with its parameters alone; those without a shape yet are left out.
-
-    Args:
-        root: The model.
-        device: That it runs on, as in ``ModelProfile``.
-    """
+    """Return a model's profile with only its parameters; those without a shape yet are omitted."""
     own = [parameter for parameter in parameters(root) if is_readable_tensor(parameter) and not is_lazy(parameter)]
     with without_overrides():
         return _profile(root, device, own)

@@ -1,4 +1,4 @@
-"""NVIDIA's management library behind calls that fail in one way, and torch's device found in it."""
+"""NVIDIA's management library with one kind of failure, and how to find torch's device in it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LOST = ("GpuIsLost", "ResetRequired", "Uninitialized", "DriverNotLoaded")
 
 
 class DeviceLostError(Exception):
-    """The driver does not reach the device any more."""
+    """Raised when the driver no longer reaches the device."""
 
 
 class WantedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """torch's device, as far as it tells.
+    """torch's device.
 
     Attributes:
         index: torch's, after CUDA_VISIBLE_DEVICES.
@@ -35,7 +35,7 @@ class WantedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wanted_device(properties: Any, index: int) -> WantedDevice:
-    """Reads ``torch.cuda.get_device_properties(index)``; older versions of torch tell neither UUID nor bus."""
+    """Read ``torch.cuda.get_device_properties(index)``; older versions of torch have neither UUID nor bus."""
     uuid = getattr(properties, "uuid", None)
     bus: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     return WantedDevice(
@@ -47,10 +47,9 @@ def wanted_device(properties: Any, index: int) -> WantedDevice:
 
 
 class Driver:
-    """NVML behind calls that fail in one way only.
+    """NVML with one kind of failure.
 
-    Args:
-        nvml: The module ``pynvml``, or a stand-in with the same functions and errors. Initialised.
+    ``nvml`` is the initialized module ``pynvml``, or a replacement with the same functions and errors.
     """
 
     def __init__(self, nvml: Any) -> None:
@@ -63,15 +62,9 @@ class Driver:
         self._failures: Counter[str] = Counter()
 
     def ask(self, metric: str, function: str, *arguments: Any) -> Any:
-        """Calls a function of NVML.
+        """Call a function of NVML for a metric; return None if it has no answer.
 
-        Args:
-            metric: What its answer is for; once it failed for good, it is not asked again and ``missing`` says why.
-            function: Its name.
-            arguments: Its arguments.
-
-        Returns:
-            Its answer; None where there is none.
+        Once a metric fails for good, it is not requested again, and ``missing`` says why.
 
         Raises:
             DeviceLostError: The device is gone.
@@ -95,7 +88,7 @@ class Driver:
         return answer
 
     def find(self, function: str, *arguments: Any) -> Any:
-        """The same for a search: None where nothing is found, and nothing is remembered."""
+        """Call a function for a search: return None if nothing is found, and remember nothing."""
         call = getattr(self.nvml, function, None)
         try:
             return None if call is None else call(*arguments)
@@ -108,13 +101,13 @@ class Driver:
 
 
 def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]) -> tuple[Any, str]:
-    """The handle of torch's device, and how it was found.
+    """Return the handle of torch's device, and how it was found.
 
-    A UUID or bus id is certain. An index is certain only where CUDA counts as NVML does, by bus
-    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``), or where all devices are alike.
+    UUIDs and bus ids are reliable. An index is so only if CUDA counts as NVML does, by bus
+    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``), or if all devices are alike.
 
     Raises:
-        LookupError: It cannot be told which one it is; the message says why and what to do.
+        LookupError: The device is ambiguous; the message says why and what to do.
     """
     entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     entry = entries[wanted.index] if wanted.index < len(entries) else ""
@@ -145,7 +138,7 @@ def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]
 
 
 def text_of(value: Any) -> str:
-    """What the driver told, as text; older bindings give bytes. Empty for None."""
+    """Return the driver's answer as text; older bindings return bytes. Empty for None."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Recognises that memory ran out, and gathers what is known at that moment: nothing here allocates on the device."""
+"""Recognize that memory ran out, and collect what is known then. Nothing here allocates on the device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _PHASES_BY_FUNCTION = {
 
 
 def recognise(error: BaseException) -> Where | None:
-    """Which memory ran out, by this exception or one that it was raised from; None where none did."""
+    """Return which memory ran out, by an exception or its causes; None if none did."""
     for each in _chain(error):
         text = text_of(each)
         if isinstance(each, torch.OutOfMemoryError) or _has(text, _DEVICE_SIGNS):
@@ -72,7 +72,7 @@ def recognise(error: BaseException) -> Where | None:
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """What was asked for, where the message tells."""
+    """Return the bytes that were requested, if a message names them."""
     for each in _chain(error):
         match = _ASKED_FOR.search(text_of(each))
         if match and match[2] in _UNITS:
@@ -81,7 +81,7 @@ def requested_bytes(error: BaseException) -> int | None:
 
 
 def phase_of(error: BaseException) -> str:
-    """The part of the step in which it was raised, by the functions on its traceback; empty where none is known."""
+    """Return the part of the step that raised, by the functions on the traceback; empty if unknown."""
     for frame in reversed(list(_frames(error))):
         code = frame.f_code
         if code.co_name == "step" and "/torch/optim/" in code.co_filename:
@@ -93,7 +93,7 @@ def phase_of(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> str:
-    """The user's own innermost line on the traceback: ``"model.py:31 in forward"``; empty where there is none."""
+    """Return the user's innermost line on the traceback, e.g. ``"model.py:31 in forward"``; empty if there is none."""
     entries = traceback.extract_tb(error.__traceback__)
     for entry in reversed(entries):
         if owner_of(entry.filename) == USER:
@@ -103,7 +103,7 @@ def code_of(error: BaseException) -> str:
 
 
 def batch_of(error: BaseException) -> Any:
-    """The batch under way: the local variable of the innermost of Lightning's loops that has one; None without."""
+    """Return the current batch, from a local variable of Lightning's innermost loop; None if there is none."""
     for frame in reversed(list(_frames(error))):
         name = frame.f_code.co_filename.replace("\\", "/")
         if (
@@ -116,7 +116,7 @@ def batch_of(error: BaseException) -> Any:
 
 
 def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[int, ...]]:
-    """Shapes of a batch's tensors by their place in it, e.g. ``{"0": (8, 3, 32, 32), "1": (8,)}``."""
+    """Return the shapes of a batch's tensors by their place in it, e.g. ``{"0": (8, 3, 32, 32), "1": (8,)}``."""
     shape = plain.shape_of(batch)
     if shape is not None:
         return {place or "batch": shape}
@@ -128,12 +128,9 @@ def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[in
 
 
 def largest_tensors(error: BaseException, named: dict[Key, str], device: str) -> tuple[LiveTensor, ...]:
-    """The largest live tensors of a device, each storage once.
+    """Return the largest live tensors of a type of device (``"cuda"``, ``"cpu"`` …), each storage once.
 
-    Args:
-        error: Variables of the frames on its traceback give names to what has none.
-        named: Names of parameters, gradients and states by storage.
-        device: The type of the device: ``"cuda"``, ``"cpu"`` …
+    ``named`` holds names by storage; variables on the traceback name other tensors.
     """
     names = {**_local_names(error), **named}
     largest: dict[Key, tuple[Storage, torch.Tensor]] = {}
@@ -166,7 +163,7 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
 
 
 def names_in(module: torch.nn.Module, optimizers: list[Any]) -> dict[Key, str]:
-    """What is known by name: parameters, their gradients, buffers and optimizer states, by storage."""
+    """Return names of parameters, gradients, buffers and optimizer states, by storage."""
     named: dict[Key, str] = {}
 
     def note(tensor: Any, name: str) -> None:
@@ -202,8 +199,7 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     """Return a copy of a frame's local variables that leaves no reference to them behind.
 
     Before Python 3.13 ``f_locals`` of a function is a dict that the frame keeps. With the exception among the variables
-    it would be a reference cycle: exception, traceback, frame, dict, exception. Loader workers would then outlive a
-    training that failed, until the garbage collector runs.
+    it would be a reference cycle: loader workers would outlive a failed training until the garbage collector runs.
     """
     kept = frame.f_locals
     found = dict(kept)
@@ -242,5 +238,5 @@ def _has(text: str, signs: tuple[str, ...]) -> bool:
 
 
 def _is_about_shm(text: str) -> bool:
-    """A full disk says the same as a full /dev/shm, but for the name."""
+    """Return whether a full disk is /dev/shm: only its name differs from other full disks."""
     return "No space left" not in text or "shm" in text or "torch_" in text

@@ -1,4 +1,8 @@
-"""What can be told of one operator of torch from itself and its arguments."""
+"""Operations, memory traffic and precision of one torch operator, from its schema and arguments.
+
+A multiplication and an addition count as two operations; operators without matrix products count none. Formulas missing
+or wrong in torch's own table are in ``_OWN``. Traffic ignores caches.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +42,11 @@ _PICKS = {"aten::embedding": 0, "aten::index_select": 0, "aten::gather": 0, "ate
 
 
 class Traffic(NamedTuple):
-    """What an operator's schema says of its memory traffic.
+    """Memory traffic of an operator by its schema.
 
     Attributes:
-        is_view: It returns its argument, seen differently: nothing moves.
-        n_bytes: From its arguments (positional and by name) and its result to the bytes moved.
+        is_view: It returns a view of its argument: nothing is moved.
+        n_bytes: Returns the bytes moved, from positional arguments, keyword arguments and result.
     """
 
     is_view: bool
@@ -50,7 +54,7 @@ class Traffic(NamedTuple):
 
 
 def traffic_of(operator: Any) -> Traffic:
-    """Reads the schema of an ``OpOverload``."""
+    """Return the traffic of an ``OpOverload``."""
     schema = operator._schema
     name = str(schema.name)
     returns = schema.returns
@@ -84,7 +88,7 @@ def traffic_of(operator: Any) -> Traffic:
 
 
 def unique_bytes(tensor: torch.Tensor) -> int:
-    """Of a tensor's elements, an expanded one counted once."""
+    """Return the bytes of a tensor's elements, each expanded element once."""
     n = 1
     base = torch._C.TensorBase
     for size, stride in zip(field(tensor, "shape"), base.stride(tensor), strict=True):
@@ -121,7 +125,7 @@ class Operator(NamedTuple):
 
 
 def describe(func: Any) -> Operator:
-    """What is known of an operator of torch."""
+    """Return what is known of an ``OpOverload``."""
     packet = func._overloadpacket
     formula = formula_of(packet)
     traffic = traffic_of(func)
@@ -133,12 +137,12 @@ def describe(func: Any) -> Operator:
 
 
 def positional(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    """The arguments in order, also where all of them were given by name."""
+    """Return the arguments in order, even if all were given by name."""
     return (*args, *kwargs.values()) if kwargs and not args else args
 
 
 def dtype_of(args: Sequence[Any]) -> torch.dtype | None:
-    """Of the largest tensor, one of floating-point numbers where there is one."""
+    """Return the dtype of the largest tensor, of a floating-point one if there is one."""
     tensors = [a for a in args if is_readable_tensor(a)]
     for value in args:
         if not tensors and isinstance(value, (list, tuple)):
@@ -148,15 +152,15 @@ def dtype_of(args: Sequence[Any]) -> torch.dtype | None:
 
 
 def rows_of(args: Sequence[Any]) -> int:
-    """The product of the first tensor's dimensions but the last; 0 without one."""
+    """Return the product of the first tensor's dimensions but the last; 0 without a tensor."""
     first = next((a for a in args if is_readable_tensor(a)), None)
     return 0 if first is None else math.prod(field(first, "shape")[:-1])
 
 
 def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
-    """Return the share of denormal numbers in each float32 tensor of an operator by its ``id``, from a sample of each.
+    """Return the share of denormal numbers in a sample of each float32 tensor, by the tensor's ``id``.
 
-    Where the processor takes denormal numbers as zero already, none is found.
+    It is 0 on a processor that flushes denormal numbers to zero.
     """
     shares = {}
     for tensor in args:
@@ -170,7 +174,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
 
 
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
-    """The precision that products of these arguments are computed in: ``fp32``, ``tf32``, ``bf16`` …"""
+    """Return the precision of matrix products of these arguments: ``fp32``, ``tf32``, ``bf16`` …"""
     if dtype is torch.float32 and any(is_readable_tensor(a) and field(a, "is_cuda") for a in args):
         with suppress(Exception):  # newer versions refuse to tell where both of their interfaces were used
             return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
@@ -187,7 +191,7 @@ _KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "torch
 
 
 def formula_of(packet: Any) -> Formula | None:
-    """The formula of an operator (an ``OpOverloadPacket``); None where it multiplies no matrices."""
+    """Return the formula of an ``OpOverloadPacket``; None if it computes no matrix product."""
     name = name_of(packet)
     own = _OWN.get(name)
     if own is not None:
@@ -199,7 +203,7 @@ def formula_of(packet: Any) -> Formula | None:
 
 
 def is_uncounted(packet: Any) -> bool:
-    """Whether an operator without a formula is likely to do much arithmetic."""
+    """Return whether an operator without a formula probably computes a lot."""
     name = name_of(packet)
     namespace, _, operator = name.partition("::")
     if name in _LIGHT or name.endswith("_out"):
@@ -208,14 +212,14 @@ def is_uncounted(packet: Any) -> bool:
 
 
 def name_of(packet: Any) -> str:
-    """``"aten::mm"``."""
+    """Return the qualified name, e.g. ``"aten::mm"``."""
     return str(getattr(packet, "_qualified_op_name", packet))
 
 
 def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], is_backward: bool = False) -> int:
-    """Scaled dot-product attention of shapes ``(…, heads, length, size)``, masked or not.
+    """Return the operations of attention with shapes ``(…, heads, length, size)``, masked or not.
 
-    The fused backward passes compute the scores again: five products for two of the forward pass.
+    Fused backward passes recompute the scores: five products for two of the forward pass.
     """
     *outer, n_queries, size = query
     n_keys, value_size = key[-2], value[-1]
@@ -240,7 +244,7 @@ def _attention_backward(args: Sequence[Any], out: Any) -> int:
 
 
 def _recurrent(inputs: torch.Tensor, weights: Sequence[Any]) -> int:
-    """Every matrix of a recurrent layer multiplies each element of the sequence once."""
+    """Each matrix of a recurrent layer multiplies each element of the sequence once."""
     n_elements = inputs.numel() // max(1, inputs.shape[-1])
     return int(2 * n_elements * sum(weight.numel() for weight in weights if weight.dim() == 2))
 

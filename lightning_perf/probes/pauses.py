@@ -1,4 +1,4 @@
-"""Pauses of Python's garbage collector: automatic ones, and those that a line of code asks for."""
+"""Pauses of Python's garbage collector: automatic ones, and those that a line of code requests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ Site = tuple[CodeType, int]
 
 
 class GarbagePauses:
-    """Adds up what collections take, through ``gc.callbacks``.
+    """Adds up the time of collections, through ``gc.callbacks``.
 
-    Args:
-        now_ns: The host's clock.
-        is_counted: Whether what is measured has begun; asked when a collection starts.
-        phase: The phase at this moment.
+    ``is_counted`` is called when a collection starts; collections before what is measured do not count.
     """
 
     def __init__(
@@ -49,11 +46,11 @@ class GarbagePauses:
         self._counted_at_ns = 0  # automatic collections had taken so long when objects were counted
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """End it; a second call does nothing."""
+        """Stop listening. Can be called twice."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
@@ -82,7 +79,7 @@ class GarbagePauses:
                 asked[1] += passed
 
     def _asking(self, frame: FrameType | None) -> Site | None:
-        """Return the code and line that call ``gc.collect``, the user's where one is on the stack; None for no call."""
+        """Return the code and line that call ``gc.collect``, preferably the user's; None for automatic collections."""
         if frame is None or "collect" not in frame.f_code.co_names:
             return None
         code = frame.f_code
@@ -102,11 +99,7 @@ class GarbagePauses:
         return site
 
     def record(self, span_s: float) -> Collections | None:
-        """Return what was counted; None before the first collection.
-
-        Args:
-            span_s: How long collections were counted.
-        """
+        """Return the collections in ``span_s`` seconds; None before the first."""
         if not self._generations:
             return None
         if self.automatic_ns > max(_COUNT_SHARE * span_s * 1e9, 2 * self._counted_at_ns):

@@ -1,8 +1,8 @@
 """Read objects of the user's script without running its code.
 
-Attributes, items, lengths and comparisons of such objects may be computed, may draw random numbers, or may be counted.
-The functions below read plain torch and numpy data, built-in containers (through the methods of the built-in type, also
-for subclasses) and instance attributes. Anything else is unknown.
+Attributes, items, lengths and comparisons of such objects may be computed, draw random numbers, or be counted. These
+functions read plain torch and numpy data, built-in containers (through methods of the built-in type, also for
+subclasses) and instance attributes. Everything else is unknown.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def n_elements(tensor: torch.Tensor) -> int:
 
 
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient of a tensor; None without one, and where only code of the user's could tell."""
+    """Return the gradient of a tensor; None without one, and if only user code could return it."""
     gradient: torch.Tensor | None = field(parameter, "grad") if is_readable_tensor(parameter) else None
     return gradient
 
@@ -94,11 +94,7 @@ def bytes_of(value: Any) -> int | None:
 
 
 def items_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return the items of a container with their keys; None where it is no container that can be read.
-
-    Args:
-        value: A list, tuple or dict, also of a derived class; a ``UserDict``; a dataclass.
-    """
+    """Return the items of a list, tuple, dict, ``UserDict`` or dataclass with their keys; None for anything else."""
     kind = type(value)
     if issubclass(kind, dict):
         return list(dict.items(value))
@@ -115,7 +111,7 @@ def items_of(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def item_of(value: Any, key: Any) -> Any:
-    """Return the item of a container that ``items_of`` lists under ``key``.
+    """Return the item that ``items_of`` lists under ``key``.
 
     Raises:
         LookupError: There is none.
@@ -145,12 +141,9 @@ def item_or_none(value: Any, key: Any) -> Any:
 
 
 def tensors_in(value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True) -> Iterator[torch.Tensor]:
-    """Yield the readable tensors in nested containers.
+    """Yield the readable tensors in containers nested up to ``depth`` levels.
 
-    Args:
-        value: What may hold tensors.
-        depth: How many levels of containers are opened.
-        in_objects: Whether sets, and the attributes of plain objects such as a packed batch, are searched too.
+    ``in_objects`` also searches sets, and attributes of plain objects such as a packed batch.
     """
     if is_readable_tensor(value):
         yield value
@@ -218,7 +211,7 @@ def is_library(thing: Any) -> bool:
 
 
 class ComputedError(AttributeError):
-    """An attribute that only code of the user's script could tell."""
+    """Raised for an attribute that only user code can compute."""
 
 
 def attribute(value: Any, name: str) -> Any:
@@ -247,7 +240,7 @@ def attribute(value: Any, name: str) -> Any:
 
 
 def stored(value: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute as ``attribute`` does, or ``default`` where it cannot be told."""
+    """Return an attribute as ``attribute`` does, or ``default`` if there is none or user code computes it."""
     try:
         return attribute(value, name)
     except AttributeError:

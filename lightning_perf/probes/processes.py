@@ -1,4 +1,4 @@
-"""What the processes of a training use: its loader workers, and the training thread itself."""
+"""Resources used by the processes of a training: its loader workers, and the training thread itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ RESCAN_EVERY = 5
 
 
 class WorkerProcesses:
-    """The descendants of this process that run its own program: what a loader starts.
+    """The descendants of this process that run its own program: loader workers.
 
-    Other programs that a training starts (a logger's service, a compiler) are not among them, nor are other ranks that
-    this one launched.
-
-    Args:
-        proc: The folder ``/proc``.
-        pid: This process.
+    Other programs that a training starts (a logger's service, a compiler) and other ranks are excluded.
     """
 
     def __init__(self, proc: Path = Path("/proc"), pid: int | None = None) -> None:
@@ -36,11 +31,11 @@ class WorkerProcesses:
         self._n_scans = 0
 
     def pids(self) -> set[int]:
-        """This process and all descendants, as last seen."""
+        """Return this process and all descendants, as last seen."""
         return {self._pid, *self._descendants}
 
     def processes(self) -> list[psutil.Process]:
-        """The workers that live now."""
+        """Return the live workers."""
         if not self._has_children_file:
             if self._n_scans % RESCAN_EVERY == 0:
                 children = psutil.Process(self._pid).children(recursive=True)
@@ -95,7 +90,7 @@ def _local_rank(environ: bytes) -> bytes:
 
 
 def read_bytes(path: str) -> bytes:
-    """A small file of the kernel's; empty where it is gone or not ours to read."""
+    """Return a small file of the kernel's; empty if it is gone or not readable."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
@@ -104,11 +99,7 @@ def read_bytes(path: str) -> bytes:
 
 
 class ScheduleClock:
-    """How long one thread ran, and how long it was ready to run but had no core (Linux, ``schedstat``).
-
-    Args:
-        path: The thread's ``schedstat``.
-    """
+    """Time that one thread ran, and queued for a core (Linux, ``schedstat``)."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -117,7 +108,7 @@ class ScheduleClock:
             self._descriptor = None
 
     def read(self) -> tuple[int, int] | None:
-        """Nanoseconds on a core, and queueing for one; None where they are not told, or the thread has ended."""
+        """Return nanoseconds on a core, and queueing for one; None if unknown or after the thread ended."""
         if self._descriptor is None:
             return None
         try:
@@ -127,22 +118,18 @@ class ScheduleClock:
             return None
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 class FetchWatch:
-    """What the training thread does while it waits in ``next`` of its loader: compute, queue for a core, or nothing.
+    """What the training thread does while it waits in ``next`` of its loader: compute, queue for a core, or idle.
 
-    Looks at a fetch each ``EVERY`` steps, and once it has looked at ``ENOUGH`` of them each ``RARELY`` steps, so that a
-    step pays less than a microsecond for it. To be made in that thread.
-
-    Args:
-        now_ns: The host's clock.
-        ran_ns: What the thread has run. The kernel brings ``schedstat`` up to date only when it changes threads or at
-            its tick, every few milliseconds: a shorter fetch that computes would seem to do nothing.
+    Samples a fetch each ``EVERY`` steps, and each ``RARELY`` steps after ``ENOUGH`` samples, so that a step pays less
+    than a microsecond. Made in that thread. ``ran_ns`` reads the thread's CPU time: the kernel updates ``schedstat``
+    only at thread switches or ticks, every few milliseconds, and would miss shorter fetches.
     """
 
     EVERY = 7
@@ -163,11 +150,7 @@ class FetchWatch:
         self._wall_ns = self._ran_ns = self._queued_ns = 0
 
     def begins(self, n_steps: int) -> None:
-        """The thread asks for a batch.
-
-        Args:
-            n_steps: Steps done so far; at least ``next_step``.
-        """
+        """Handle the start of a fetch. ``n_steps`` is at least ``next_step``."""
         self._n_looks += 1
         self.next_step = n_steps + (self.EVERY if self._n_looks < self.ENOUGH else self.RARELY)
         stand = self._clock.read()
@@ -175,7 +158,7 @@ class FetchWatch:
         self.is_looking = True
 
     def ends(self) -> None:
-        """It has it."""
+        """Handle the end of a fetch."""
         self.is_looking = False
         if self._before is None:
             return
@@ -188,13 +171,13 @@ class FetchWatch:
             self._queued_ns += stand[1] - queued_ns
 
     def fractions(self) -> tuple[float | None, float | None]:
-        """Of the time in the fetches looked at: neither on a core nor queueing for one, and queueing for one."""
+        """Return the fraction of sampled fetch time off a core and not queueing, and the fraction queueing."""
         if self._wall_ns == 0:
             return None, None
         queueing = min(1.0, self._queued_ns / self._wall_ns)
         return max(0.0, 1.0 - self._ran_ns / self._wall_ns - queueing), queueing
 
     def close(self) -> None:
-        """Lets go of its file."""
+        """Close the file."""
         self._clock.close()
         self._before = None

@@ -1,8 +1,4 @@
-"""Follows one run from ``setup`` to its end and writes down its session.
-
-The one place that knows all probes, what each fills, and what is missing where one is not there: longer than others, so
-that this can be read from top to bottom.
-"""
+"""Run all probes of one run and assemble its ``Session``."""
 
 from __future__ import annotations
 
@@ -72,25 +68,9 @@ _DEAR_STEP_SHARE = 0.02  # of the median step: measuring that costs more than th
 
 
 class Recorder:
-    """The probes of one run, and the session that they fill.
+    """The probes of one run. Made in the Trainer's ``setup`` for one ``stage``.
 
-    Args:
-        trainer: The Trainer, in its ``setup``.
-        pl_module: Its module.
-        owner: The callback.
-        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        wants_memory: Whether memory is read.
-        wants_memory_history: Whether torch's history of allocations is recorded.
-        wants_arithmetic: Whether the arithmetic of one training step is counted.
-        wants_ceilings: Whether the device may be measured after the last step.
-        wants_replay: Whether operators of that step are replayed in pauses.
-        wants_device_clock: Whether device events are recorded, and device and host sampled.
-        wants_data_probe: How a loader that the run waits for is probed, see ``LoaderWatch``.
-        module_depth: How deep modules are told apart.
-        wants_host_lines: Whether the training thread's stack is sampled.
-        rates: What the user says that time and energy cost; None for nothing.
-        on_fail: Called with the name of a probe and its error; the probe is then off.
-        clock: The host's clock, in nanoseconds.
+    The ``wants_*`` arguments select probes. ``on_fail`` gets the name of a probe and its error; that probe is then off.
     """
 
     def __init__(
@@ -192,7 +172,7 @@ class Recorder:
         self.host_lines.start()
 
     def _start_looking(self) -> None:
-        """Hangs in what looks at single steps, and what listens to the compiler."""
+        """Start the probes of sampled steps and of the compiler."""
         loop = self.loop
         try:
             self.compiler = CompilerProbe(self._clock, loop.main.leave_out, step=lambda: loop.main.n_steps)
@@ -213,7 +193,7 @@ class Recorder:
             self._on_fail("looks", error)
 
     def start_telemetry(self) -> None:
-        """Begins to sample device and host beside the training; off with the device's clock."""
+        """Start sampling device and host; does nothing with ``device_stats=False``."""
         if "telemetry" in self.missing:
             return
         loop = self.loop
@@ -254,7 +234,7 @@ class Recorder:
     def open_windows(
         self, options: WindowOptions, folder: Path, is_worth_keeping: Callable[[TraceRecord], bool]
     ) -> None:
-        """Lets profiler windows open in this run, if the options ask for this rank and stage."""
+        """Allow profiler windows, if the options select this rank and stage."""
         rank = self.trainer.global_rank
         if self.stage in options.stages and (options.ranks == "all" or rank in options.ranks):
             device = self.trainer.strategy.root_device
@@ -262,11 +242,7 @@ class Recorder:
             self.windows = WindowProbe(options, self.loop, device, rank, folder, is_worth_keeping, no_files)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Restore everything; calling it twice does no harm, and completes it where an interrupt came meanwhile.
-
-        Args:
-            error: What ended the run; None if it ended well.
-        """
+        """Restore everything. Can be called again, and then completes a call that an interrupt ended."""
         with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
             stop.callback(self._loader.close)
             stop.callback(self.pauses.stop)
@@ -287,13 +263,13 @@ class Recorder:
                 stop.callback(self.telemetry.stop)
 
     def give_up(self) -> None:
-        """Measuring has failed: puts everything back, and leaves what was measured as it is."""
+        """Restore everything after measuring failed; keep what was measured."""
         self.missing["steady"] = "measuring failed; see probes_off"
         self.stop()
         self.loop.freeze()
 
     def loops_ready(self) -> None:
-        """Loaders, model and optimizers exist now, and a checkpoint to resume from is loaded."""
+        """Read settings: loaders, model and optimizers exist, and the checkpoint is loaded."""
         self._first_global_step = self.trainer.global_step
         self.settings, missing = read_settings(self.trainer, self.pl_module)
         self.missing.update(missing)
@@ -309,12 +285,12 @@ class Recorder:
                 self.telemetry.dataset_known(dataset)
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
-        """Within the user's own ``optimizer.step``, in manual optimization."""
+        """Handle an ``optimizer.step`` of manual optimization."""
         if self.zero_grad_watch is not None:
             self._tried("gradients", self.zero_grad_watch.after_step, optimizer)
 
     def train_epoch_ended(self) -> None:
-        """For what is told by epoch."""
+        """Read what is recorded once per epoch."""
         self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
         if self.scaler is not None:
             self.scaler.read_scale()
@@ -323,14 +299,14 @@ class Recorder:
             self.telemetry.epoch_ended(epochs[-1].samples if epochs else None)
 
     def evaluation_begins(self, batch: Any) -> None:
-        """A batch of validation, testing or prediction begins: inside fit that is another stage than the run's."""
+        """Handle the start of a validation, test or prediction batch."""
         if self.stage == "fit":
             self.loop.validation_begins(batch)
         else:
             self.loop.batch_begins(batch)
 
     def evaluation_ends(self, outputs: Any) -> None:
-        """It is over; the first few are asked whether they kept an autograd graph."""
+        """Handle the end of such a batch; check whether the first ones kept an autograd graph."""
         if self.stage == "fit":
             self.loop.validation.batch_ends()
         else:
@@ -340,20 +316,20 @@ class Recorder:
             self._evaluation_has_graph = bool(self._evaluation_has_graph) or _has_graph(outputs)
 
     def evaluation_epoch_ends(self) -> None:
-        """The last batch of validation, testing or prediction is over."""
+        """Handle the end of the last such batch."""
         if self.stage == "fit":
             self.loop.validation_epoch_ends()
         else:
             self.loop.epoch_ends()
 
     def epoch_ended(self, is_last: bool) -> None:
-        """Asks what batches cost, once there is reason to; measures less where measuring is dear."""
+        """Reduce instrumentation when its overhead exceeds the budget; probe the loader when there is reason to."""
         self._keep_to_budget()
         if self.stage == "fit":
             self._loader.epoch_ended(self.settings, is_last)
 
     def answer(self, hypotheses: tuple[Hypothesis, ...]) -> None:
-        """Replay operators of the sampled step, to measure what rules ask; only in a pause of the training."""
+        """Measure what rules ask by replaying operators of the sampled step. Call it in pauses of the training only."""
         if self.replay is not None and self.arithmetic is not None:
             self.replay.answer(hypotheses, self.arithmetic.log, self.loop.wall_ns() / 1e9)
 
@@ -374,7 +350,7 @@ class Recorder:
     # -- the session ------------------------------------------------------------------------------------------------
 
     def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
-        """What is known now."""
+        """Return the session so far."""
         loop = self.loop
         settings = self._settings()  # it takes back reasons why something was missing
         missing = {**self.missing, **loop.missing}
@@ -419,7 +395,7 @@ class Recorder:
         return profile
 
     def _looked_at(self, missing: dict[str, str], steady: StageTimes | None) -> dict[str, Any]:
-        """The fields of the session that single steps, the compiler and the loss scaler fill."""
+        """Return the session fields from sampled steps, the compiler and the loss scaler."""
         looks, compiler, scaler = self.looks, self.compiler, self.scaler
         calls = self._tried("looks", looks.sync_calls) if looks is not None else None
         times = self._tried("looks", looks.module_times) if looks is not None else None
@@ -443,7 +419,7 @@ class Recorder:
     def _model_profile(
         self, missing: dict[str, str], steady: StageTimes | None, times: dict[str, ModuleTime] | None
     ) -> ModelProfile | None:
-        """What was counted, against the device's ceilings and the time of a steady step."""
+        """Return the counted operations, assessed against the device's ceilings and the steady step."""
         profile, ceilings = None, None
         if self.arithmetic is not None:
             profile, ceilings = self.arithmetic.record()
@@ -463,7 +439,7 @@ class Recorder:
         return found
 
     def bare_session(self, status: Status, error: BaseException | None) -> Session:
-        """What is known without any measurement."""
+        """Return a session without measurements."""
         return Session(
             run=Run(
                 id=self._id, stage=self.stage, status=status, started_at=self._started_at, wall_s=self._elapsed_s()
@@ -474,11 +450,11 @@ class Recorder:
         )
 
     def _is_trainings_time(self) -> bool:
-        """Whether the first step is over and this moment is not within a hook of PerfDoctor."""
+        """Return whether the first step is over and no hook of PerfDoctor is running."""
         return self.loop.first_step_end_ns is not None and self.loop.timeline.current.phase != OWN
 
     def _stepping_s(self) -> float:
-        """Seconds since the end of the first step."""
+        """Return seconds since the end of the first step."""
         first_ns = self.loop.first_step_end_ns
         return 0.0 if first_ns is None else (self.loop.timeline.charge() - first_ns) / 1e9
 
@@ -486,7 +462,7 @@ class Recorder:
         return time.monotonic() - self._started_s
 
     def _wall_s(self) -> float:
-        """By the clock of the phases, so that they add up to it, unless that has stopped."""
+        """Return the wall time by the clock of the phases, so that they add up to it."""
         return self._elapsed_s() if self.loop.timeline.is_frozen else self.loop.wall_ns() / 1e9
 
     def _completed(self, steady: StageTimes | None, missing: dict[str, str]) -> StageTimes | None:
@@ -524,7 +500,7 @@ class Recorder:
         )
 
     def _settings(self) -> Settings:
-        """The settings, with what only the steps could show."""
+        """Return the settings, completed by what only steps could show."""
         replace = msgspec.structs.replace
         settings = self.settings
         prog_bar_metrics, sync_dist_on_step = read_step_logging(self.trainer)
@@ -544,13 +520,13 @@ class Recorder:
         return replace(settings, trainer=trainer, model=model)
 
     def _told(self, name: str, probe: Any) -> Any:
-        """What a probe has to tell."""
+        """Return a probe's record; report an error that it kept."""
         if getattr(probe, "error", None) is not None:
             self._on_fail(name, probe.error)
         return self._tried(name, probe.record) if probe is not None else None
 
     def _tried(self, name: str, tell: Callable[..., Any], *arguments: Any) -> Any:
-        """What is told; a probe that fails here costs its own fields, not the session."""
+        """Call a probe; on error, report the failure and return None."""
         try:
             return tell(*arguments)
         except Exception as error:  # noqa: BLE001 - reported

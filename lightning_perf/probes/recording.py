@@ -1,4 +1,4 @@
-"""One profiler window: what it records, and with what."""
+"""One profiler window: start, stop and export its recording."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _COPY_BYTES = 2**20
 
 
 class WindowOptions(NamedTuple):
-    """How windows are opened and what is recorded.
+    """When windows open and what they record.
 
     Attributes:
-        wait: Steps before each window; None lets windows open by themselves.
-        warmup: Steps recorded and thrown away, so that the profiler's own start is not measured.
+        wait: Steps before each window; None opens windows automatically.
+        warmup: Steps recorded and discarded, to exclude the profiler's start.
         active: Steps recorded.
-        repeat: Windows; 0 for as many as there are steps for.
+        repeat: Number of windows; 0 for no limit.
         skip_first: Steps before the first ``wait``.
-        record_shapes: Operators' input shapes.
-        with_stack: Python stacks, so that costs get a file and line; large, and slows the steps recorded.
-        profile_memory: Allocations.
-        with_flops: Estimated operations.
-        ranks: Which ranks record: ``"all"``, or a tuple of ranks.
+        record_shapes: Record input shapes of operators.
+        with_stack: Record Python stacks, which give costs a file and line. Large, and slows the recorded steps down.
+        profile_memory: Record allocations.
+        with_flops: Estimate operations.
+        ranks: Ranks that record: ``"all"``, or a tuple of ranks.
         stages: Of ``fit``, ``validate``, ``test``, ``predict``.
-        emit: ``"kineto"`` records here; ``"nsys"`` only starts and stops the capture range of ``nsys profile
+        emit: ``"kineto"`` records here; ``"nsys"`` starts and stops the capture range of ``nsys profile
             --capture-range=cudaProfilerApi`` and marks steps and phases with NVTX.
-        export_stacks: Also write the stacks in the format that flame graph tools read.
-        max_events: A window with more events is not kept nor read: it would take more memory than it is worth.
+        export_stacks: Also write stacks in the format of flame graph tools.
+        max_events: A window with more events is neither kept nor read, to limit memory.
     """
 
     wait: int | None = None
@@ -92,7 +92,7 @@ class Recording:
         self._is_stopped = False
 
     def start(self) -> None:
-        """Start it; ``abandon`` stops it, also after an interrupt within this."""
+        """Start recording. ``abandon`` stops it, also after an interrupt in here."""
         started = time.perf_counter()
         options = self._options
         if options.emit == "kineto":
@@ -111,7 +111,7 @@ class Recording:
         return quiet
 
     def step(self) -> bool:
-        """A step is over; whether the window is complete."""
+        """Count a finished step; return whether the window is complete."""
         if self._is_displaced:
             raise RuntimeError("another torch.profiler started inside the window")
         started = time.perf_counter()
@@ -128,7 +128,7 @@ class Recording:
         return is_complete
 
     def abandon(self) -> None:
-        """Stop without reading anything: events must not be read before a window is complete."""
+        """Stop without reading: events must not be read before a window is complete."""
         self._undos.close()
         try:
             self._stop()
@@ -156,26 +156,26 @@ class Recording:
         self._undos.close()
 
     def n_events(self) -> int:
-        """How many events were recorded."""
+        """Return the number of recorded events."""
         self._events = self._profile.profiler.kineto_results.events()
         return len(self._events)
 
     def trace_record(self) -> TraceRecord:
-        """What the events say, read without a file."""
+        """Read the events in memory."""
         from lightning_perf.traces import analyze_trace, from_events, live_events
 
         return analyze_trace(from_events(live_events(self._events)))
 
     @staticmethod
     def trace_of_file(file: Path) -> TraceRecord:
-        """What the exported trace says, Python stacks included."""
+        """Read the exported trace, which includes Python stacks."""
         from lightning_perf.traces import analyze
 
         return msgspec.structs.replace(analyze(file), source="live")
 
     @staticmethod
     def remove(file: Path) -> None:
-        """Deletes what ``export`` wrote."""
+        """Delete the files that ``export`` wrote."""
         file.unlink(missing_ok=True)
         stem = file.name.removesuffix(".pt.trace.json.gz")
         file.with_name(f"{stem}.stacks.txt").unlink(missing_ok=True)
@@ -186,13 +186,10 @@ class Recording:
         return self.n_done == self._n_steps - 1
 
     def export(self, folder: Path, rank: int, with_stacks: bool) -> str:
-        """Write the trace under the name that TensorBoard's profiler tabs look for.
-
-        Returns:
-            The name.
+        """Write the trace under the name that TensorBoard's profiler tabs expect; return the name.
 
         Raises:
-            OSError: The folder's disk, or that of temporary files, has no room for it; nothing is left behind.
+            OSError: The disk of the folder or of temporary files is full; nothing is left behind.
         """
         stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
         name = f"{stem}.pt.trace.json.gz"
@@ -213,7 +210,7 @@ class Recording:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[io.FileIO]:
-    """Open a file for reading, and close it also where an interrupt comes before the block is entered."""
+    """Open a file for reading; close it even if an interrupt comes before the block is entered."""
     file = io.FileIO.__new__(io.FileIO)  # ``open`` would lose the file if a signal handler raised as it returns
     try:
         io.FileIO.__init__(file, path)
@@ -262,7 +259,7 @@ def _kineto_profile(options: WindowOptions, device: Any) -> Any:
 
 
 class _QuietKineto:
-    """Keeps Kineto from printing to the terminal, unless the user has set how much it should say."""
+    """Silences Kineto's output unless the user has set its log level."""
 
     def __init__(self) -> None:
         self._is_mine = "KINETO_LOG_LEVEL" not in os.environ
@@ -275,7 +272,7 @@ class _QuietKineto:
         self.undo()
 
     def undo(self) -> None:
-        """Restore the environment; calling it twice does no harm."""
+        """Restore the environment. Can be called twice."""
         if self._is_mine:
             os.environ.pop("KINETO_LOG_LEVEL", None)
 
@@ -291,11 +288,7 @@ def _cuda_capture(is_on: bool) -> None:
 
 
 def nsys_obstacle(device: Any) -> str | None:
-    """Why a window cannot be given to nsys; None when it can.
-
-    Args:
-        device: The ``torch.device`` trained on.
-    """
+    """Return why a window cannot be captured by nsys on this ``torch.device``; None if it can."""
     import torch
 
     if device.type != "cuda":
@@ -309,11 +302,7 @@ def nsys_obstacle(device: Any) -> str | None:
 
 
 def active_profiler(emit: str = "kineto") -> str | None:
-    """What else is profiling this process, so that no window can be opened beside it; None when nothing is.
-
-    Args:
-        emit: What the window would record with; one for nsys is meant to open below nsys.
-    """
+    """Return what else profiles this process, so that no window can open; None if nothing does."""
     if is_profiler_started():
         return "another torch.profiler is active in this process"
     if emit != "nsys" and os.environ.get("NSYS_PROFILING_SESSION_ID"):
@@ -322,7 +311,7 @@ def active_profiler(emit: str = "kineto") -> str | None:
 
 
 def annotation_for(emit: str) -> Callable[[str], Any]:
-    """Makes the mark that a phase leaves in the trace: phase name → context manager."""
+    """Return a function from a phase name to a context manager that marks it in the trace."""
     import torch
 
     if emit == "nsys":

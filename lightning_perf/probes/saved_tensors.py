@@ -34,19 +34,15 @@ _APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[at
 class SavedTensors:
     """Counts tensors as autograd saves them, as a context manager around a forward pass.
 
-    Each is handed on as it is, so that the backward pass computes with the very same tensors. What was counted before
-    (parameters, the batch) and views of it count nothing. Regions under activation checkpointing, or whose tensors
-    the user moves elsewhere with hooks of their own, keep what they keep: only what reaches autograd here is counted.
-    Sharded parameters (FSDP) are gathered for the forward pass of their module and given back after it: no activations.
+    Tensors are passed on unchanged. What ``count`` counted before (parameters, the batch) and views of it do not count.
+    Under activation checkpointing, or where the user's hooks move tensors elsewhere, only what reaches autograd counts.
+    Sharded parameters (FSDP), gathered for the forward pass of their module, are not activations.
 
-    Nothing is counted, and ``failure`` says why, where hooks would change what the user's code does: below hooks of the
-    user's own, of which torch calls only the innermost; where hooks are disabled, as by transforms of ``torch.func``;
-    and once an autograd function of the user's runs, which would get new objects instead of the tensors it saved.
+    Nothing is counted, and ``failure`` says why, where hooks would change what user code does: below the user's own
+    hooks (torch calls only the innermost), where hooks are disabled, e.g. by transforms of ``torch.func``, and once an
+    autograd function of the user's runs, which would get new objects instead of the tensors it saved.
 
-    Args:
-        count: Knows what was counted before.
-        modules: Top-level modules by name; what is saved while one of them runs is its own.
-        now_ns: The host's clock.
+    ``modules`` are the top-level modules by name, for sums by module.
     """
 
     def __init__(self, count: StorageCount, modules: dict[str, nn.Module], now_ns: Callable[[], int]) -> None:
@@ -92,7 +88,7 @@ class SavedTensors:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether saved tensors are looked at now."""
+        """Whether saved tensors are being counted."""
         return self._hooks is not None
 
     def __exit__(self, *exception: object) -> None:
@@ -143,7 +139,7 @@ class SavedTensors:
             self._running.pop()
 
     def _gathered(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Takes out what autograd saved of parameters that were not there when the parameters were counted."""
+        """Subtract saved parameters that did not exist when parameters were counted."""
         begin = self._now_ns()
         try:
             for parameter in module_walk.own_parameters(module):
@@ -191,7 +187,7 @@ def _refusal() -> str:
 
 
 def _pop(hooks: tuple[Any, Any]) -> None:
-    """Remove a pair of hooks from the stack; those above it, which the user has not removed yet, stay."""
+    """Remove a pair of hooks from the stack; the user's hooks above it stay."""
     above = []
     try:
         while (top := _HOOKS._top_saved_tensors_default_hooks(True)) is not None:

@@ -14,10 +14,10 @@ MAX_POINTS = 128
 
 
 class Series:
-    """Samples of one figure, each standing for some time.
+    """Samples of one figure, weighted by time.
 
-    Mean, least and greatest are of all samples. Quantiles are of at most ``MAX_KEPT``, evenly spaced over the run:
-    whenever there are more, every other one is dropped and from then on every other one is kept.
+    Mean, minimum and maximum cover all samples. Quantiles cover at most ``MAX_KEPT`` samples, evenly spaced over the
+    run: whenever there are more, every second one is dropped and from then on every second one is kept.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Series:
         self._weights = array("d")
 
     def add(self, value: float, weight_s: float) -> None:
-        """Adds a sample that stands for ``weight_s`` seconds; none where that is 0."""
+        """Add a sample that covers ``weight_s`` seconds; none if that is 0."""
         if weight_s <= 0:
             return
         self._min = min(self._min, value) if self.n else value
@@ -46,7 +46,7 @@ class Series:
         self._sum += value * weight_s
 
     def spread(self) -> Spread | None:
-        """What the samples come to; None without any."""
+        """Return the spread of the samples; None without any."""
         if self.n == 0:
             return None
         values, weights = np.array(self._values), np.array(self._weights)
@@ -58,20 +58,14 @@ class Series:
 
 
 class Course:
-    """The course of several figures: at most ``MAX_POINTS`` means, over ever more samples each as the run goes on."""
+    """The course of several figures: at most ``MAX_POINTS`` means, over more and more samples each."""
 
     def __init__(self) -> None:
         self._samples_a_point = 1
         self._points: list[_Point] = []
 
     def add(self, start_s: float, step: int, values: Mapping[str, float]) -> None:
-        """Adds a sample.
-
-        Args:
-            start_s: Seconds since the start of the run at which what it tells began.
-            step: Steps finished by then.
-            values: By metric.
-        """
+        """Add a sample by metric, which began ``start_s`` after the start of the run, after ``step`` steps."""
         fresh = _Point(start_s, step, values)
         if self._points and self._points[-1].n < self._samples_a_point:
             self._points[-1].take(fresh)
@@ -84,7 +78,7 @@ class Course:
             self._points = self._points[::2]
 
     def records(self) -> tuple[TelemetryPoint, ...]:
-        """The course, its figures rounded to four digits."""
+        """Return the course, with four significant digits."""
         return tuple(point.record() for point in self._points)
 
 

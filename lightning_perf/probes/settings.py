@@ -1,6 +1,6 @@
-"""Reads what was set: the Trainer's flags, its loaders, torch's switches. Nothing is iterated, made or changed.
+"""Read settings: the Trainer's flags, its loaders and torch's switches. Nothing is iterated, created or changed.
 
-Every field is read on its own: an object of the user's that misbehaves costs that one field, with the reason.
+Each field is read separately: a user's object that raises costs only that field, with the reason.
 """
 
 from __future__ import annotations
@@ -41,15 +41,11 @@ SIZED_SAMPLERS = (*UNSHUFFLED_SAMPLERS, *SHUFFLED_SAMPLERS, DistributedSampler)
 
 
 def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str]]:
-    """Reads all settings in force; call it when the loaders are set up (``on_train_start`` or the like).
-
-    Args:
-        trainer: A Trainer of either namespace.
-        pl_module: Its LightningModule.
+    """Read all settings once the loaders are set up (``on_train_start`` or the like).
 
     Returns:
-        The settings, and why fields are None, by path such as ``"settings.trainer.progress_bar_refresh_rate"``.
-        A field that is None and has no reason was None in the Trainer too.
+        The settings, and why fields are None, by path such as ``"settings.trainer.progress_bar_refresh_rate"``. A field
+            that is None without a reason is None in the Trainer too.
     """
     missing: dict[str, str] = {}
     with plain.without_overrides():
@@ -66,12 +62,12 @@ def _read(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Settings:
 
 
 def read_step_logging(trainer: Any) -> tuple[int | None, bool | None]:
-    """``prog_bar_metrics`` and ``sync_dist_on_step``, which are known only after the first steps; None until then."""
+    """Return ``prog_bar_metrics`` and ``sync_dist_on_step``; None before the first steps."""
     return seams.step_logging(trainer) or (None, None)
 
 
 def _get(thing: Any, name: str) -> Any:
-    """Return an attribute unless code of the user's computes it."""
+    """Return an attribute unless user code computes it."""
     try:
         return plain.attribute(thing, name)
     except plain.ComputedError as error:
@@ -95,7 +91,7 @@ def _guard(missing: dict[str, str], path: str, read: Callable[[], T]) -> T | Non
 
 
 def _read_fields(missing: dict[str, str], path: str, readers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Reads each field by itself; those that cannot be read are left at their default."""
+    """Read each field separately; those that cannot be read keep their default."""
     values = {field: _guard(missing, f"{path}.{field}", read) for field, read in readers.items()}
     return {field: value for field, value in values.items() if value is not None}
 
@@ -158,7 +154,7 @@ def _class_name(thing: Any) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    """Text of a flag that may be an enum."""
+    """Return the text of a flag that may be an enum."""
     return None if value is None else str(getattr(value, "value", value))
 
 
@@ -167,7 +163,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _limit(value: Any) -> int | float | None:
-    """A number of batches or a fraction; "all", which Lightning holds as infinity, is the -1 that a user passes."""
+    """Return a number of batches or a fraction; -1, as users write it, for Lightning's infinity."""
     if value is None:
         return None
     if isinstance(value, int):
@@ -176,7 +172,7 @@ def _limit(value: Any) -> int | float | None:
 
 
 def _is_ours(callback: Any) -> bool:
-    """PerfDoctor, a class derived from it, or what applies treatments: none of it is a setting of the training."""
+    """Return whether a callback belongs to PerfDoctor and is no setting of the training."""
     return any(base.__module__.partition(".")[0] == "lightning_perf" for base in type(callback).__mro__)
 
 
@@ -200,7 +196,7 @@ def _step_logging(trainer: Any) -> tuple[int, bool]:
 
 
 def _ddp_flag(trainer: Any, name: str) -> bool:
-    """A flag of DistributedDataParallel: from the wrapped module once there is one, before that from the strategy."""
+    """Return a flag of DistributedDataParallel, from the wrapped module or else from the strategy."""
     if isinstance(trainer.model, torch.nn.parallel.DistributedDataParallel):
         return bool(getattr(trainer.model, name))
     arguments = seams.ddp_arguments(trainer.strategy)
@@ -227,7 +223,7 @@ def _stage_loaders(trainer: Any, stage: str) -> list[Any]:
 
 
 def _flatten(nested: Any) -> Iterator[Any]:
-    """The loaders of a collection in the order Lightning numbers them."""
+    """Yield the loaders of a collection in Lightning's order."""
     if nested is None:
         return
     items = plain.items_of(nested) if not plain.is_a(nested, DataLoader) else None
@@ -273,7 +269,7 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
 
 
 def _own_batch_sampler(loader: DataLoader[Any]) -> Any | None:
-    """A batch sampler of the user's own, which alone decides; None where batches are grouped in the usual way."""
+    """Return a batch sampler of the user's class; None for torch's own and without batching."""
     batch_sampler = seams.user_batch_sampler(_get(loader, "batch_sampler"))  # None where nothing is batched
     return None if type(batch_sampler) is BatchSampler else batch_sampler
 
@@ -286,7 +282,7 @@ def _batch_size(loader: DataLoader[Any]) -> int | None:
 
 
 def _inner_sampler(loader: DataLoader[Any]) -> Any:
-    """The sampler of the batch sampler: where the user passed one, the loader's own is a stand-in."""
+    """Return the sampler inside the batch sampler: where the user passed one, the loader's own is unused."""
     inner = plain.stored(_get(loader, "batch_sampler"), "sampler")
     return _get(loader, "sampler") if inner is None else inner
 
@@ -310,7 +306,7 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
 
 
 def _n_samples(dataset: Any) -> int:
-    """The length of a dataset, where no code of the user's counts it: it may be slow, or draw random numbers."""
+    """Return a dataset's length unless user code counts it: that may be slow, or draw random numbers."""
     n_samples = plain.length_of(dataset)
     if n_samples is None:
         raise _Unknown(f"{type(dataset).__name__} is not asked for a length: only its own code could tell")
@@ -318,7 +314,7 @@ def _n_samples(dataset: Any) -> int:
 
 
 def _n_batches(loader: DataLoader[Any], stage: str, index: int, trainer: Any) -> int:
-    """Batches an epoch, where telling needs only arithmetic, or where Lightning asked already.
+    """Return batches per epoch, if arithmetic or Lightning's own count gives it.
 
     Asking a loader over an IterableDataset would change it: torch then warns about batches beyond that length.
     """
@@ -343,7 +339,7 @@ def _n_batches(loader: DataLoader[Any], stage: str, index: int, trainer: Any) ->
 
 
 def _counted_batches(loader: DataLoader[Any]) -> int | None:
-    """Batches of a loader that groups what one of torch's samplers draws from a dataset whose length is known."""
+    """Return the batches that one of torch's samplers draws from a dataset of known length; None otherwise."""
     sampler = _inner_sampler(loader)
     if type(sampler) not in SIZED_SAMPLERS:
         return None
@@ -355,7 +351,7 @@ def _counted_batches(loader: DataLoader[Any]) -> int | None:
 
 
 def _name_of(function: Any) -> str:
-    """Qualified name of a function; class name of a callable object."""
+    """Return the qualified name of a function, or the class name of a callable object."""
     name = (
         function.__qualname__ if plain.is_a(function, (types.FunctionType, types.BuiltinFunctionType, type)) else None
     )
@@ -365,7 +361,7 @@ def _name_of(function: Any) -> str:
 
 
 def _start_method(loader: DataLoader[Any]) -> str | None:
-    """How workers are started, where the user chose; None stands for Python's default."""
+    """Return how workers are started if the user chose it; None for Python's default."""
     context = _get(loader, "multiprocessing_context")
     # allow_none: asking plainly would fix Python's default for good, and a later set_start_method would raise.
     return None if context is None else context.get_start_method(allow_none=True)

@@ -1,8 +1,8 @@
-"""The host's time, cut without gap or overlap into the parts of the training loop.
+"""Charge the host's time, without gap or overlap, to the parts of the training loop.
 
-At each moment exactly one span is current. Entering a span charges the time since the last change to the span that was
-current, leaving it charges the span itself; so the parts are exclusive and add up to the wall time by construction,
-however spans nest, and each change costs one clock read.
+Exactly one span is current. Entering a span charges the time since the last change to the previous span, and leaving it
+charges the span itself. So times are exclusive and add up to wall time however spans nest, and each change costs one
+clock read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Span:
     """A named part of the loop, as a reusable context manager.
 
     Attributes:
-        phase: Index of the phase that its time is counted in.
+        phase: Index of the phase that its time counts in.
         ns: Nanoseconds spent in it so far, without the spans entered from it.
-        n: How often it was entered.
+        n: Number of entries.
         action: What entering it yields: the name of Lightning's action, as a profiler does.
     """
 
@@ -84,19 +84,19 @@ class Span:
 
 
 class Edges(Protocol):
-    """Who wants to know when the parts of a step begin and end."""
+    """Listener for the parts of a step."""
 
     def enters(self, name: str) -> None:
-        """The part of this name begins."""
+        """Handle the start of a part."""
 
     def leaves(self, name: str) -> None:
-        """It is over; also where it raised."""
+        """Handle the end of a part, even if it raised."""
 
 
 class EdgeSpan(Span):
-    """A span that tells ``timeline.edges`` when it begins and ends.
+    """A span that notifies ``timeline.edges`` when it begins and ends.
 
-    Spans become this class for a sampled step and plain ones again after it, so that other steps pay nothing.
+    Spans get this class for a sampled step only, so that other steps pay nothing.
     """
 
     __slots__ = ()
@@ -120,14 +120,7 @@ class EdgeSpan(Span):
 
 
 class FetchSpan(Span):
-    """The wait for a batch; tells its owner when it begins and ends.
-
-    Args:
-        timeline: What charges the time.
-        before: Called as it begins; whether ``after`` is to be called too.
-        after: Called as it ends.
-        action: What entering it yields.
-    """
+    """The wait for a batch. Calls ``before``, and ``after`` if ``before`` returned True."""
 
     __slots__ = ("after", "before", "wants_end")
 
@@ -156,10 +149,10 @@ class FetchSpan(Span):
 
 
 class NoSpan(str):
-    """The name of an action that needs no span of its own, as a context manager that yields it and does nothing.
+    """The name of an action without a span, as a context manager that yields it and does nothing.
 
-    A step enters a dozen of them. Functions written in C cost half of what Python functions with nothing in them do:
-    one that returns the string, and one that takes whatever it is given and returns what is false.
+    A step enters about a dozen. Functions written in C cost half of what empty Python functions do: one that returns
+    the string, and one that accepts any arguments and returns a false value.
     """
 
     __slots__ = ()
@@ -169,12 +162,7 @@ class NoSpan(str):
 
 
 class MarkedSpan:
-    """A span that also leaves a mark in the profiler's trace, for the steps of a profiler window.
-
-    Args:
-        span: The span.
-        mark: Makes the mark, a context manager.
-    """
+    """A span that also marks the trace of a profiler window, with a context manager from ``mark``."""
 
     __slots__ = ("mark", "open", "span")
 
@@ -203,16 +191,14 @@ class MarkedSpan:
 
 
 def phase_of(span: Span) -> str:
-    """The phase that a span's time counts in; the doctor's own counts among the callbacks."""
+    """Return the phase of a span; PerfDoctor's own time counts as callbacks."""
     return "callbacks" if span.phase == OWN else PHASES[span.phase]
 
 
 class Timeline:
-    """Which span is current, and what each phase has taken since the last row was taken.
+    """The current span, and the time of each phase since the last row was taken.
 
-    Args:
-        now_ns: The host's clock.
-        on_fail: Called with the first error inside a span; spans then go on doing nothing of value.
+    ``on_fail`` gets the first error inside a span; spans then measure nothing useful.
     """
 
     def __init__(self, now_ns: Callable[[], int], on_fail: Callable[[Exception], None]) -> None:
@@ -229,11 +215,11 @@ class Timeline:
         self.start_ns = self.last_ns
 
     def phase(self) -> str:
-        """The phase that the time counts in at this moment."""
+        """Return the current phase."""
         return phase_of(self.current)
 
     def charge(self) -> int:
-        """Charges the time since the last change to the current span; the time now, in nanoseconds."""
+        """Charge the time since the last change to the current span; return the time in nanoseconds."""
         now = self.now_ns()
         passed = now - self.last_ns
         self.current.ns += passed
@@ -242,24 +228,24 @@ class Timeline:
         return now
 
     def set_base(self, phase: str) -> None:
-        """From now on time outside all spans belongs to ``phase``."""
+        """Charge the time outside all spans to ``phase`` from now on."""
         self.charge()
         self.base.phase = PHASE_INDEX[phase]
 
     def unwind(self) -> None:
-        """Forgets spans that were entered and never left, as an exception that the user caught can leave them."""
+        """Drop spans that were never left, because the user caught an exception."""
         self.charge()
         self.stack.clear()
         self.current = self.base
 
     def freeze(self) -> None:
-        """Stops the clock for good."""
+        """Stop the clock for good."""
         last_ns = self.last_ns
         self.now_ns = lambda: last_ns
         self.is_frozen = True
 
     def swap_row(self, row: list[int]) -> list[int]:
-        """Goes on counting phases in ``row``; returns the one used so far. For stages inside a stage."""
+        """Count phases in ``row`` from now on; return the previous row. For stages inside a stage."""
         self.charge()
         used, self.phase_ns = self.phase_ns, row
         return used
@@ -273,7 +259,7 @@ class Timeline:
 
 
 def span_cost_ns(timeline_factory: Callable[[], Timeline], rounds: int = 200) -> float:
-    """What entering and leaving a span costs here, in nanoseconds: the least of five rounds' means."""
+    """Return nanoseconds to enter and leave a span: the lowest mean of five rounds."""
     import time
 
     timeline = timeline_factory()

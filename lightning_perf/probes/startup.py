@@ -1,4 +1,4 @@
-"""Where the time to the end of the first step goes."""
+"""Split the time to the end of the first step into parts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from lightning_perf.records import PHASES, STEP_PHASES, StageTimes
 def startup_parts(
     startup_ns: dict[str, int], sanity_ns: int, first_step_ns: tuple[int, ...] | None, steady: StageTimes | None
 ) -> dict[str, float]:
-    """Where the time to the end of the first step went: ``Run.startup``.
+    """Return seconds by part of the time to the end of the first step: ``Run.startup``.
 
     Args:
         startup_ns: Nanoseconds before the first fetch, by phase.
-        sanity_ns: Of these, the sanity validation's.
-        first_step_ns: The first step's phases in the order of ``PHASES``; None where they are not known.
-        steady: What is usual; None while that is not known, and the first step then counts whole.
-
-    Returns:
-        Seconds by part, without the parts that took no time.
+        sanity_ns: The part of it in the sanity validation.
+        first_step_ns: The first step's phases in the order of ``PHASES``; None if unknown.
+        steady: The usual step; None while unknown: then the whole first step counts.
     """
     parts = {name: ns / 1e9 for name, ns in startup_ns.items()}
     parts["other"] = parts.pop("startup", 0.0) - sanity_ns / 1e9 + parts.pop("other", 0.0)

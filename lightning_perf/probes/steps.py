@@ -1,7 +1,4 @@
-"""Cuts a stage into steps and keeps what each phase of them took.
-
-Longer than others for its one large class, whose events and what they come to share all of its state.
-"""
+"""Cut a stage into steps and keep the time of each phase."""
 
 from __future__ import annotations
 
@@ -54,15 +51,14 @@ _NoOverrides = plain.without_overrides
 class StageProbe:
     """The steps of one stage.
 
-    A row is the time from one step's first fetch to the next one's, cut into phases. Rows are exclusive and without
-    gaps: added up they are the wall time of the stage.
+    A row is the time from a step's first fetch to the next step's, by phase. Rows have no gaps or overlap: they add up
+    to the wall time of the stage.
 
     Args:
         timeline: What charges the time.
         device_clock: None where the device has no clock.
-        row: What the timeline charges while this stage runs; by default what it charges now.
-        own: The span of the doctor's own time, that folding at the end of a step is; None to leave it to the span that
-            the step's end is told in.
+        row: The counters that the timeline charges in this stage; by default its current ones.
+        own: The span of PerfDoctor's own time; None if a span around the step's end accounts for it.
     """
 
     def __init__(
@@ -107,13 +103,10 @@ class StageProbe:
     # -- the loop's events, in the order in which they come ------------------------------------------------------------
 
     def fetch_begins(self) -> bool:
-        """The loop asks for a batch; unless a step asks for it itself, a new row begins.
+        """Begin a row at a fetch of the loop; return whether ``fetch_ends`` must be called.
 
-        Where an epoch begins with two fetches, because a loader without length is read one batch ahead, they share
-        the row of its first step.
-
-        Returns:
-            Whether ``fetch_ends`` is to be called.
+        A fetch inside a step begins no row. An unsized loader is read one batch ahead: the first two fetches of an
+        epoch share a row.
         """
         if self.is_in_batch:
             self.is_fetched_within = True
@@ -127,14 +120,14 @@ class StageProbe:
         return True
 
     def fetch_ends(self) -> None:
-        """The batch has come, or the loader is exhausted."""
+        """Handle the end of a fetch, with a batch or an exhausted loader."""
         if self.device_clock is not None:
             # The device's step reaches from the last fetch to this one: work of the last row, waiting of this one.
             is_left_out = self._is_row_left_out or self._was_row_left_out
             self.device_clock.after_fetch(not (self._is_first_of_epoch or is_left_out))
 
     def batch_begins(self, batch: Any) -> None:
-        """The step itself begins; a row too where no fetch preceded it."""
+        """Begin a step, and a row if no fetch came before."""
         if not self._is_row_fresh:
             self._take_row()
         self._is_row_fresh = False
@@ -150,10 +143,9 @@ class StageProbe:
         self._samples = self._batch_size(batch)
 
     def batch_ends(self, batch: Any = None) -> None:
-        """The step is over; what comes until the next row still belongs to its row.
+        """End the step; time until the next row still belongs to its row.
 
-        Args:
-            batch: The batch where it was not known when the step began, because the step fetched it itself.
+        ``batch`` gives the batch size where the step fetched the batch itself.
         """
         if not self.is_in_batch:  # the loader gave None: no step began
             return
@@ -166,7 +158,7 @@ class StageProbe:
                 self.fold()
 
     def epoch_ends(self) -> None:
-        """The last step of an epoch is over; time from here on is the epoch's boundary."""
+        """End the epoch's steps; the time that follows is epoch boundary."""
         if self.is_in_batch:  # on_train_batch_start said -1: this step never ran
             self._row_has_step = False
         self.is_in_batch = self._is_row_fresh = False
@@ -176,13 +168,13 @@ class StageProbe:
             self.device_clock.forget()
 
     def epoch_begins(self, index: int) -> None:
-        """From here on rows belong to the epoch of this index."""
+        """Begin the epoch of this index."""
         self._take_row()
         self._close_epoch()
         self.epoch = index
 
     def profiling(self, is_on: bool) -> None:
-        """A profiler window opens or closes: its rows, the one under way included, count in no statistic."""
+        """Open or close a profiler window: its rows count in no statistic."""
         self._is_profiled = is_on
         self._is_row_left_out = True
         if not self._has_begun_first_step:
@@ -191,15 +183,15 @@ class StageProbe:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the row under way counts in no statistic."""
+        """Whether the current row counts in no statistic."""
         return self._is_row_left_out
 
     def leave_out(self) -> None:
-        """The row under way counts in no statistic: something of ours makes it longer than a step is."""
+        """Exclude the current row from all statistics, because PerfDoctor makes it longer."""
         self._is_row_left_out = True
 
     def reporting(self, is_on: bool) -> None:
-        """The doctor begins or ends its own reporting between epochs, which is no part of the training's time."""
+        """Begin or end PerfDoctor's own reporting between epochs, which is not training time."""
         if is_on:
             self._take_row()  # what other callbacks did before is the training's
             self._was_profiled = self._is_profiled
@@ -209,14 +201,14 @@ class StageProbe:
             self._is_profiled = self._is_row_left_out = self._was_profiled
 
     def pause(self) -> None:
-        """Another stage runs inside this one: what the device does meanwhile is not this stage's step."""
+        """Discard pending device measurements: another stage runs inside this one."""
         if self.device_clock is not None:
             self.device_clock.forget()
 
     # -- what it comes to ------------------------------------------------------------
 
     def stage_times(self) -> StageTimes | None:
-        """The steps so far; None before the first steady one."""
+        """Return the steps so far; None before the first steady one."""
         self._take_row()
         if self._tally is not None:
             self.fold()
@@ -227,7 +219,7 @@ class StageProbe:
         return times
 
     def device_times(self) -> DeviceTimes | None:
-        """The device's side of the steps resolved so far; None without a device clock or before any was resolved."""
+        """Return the device's times of the resolved steps; None without a device clock or before the first."""
         if self.device_clock is None:
             return None
         resolved = self.device_clock.resolved
@@ -242,7 +234,7 @@ class StageProbe:
         return device.record(self.device_clock.backend)
 
     def recent_median_ns(self) -> float | None:
-        """Median of the last few steps, of all steps right after a folding; None before the first."""
+        """Return the median of the last few steps, or of all steps right after folding; None before the first."""
         # Without numpy, which takes a millisecond for it where a training step has emptied the caches.
         rows = self._rows
         begins = range(len(rows) - ROW_WIDTH, max(-1, len(rows) - 2 * _RECENT_STEPS * ROW_WIDTH - 1), -ROW_WIDTH)
@@ -253,32 +245,32 @@ class StageProbe:
         return None if median_s is None else median_s * 1e9
 
     def recent_wait_share(self) -> float | None:
-        """Share of the last few steps' time that waited for data; None right after a folding and before a step."""
+        """Return the share of the last steps that waited for data; None before a step and right after folding."""
         rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * ROW_WIDTH :])
         usual = rows[rows[:, KIND] == USUAL_STEP]
         total_ns = int(usual[:, _STEP_COLUMNS].sum())
         return int(usual[:, PHASE_INDEX["data_wait"]].sum()) / total_ns if total_ns else None
 
     def own_median_ns(self) -> float:
-        """What the doctor's own hooks take in a usual step; 0 before there was one."""
+        """Return the time of PerfDoctor's own hooks in a usual step; 0 before the first."""
         tally = self._tally if self._tally is not None else self._started(self._matrix())[0]
         return tally.own_median_ns()
 
     def epochs_so_far(self) -> tuple[Epoch, ...]:
-        """The epochs, the one under way included."""
+        """Return the epochs, including the current one."""
         self._take_row()
         self._sum_epoch()
         current = self._epoch.record(self.epoch)
         return (*self.epochs, current) if current else tuple(self.epochs)
 
     def n_epochs(self) -> int:
-        """Epochs with a step so far, the one under way included; ``epochs_so_far`` keeps the last of them only."""
+        """Return the number of epochs with a step, including the current one and those no longer kept."""
         self._take_row()
         self._sum_epoch()
         return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
     def fold(self) -> None:
-        """Adds the rows kept so far to the tally."""
+        """Add the kept rows to the tally."""
         self._sum_epoch()
         rows = self._matrix()
         if self._tally is None:
@@ -326,7 +318,7 @@ class StageProbe:
         return _as_matrix(self._rows)
 
     def _started(self, rows: NDArray[np.int64]) -> tuple[Tally, int]:
-        """A tally of what follows the warm-up, and how many steps that was."""
+        """Return a tally of the rows after the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
         is_usual = rows[:, KIND] == USUAL_STEP
         steps_ns = rows[:, _STEP_COLUMNS].sum(axis=1)
@@ -360,7 +352,7 @@ class StageProbe:
             self._epoch = _EpochTally()
 
     def _batch_size(self, batch: Any) -> int:
-        """The size of a batch of a kind that may be new; -1 where it is unknown, which the record says."""
+        """Return the size of a batch whose structure may be new; -1 if unknown."""
         if batch is None:
             return -1
         try:
@@ -384,15 +376,10 @@ def _as_matrix(rows: array[int]) -> NDArray[np.int64]:
 
 
 def size_reader(batch: Any) -> Callable[[Any], int]:
-    """Return a function that reads the batch size of batches built like this one: the first dimension of a tensor.
+    """Return a function that reads the size of batches with this structure; -1 if no tensor has a dimension.
 
-    The first plain tensor or numpy array counts. Nothing else is asked for a shape: it may compute one.
-
-    Args:
-        batch: A tensor, or (nested) tuples, lists, dicts and dataclasses of tensors.
-
-    Returns:
-        Batch → number of samples; -1 where there is no tensor with a dimension.
+    The size is the first dimension of the first plain tensor or numpy array in (nested) tuples, lists, dicts and
+    dataclasses. No other object is asked for its shape: it may compute one.
     """
     path = _path_to_tensor(batch, depth=4)
     if path is None:
@@ -412,7 +399,7 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
 
 
 def _first_dimension(value: Any) -> int:
-    """Return the size of the first dimension of a plain tensor or array; it costs 0.2 us, and each step asks."""
+    """Return the first dimension of a plain tensor or array. Called in each step: costs 0.2 us."""
     if type(value) is torch.Tensor:
         with _NoOverrides():
             return value.size(0)
@@ -435,7 +422,7 @@ def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
 
 
 class _EpochTally:
-    """Adds up the rows of one epoch."""
+    """Sums of the rows of one epoch."""
 
     def __init__(self) -> None:
         self.n_steps = 0
@@ -447,7 +434,7 @@ class _EpochTally:
         self._first_fetch_ns: int | None = None
 
     def add(self, rows: NDArray[np.int64]) -> None:
-        """Counts rows of this epoch; shape (rows, ROW_WIDTH)."""
+        """Add rows of this epoch; shape (rows, ROW_WIDTH)."""
         is_step = are_steps(rows[:, KIND])
         self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
         # Measuring and reporting between epochs is the doctor's own pause and not the time of a callback.
@@ -467,7 +454,7 @@ class _EpochTally:
             self._first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
 
     def record(self, index: int) -> Epoch | None:
-        """The epoch of this index; None before it took any time."""
+        """Return the epoch's record; None if it took no time."""
         total_ns = int(self._rows_ns.sum())
         if total_ns == 0:
             return None
@@ -485,7 +472,7 @@ class _EpochTally:
 
 
 class _DeviceTally:
-    """Adds up what the device clock resolved: pairs of (step, starved) nanoseconds."""
+    """Sums of (step, starved) nanoseconds that the device clock resolved."""
 
     def __init__(self) -> None:
         self.n = 0

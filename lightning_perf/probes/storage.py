@@ -1,4 +1,4 @@
-"""Where a dataset lies: its mount, file system and disk, by the first path that the dataset object names."""
+"""The mount, file system and disk of a dataset, by the first path in the dataset object."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PATH_FIELDS = (
 
 
 def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
-    """The first existing path among the fields of a dataset, or of the datasets that it wraps; None without one.
+    """Return the first existing path in the fields of a dataset, or of the datasets it wraps; None without one.
 
-    Reads instance attributes only: no property of the user's is run.
+    Reads instance attributes only: no user code runs.
     """
     fields = plain.attributes(dataset)
     for name in _PATH_FIELDS:
@@ -47,12 +47,7 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
 
 
 def dataset_disk(dataset: Any, root: Path = Path("/")) -> DatasetDisk | None:
-    """The disk of a dataset; None where it names no path, or where mounts are not told.
-
-    Args:
-        dataset: Of the training loader.
-        root: Where ``proc`` and ``sys`` are found.
-    """
+    """Return the disk of a dataset; None if it has no path, or if mounts are unknown."""
     path = dataset_path(dataset)
     text = read_text(root / "proc" / "self" / "mountinfo")
     if path is None or text is None:

@@ -1,4 +1,4 @@
-"""Counts memory by storage: what views, ties and copies of a reference share is counted once."""
+"""Count memory by storage: what views, ties and several references share counts once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ Key = tuple[str, int]
 
 
 class Storage:
-    """One storage.
-
-    Attributes:
-        key: The same for all tensors that share it.
-        n_bytes: Its size.
-        device: E.g. ``"cuda:0"``.
-    """
+    """One storage; ``key`` is the same for all tensors that share it, ``device`` e.g. ``"cuda:0"``."""
 
     __slots__ = ("device", "key", "n_bytes")
 
@@ -37,9 +31,9 @@ class Storage:
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
-    """Yield the storages behind a tensor: one, or those inside torch's own subclasses such as DTensor.
+    """Yield the storages of a tensor: one, or those inside torch's own subclasses such as DTensor.
 
-    Yield none where there are none, and for a tensor subclass of the user's that has its own dispatch.
+    Yield none for a tensor subclass of the user's with its own dispatch.
     """
     kind = type(tensor)
     if not plain.is_readable_tensor(tensor):
@@ -79,11 +73,7 @@ def _sparse_storages(tensor: torch.Tensor) -> Iterator[Storage]:
 
 
 class StorageCount:
-    """Adds up storages, each once however often it comes.
-
-    Args:
-        device: The device that counts; what lies elsewhere is added to ``elsewhere_bytes``.
-    """
+    """Adds up storages on one device, each once; those elsewhere are added to ``elsewhere_bytes``."""
 
     def __init__(self, device: Any) -> None:
         self.device = str(device)
@@ -91,14 +81,7 @@ class StorageCount:
         self._seen: set[Key] = set()
 
     def add(self, tensors: Iterable[torch.Tensor | None]) -> int:
-        """Counts tensors.
-
-        Args:
-            tensors: None and uninitialised ones count nothing.
-
-        Returns:
-            Bytes that they add on the device.
-        """
+        """Count tensors; return the bytes that they add on the device. None and uninitialized ones count nothing."""
         added = 0
         for tensor in tensors:
             if tensor is None or plain.is_lazy(tensor):
@@ -114,7 +97,7 @@ class StorageCount:
         return added
 
     def forget(self, key: Key) -> None:
-        """Lets a storage count again: its memory is given back, and another may come to lie at its address."""
+        """Count a storage again if it returns: its memory was freed, and another may get its address."""
         self._seen.discard(key)
 
 

@@ -1,4 +1,4 @@
-"""From steps that were looked at operator by operator to the record: lines that wait, loops over tensors, attention."""
+"""Records of traced steps: lines that wait, loops over tensors, attention written out."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ _UNSEEN_BACKWARD = "a device's backward pass runs in a thread of its own, in whi
 
 
 def sync_calls(looks: list[StepLook], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
-    """What the looks saw; None before the first.
+    """Return the record of traced steps; None before the first.
 
-    Args:
-        looks: Of whole steps.
-        device: Its kind.
-        warned: Lines that a device's own warning named, and how often in the one step that was asked; None unasked.
+    ``warned`` counts the device's own warnings by line, in one step; None if they were not requested.
     """
     looks = [look for look in looks if not look.failure]
     if not looks:
@@ -101,7 +98,7 @@ def _loops(looks: list[StepLook]) -> tuple[TensorLoop, ...]:
 
 
 def _loop(look: StepLook, call: Call) -> TensorLoop | None:
-    """The loop of a call that takes a tensor apart; None where what is repeated is something else."""
+    """Return the loop of a call that unpacks a tensor; None if it repeats something else."""
     taking = [v for v in call.visits.values() if v.operator in _INDEXING and v.n >= MIN_REPEATS]
     repeated = [v for v in call.visits.values() if v.n >= MIN_REPEATS]
     if taking:

@@ -1,8 +1,8 @@
-"""One step, operator by operator: what makes the host wait, loops over tensors, attention that is written out.
+"""Trace one step's operators: synchronizing calls, loops over tensors, attention written out.
 
-Operators are seen below autograd by a ``TorchDispatchMode``. It calls each as it came, so results are the same to the
-last bit. What torch does without an operator (``tolist``, ``numpy``, ``cpu`` of a tensor that is there already, and
-``print``, which hides its own) is seen by standing in for the method during that one step.
+A ``TorchDispatchMode`` sees operators below autograd and calls them unchanged, so results are bit-identical. Work that
+torch does without an operator (``tolist``, ``numpy``, ``cpu`` of a tensor that is already there, and ``print``, which
+hides its operators) is seen by patching these methods during that step.
 """
 
 from __future__ import annotations
@@ -35,25 +35,21 @@ Called = Callable[[str, Any, Any, Any, Any], Any]
 
 
 class StandIns:
-    """The methods, from ``put`` to ``take_away``.
-
-    Args:
-        called: Called in their place.
-    """
+    """Patches methods of tensors, from ``put`` to ``take_away``, to call ``called`` instead."""
 
     def __init__(self, called: Called) -> None:
         self._called = called
         self._undos = Undos()
 
     def put(self) -> None:
-        """From here on; another thread's calls are handed over too."""
+        """Patch the methods, for all threads."""
         for name in _METHODS:
             change_attribute(torch.Tensor, name, self._wrapping(name, getattr(torch.Tensor, name)), self._undos)
         prints: Any = torch._tensor_str
         change_attribute(prints, "_str", self._wrapping("print(tensor)", prints._str), self._undos)
 
     def take_away(self) -> None:
-        """Restore what was there; calling it twice does no harm."""
+        """Restore the methods. Can be called twice."""
         self._undos.close()
 
     def _wrapping(self, word: str, original: Any) -> Callable[..., Any]:
@@ -76,14 +72,10 @@ _ALWAYS_WAIT = {
 
 
 def waiting_word(name: str, args: Any, out: Any, sight: Sight, device_type: str) -> str:
-    """The word for an operator that makes the host wait; empty for others.
+    """Return the word for an operator that makes the host wait for the device; empty for others.
 
-    Args:
-        name: The operator's, without its namespace and the underscore of one in place.
-        args: Its arguments.
-        out: Its result.
-        sight: What stands above it.
-        device_type: Of the run: what lies elsewhere is not waited for. ``"cpu"`` for what would wait on a device.
+    With ``device_type`` ``"cpu"``: what would wait on a device. ``name`` has no namespace and no underscore of an
+    in-place operator.
     """
 
     def is_on_device(tensor: Any) -> bool:
@@ -107,7 +99,7 @@ def waiting_word(name: str, args: Any, out: Any, sight: Sight, device_type: str)
 
 
 def _reading_word(sight: Sight) -> str:
-    """How the user wrote that a number is read."""
+    """Return how the user wrote the reading of a number."""
     if any(function == "__format__" for _, function in sight.via):
         return "format(tensor)"
     frame = sight.frame
@@ -119,7 +111,7 @@ def _reading_word(sight: Sight) -> str:
 
 
 def is_optimizers(sight: Sight) -> bool:
-    """Torch's optimizers keep their counters on the host: reading these waits for nothing."""
+    """Return whether a torch optimizer reads its counters, which are on the host: nothing waits."""
     return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in sight.via)
 
 
@@ -135,12 +127,12 @@ class Site:
 
 
 class StepLook(_Mode):  # type: ignore[misc]
-    """Sees one step's operators, from ``open`` to ``close``.
+    """Traces one step's operators, from ``open`` to ``close``.
 
     Args:
-        device: Of the run; what lies elsewhere is not waited for.
-        entry_ns: What it costs to get here for each operator, as ``entry_cost_ns`` says.
-        phase: The phase of the step at this moment.
+        device: Of the run; other devices are not waited for.
+        entry_ns: Cost per operator of getting here, from ``entry_cost_ns``.
+        phase: Returns the current phase of the step.
         now_ns: The host's clock.
     """
 
@@ -172,13 +164,13 @@ class StepLook(_Mode):  # type: ignore[misc]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled regions stay compiled while this is in place (torch 2.10 and newer ask; older ones do not)."""
+        """Keep compiled regions compiled (torch 2.10 and newer ask; older ones do not)."""
         return True
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The step begins."""
+        """Begin the step."""
         self._is_open = True
         self._stand_ins.put()
         self.lines.begin(sys._getframe(1))
@@ -186,7 +178,7 @@ class StepLook(_Mode):  # type: ignore[misc]
         self._begin_ns = self._now_ns()
 
     def close(self) -> bool:
-        """End the step; return False where a mode of the user's is above, and it must be tried again."""
+        """End the step; return False if a mode of the user's is above, and this must be tried again."""
         if not self._is_open:
             return True
         if not self._end_ns:
@@ -267,22 +259,22 @@ class StepLook(_Mode):  # type: ignore[misc]
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
     def step_s(self) -> float:
-        """How long the step took, without what looking cost as far as known."""
+        """Return the step's duration without the known tracing cost."""
         return max(1e-9, (self._end_ns - self._begin_ns - self._own_ns - self.lines.n_operators * self._entry_ns) / 1e9)
 
     def all_spent_ns(self) -> int:
-        """What looking has cost."""
+        """Return the tracing cost."""
         return int(self._own_ns + self.lines.n_operators * self._entry_ns)
 
     def loop_s(self, visits: Visits) -> float:
-        """Seconds between the first and the last visit of a place, without what looking cost."""
+        """Return seconds between the first and the last visit of a place, without tracing cost."""
         first, last = visits.first, visits.last
         looking_ns = last.own_ns - first.own_ns + (last.n_operators - first.n_operators) * self._entry_ns
         return max(0.0, (last.ns - first.ns - looking_ns) / 1e9)
 
 
 def entry_cost_ns(rounds: int = 40) -> float:
-    """What a dispatch mode costs each operator here, beyond what it times itself: the least of three rounds."""
+    """Return the cost per operator of a dispatch mode, beyond what it times itself: the least of three rounds."""
     tensor = torch.zeros(1, device="cpu")
     plain, watched = [], []
     for _ in range(3):
@@ -304,7 +296,7 @@ def _time_views(tensor: torch.Tensor, rounds: int) -> int:
 
 
 class _Nothing(_Mode):  # type: ignore[misc]
-    """A mode that only hands on."""
+    """A mode that passes every operator on."""
 
     supports_higher_order_operators = True  # else torch raises in the user's step, at operators such as torch.cond
 
@@ -317,5 +309,5 @@ class _Nothing(_Mode):  # type: ignore[misc]
 
 
 def can_look_at_compiled() -> bool:
-    """Whether compiled regions stay compiled below a dispatch mode: older versions of torch fall back to eager."""
+    """Return whether compiled regions stay compiled below a dispatch mode; older torch falls back to eager."""
     return hasattr(_Mode, "ignore_compile_internals")

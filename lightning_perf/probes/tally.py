@@ -1,4 +1,4 @@
-"""Adds up the steps of a stage in constant memory, and says what they come to."""
+"""Add up the steps of a stage in constant memory."""
 
 from __future__ import annotations
 
@@ -48,16 +48,15 @@ _RECENT_FETCHES = 2048
 
 
 def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows hold a step, whatever its kind."""
+    """Return which rows hold a step of any kind."""
     return np.asarray((kinds != NOT_A_STEP) & (kinds != LEFT_OUT_TIME))
 
 
 class Tally:
-    """Sums, quantiles, outliers and the course of the steps of one stage.
+    """Sums, quantiles, outliers and timeline of the steps of one stage.
 
-    Args:
-        first_step: Index of the first step that will be added, counted from the start of the run.
-        start_ns: When it began, in nanoseconds since the start of the run.
+    ``first_step`` is the index of the first step to be added, ``start_ns`` its start; both count from the start of the
+    run.
     """
 
     def __init__(self, first_step: int = 0, start_ns: int = 0) -> None:
@@ -83,11 +82,7 @@ class Tally:
         self._blocks = _Blocks()
 
     def add(self, rows: NDArray[np.int64]) -> None:
-        """Adds rows in order.
-
-        Args:
-            rows: Shape (rows, ROW_WIDTH). Not changed.
-        """
+        """Add rows in order; shape (rows, ROW_WIDTH)."""
         if len(rows) == 0:
             return
         kinds = rows[:, KIND]
@@ -122,15 +117,15 @@ class Tally:
             self.samples = None if (known < 0).any() else self.samples + int(known.sum())
 
     def step_median_s(self) -> float | None:
-        """Median step; None without steps."""
+        """Return the median step; None without steps."""
         return self._median(_STEP_SERIES) / 1e9 if self.n_steps else None
 
     def own_median_ns(self) -> float:
-        """What the doctor's own hooks take in a usual step; 0 without steps."""
+        """Return the time of PerfDoctor's own hooks in a usual step; 0 without steps."""
         return self._own.quantiles(0, (0.5,))[0] if self.n_steps else 0.0
 
     def stage_times(self, n_warmup_steps: int) -> StageTimes | None:
-        """The record, without what the tally cannot know (names, device, garbage collector); None without steps."""
+        """Return the record without names, device and garbage collector; None without steps."""
         if self.n_steps == 0:
             return None
         span_s = self.span_ns / 1e9
@@ -153,7 +148,7 @@ class Tally:
     def _with_first_fetches_moved(
         self, phases: NDArray[np.int64], kinds: NDArray[np.int64], usual: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """What the first fetch of an epoch took beyond a usual one (workers starting) belongs to the epoch boundary."""
+        """Count what an epoch's first fetch takes beyond a usual one (starting workers) as epoch boundary."""
         first = (kinds == FIRST_STEP) | ((kinds == NOT_A_STEP) & (phases[:, _BOUNDARY] > 0))
         if first.any():
             if usual.any():
@@ -235,7 +230,7 @@ class Tally:
 
 
 def _bursts(is_waiting: NDArray[np.bool_]) -> tuple[int | None, float | None]:
-    """The most frequent distance between successive waits, and the share of waits at that distance."""
+    """Return the most frequent distance between successive waits, and the share of waits at that distance."""
     positions = np.flatnonzero(is_waiting)
     if len(positions) < _MIN_WAITS_FOR_BURSTS:
         return None, None
@@ -246,7 +241,7 @@ def _bursts(is_waiting: NDArray[np.bool_]) -> tuple[int | None, float | None]:
 
 
 class _Blocks:
-    """The timeline: blocks of equally many steps, twice as many steps a block whenever there are too many blocks."""
+    """The timeline: blocks of equally many steps. Their size doubles whenever there are too many."""
 
     def __init__(self) -> None:
         self._steps_a_block = _FIRST_BLOCK_STEPS
@@ -276,7 +271,7 @@ class _Blocks:
             self._table = np.vstack([_merged(self._table[i : i + 2]) for i in range(0, len(self._table), 2)])
 
     def is_steady(self) -> bool | None:
-        """Whether the halves agree; None with fewer than 20 steps."""
+        """Return whether both halves agree; None with fewer than 20 steps."""
         if len(self._table) < 2 or self._table[:, 1].sum() < _MIN_STEPS_FOR_OUTLIERS:
             return None
         return halves_agree(self._table[:, 3] / self._table[:, 1])

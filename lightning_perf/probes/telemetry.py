@@ -1,7 +1,7 @@
-"""Samples devices and host beside the training, in a thread of its own, and writes down what they did.
+"""Sample device and host in a thread beside the training.
 
-The thread does nothing but sample and wait. A worker that is forked from the training does not inherit it: threads do
-not survive a fork, and no lock of it is taken by anything that a worker runs.
+The thread only samples and waits. A forked worker does not inherit it, and nothing that a worker runs takes one of its
+locks.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _log = logging.getLogger("lightning_perf")
 
 
 class TelemetryProbe:
-    """One run's telemetry. To be made and started in the training thread.
+    """One run's telemetry. Made and started in the training thread.
 
     Args:
-        host: The host's reader; None where it could not be made.
-        gpu: The device's; None where there is none.
+        host: The host's reader; None if it could not be created.
+        gpu: The device's; None if there is none.
         packages: The CPU's energy.
         now_ns: The host's clock.
         start_ns: The start of the run by it.
-        step: Steps finished by now; samples count from the first on.
-        hz: Samples a second, in ``HZ_RANGE``, once the first seconds are over.
+        step: Returns the number of finished steps; samples count from the first on.
+        hz: Samples per second after the first seconds, in ``HZ_RANGE``.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class TelemetryProbe:
     # -- the run's events ------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to sample."""
+        """Begin to sample."""
         self.sample()
         self._thread = threading.Thread(target=self._run, name="lightning-perf telemetry", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it, with a last sample; calling it twice does no harm."""
+        """Take a last sample and stop. Can be called twice."""
         self._stopping.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -121,32 +121,32 @@ class TelemetryProbe:
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        """The first training batch, for its size."""
+        """Record the size of the first training batch."""
         self._batch_bytes = sum(_tensor_bytes(batch)) or None
 
     def dataset_known(self, dataset: Any) -> None:
-        """The training dataset, for the disk that it lies on."""
+        """Find the disk of the training dataset."""
         self._disk_of = dataset_disk(dataset)
         if self._disk_of is None:
             self.missing["telemetry.host.dataset_disk"] = "the dataset names no path"
 
     def set_aside(self, is_aside: bool) -> None:
-        """Whether what is sampled from now on is not the training's: something of PerfDoctor's takes cores meanwhile.
+        """Exclude samples from now on, while PerfDoctor itself uses cores; energy is still counted.
 
-        The sample in which it ends is not the training's alone either. Energy is counted all the while.
+        The sample during which this ends is excluded too.
         """
         self._is_aside = is_aside
         self._was_aside = True
 
     def epoch_ended(self, samples: int | None) -> None:
-        """A training epoch ended, of this many samples; None where they are not known."""
+        """Count the energy of a training epoch; ``samples`` is None if unknown."""
         with self._lock:
             self._ledger.epoch_ended(samples)
 
     # -- sampling ------------------------------------------------------------
 
     def sample(self) -> None:
-        """Takes one sample."""
+        """Take one sample."""
         at_s = self._elapsed_s()
         passed_s = at_s - self._last_s
         step = self._step()
@@ -201,7 +201,7 @@ class TelemetryProbe:
     # -- what it comes to ------------------------------------------------------------
 
     def record(self) -> Telemetry:
-        """What is known now, without cost."""
+        """Return what is known now, without cost."""
         with self._lock:
             blocked, queueing = self.fetch_watch.fractions()
             extra = {
@@ -221,7 +221,7 @@ class TelemetryProbe:
             )
 
     def all_missing(self) -> dict[str, str]:
-        """Why a figure is None, by its path in the session."""
+        """Return why figures are None, by their path in the session."""
         missing = dict(self.missing)
         if self._gpu is not None:
             root = f"telemetry.devices.{self._gpu.device}"
@@ -236,12 +236,9 @@ class TelemetryProbe:
 
 
 def pause_s(hz: float, ran_s: float, cost_s: float) -> float:
-    """Seconds until the next sample: as often as asked, or as seldom as keeps to the core time that sampling may use.
+    """Return seconds until the next sample: ``1 / hz``, or longer to limit core time at ``cost_s`` per sample.
 
-    Args:
-        hz: Samples a second that are asked for.
-        ran_s: Since sampling began; at first there is more of it.
-        cost_s: Core time of a usual sample.
+    More is allowed in the first seconds.
     """
     is_first = ran_s < FIRST_S
     usual_s = 1.0 / (max(hz, FIRST_HZ) if is_first else hz)
@@ -251,7 +248,7 @@ def pause_s(hz: float, ran_s: float, cost_s: float) -> float:
 def open_telemetry(
     device: Any, *, now_ns: Callable[[], int], start_ns: int, step: Callable[[], int], hz: float = DEFAULT_HZ
 ) -> TelemetryProbe:
-    """The telemetry of a training on a ``torch.device``; what cannot be read is told in ``missing``."""
+    """Return the telemetry for a ``torch.device``; ``missing`` says what cannot be read."""
     import torch
 
     missing: dict[str, str] = {}
@@ -271,7 +268,7 @@ def open_telemetry(
 
 
 def with_cost(telemetry: Telemetry | None, rates: Rates, wall_s: float, epoch_s: float | None) -> Telemetry | None:
-    """The telemetry with what the run cost by the user's rates; as it is without any."""
+    """Return the telemetry with the run's cost by the user's rates; unchanged without rates."""
     cost = cost_of(telemetry.energy if telemetry is not None else None, rates, wall_s, epoch_s)
     return telemetry if cost is None else msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
 

@@ -1,4 +1,4 @@
-"""When profiler windows open: by schedule, by need or on demand. What one records is in ``recording``."""
+"""Decide when profiler windows open: by schedule, when needed, or on demand. ``recording`` records them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _MAX_TRACES = 64  # kept of the last windows: a schedule without end must not fi
 class WindowProbe:
     """Opens and closes windows, and reads what they recorded.
 
-    Between windows few steps need be told of. Nothing is synchronised but by the profiler itself at a window's edges.
+    It needs few steps between windows. Only the profiler itself synchronizes, at the edges of a window.
 
     Args:
-        options: When and what.
-        loop: The loop under way; its steps inside a window are left out of all statistics.
+        options: When windows open and what they record.
+        loop: The loop; steps inside a window count in no statistic.
         device: The ``torch.device`` trained on.
-        rank: This process's.
+        rank: Of this process.
         folder: Where traces go.
-        is_worth_keeping: Asked of what a window that opened by itself says: is the trace file worth its space?
-        on_no_files: Called with the error after which no more trace files are written; windows are still read.
+        is_worth_keeping: Returns whether the trace of an automatic window is worth its disk space.
+        on_no_files: Called with the error after which trace files are no longer written; windows are still read.
     """
 
     def __init__(
@@ -92,31 +92,31 @@ class WindowProbe:
         self._planned_at = self._look_at
 
     def request(self) -> None:
-        """Opens a window at the next step."""
+        """Open a window at the next step."""
         self._is_requested = True
         self._look_at = 0
 
     @property
     def next_step(self) -> int:
-        """Steps done before the next one that is to be told of: others need not be."""
+        """Number of finished steps before the next step that this probe must observe."""
         return self._look_at if self._recording is None else self._step
 
     @property
     def _step(self) -> int:
-        """Steps done so far, which is the number of the one under way."""
+        """Number of finished steps."""
         return self._loop.main.n_steps
 
     def step(self) -> None:
-        """The loop is about to run a step."""
+        """Handle the start of a step."""
         if self._recording is not None:
             self._advance(self._recording)
         if self._recording is None and self._step >= self._look_at:
             self._look()
 
     def validation_begins(self) -> None:
-        """What is recorded from here on belongs to no step: an open window ends.
+        """End an open window: what follows belongs to no step.
 
-        It is complete if this was its last step. Else it is left incomplete, and opened once more after validation.
+        It is complete if this was its last step. Otherwise a new one opens after validation.
         """
         recording = self._recording
         if recording is None:
@@ -140,11 +140,7 @@ class WindowProbe:
             self._next_median = 0
 
     def close(self, error: BaseException | None = None) -> None:
-        """The run is over; a window that is open is left incomplete.
-
-        Args:
-            error: What ended the run; None if it ended well.
-        """
+        """End the run; an open window stays incomplete. ``error`` is what ended the run, None if it ended well."""
         try:
             if error is None and self._recording is not None and self._recording.is_in_last_step:
                 self._advance(self._recording)
@@ -165,7 +161,7 @@ class WindowProbe:
         self._give_up(recording, "incomplete" if error is None else "failed", f"{cause} inside the window")
 
     def _give_up(self, recording: Recording, status: Literal["failed", "incomplete"], cause: str) -> None:
-        """Nothing of it is read."""
+        """Discard a recording without reading it."""
         recording.abandon()
         self._recording = None
         reason = f"{recording.reason}; {cause}"
@@ -219,14 +215,14 @@ class WindowProbe:
         return "by schedule"
 
     def _obstacle(self) -> str | None:
-        """Why no window can be opened; None when one can."""
+        """Return why no window can open; None if one can."""
         emit = self.options.emit
         return (
             active_profiler(emit) or self._user_profiler() or (nsys_obstacle(self._device) if emit == "nsys" else None)
         )
 
     def _user_profiler(self) -> str | None:
-        """Lightning's PyTorchProfiler has a schedule of its own, and fails where it finds one of ours open."""
+        """Lightning's PyTorchProfiler has its own schedule, and fails while one of our windows is open."""
         profiler = seams.user_profiler(self._loop.trainer)
         if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):
             return "the Trainer's PyTorchProfiler profiles this run"
@@ -263,7 +259,7 @@ class WindowProbe:
         return None
 
     def _can_afford(self, median_step_ns: float) -> bool:
-        """Whether one more window keeps the windows' cost below their share of the run."""
+        """Return whether one more window keeps the cost of windows below their share of the run."""
         spent_s = sum(window.cost_s for window in self.windows)
         recorded = [window.cost_s for window in self.windows if window.status == "recorded"]
         first_s = _AUTO_FIRST_COST_S.get(self._device.type, _AUTO_FIRST_COST_ELSEWHERE_S)
@@ -292,13 +288,13 @@ class WindowProbe:
         self._leave()
 
     def _forget_old(self) -> None:
-        """Of windows long past only that they were there is kept, and their files."""
+        """Drop the traces of old windows, but keep their files."""
         old = len(self.windows) - _MAX_TRACES - 1
         if old >= 0 and self.windows[old].trace is not None:
             self.windows[old] = msgspec.structs.replace(self.windows[old], trace=None)
 
     def _next_look(self) -> int:
-        """When to think of a window again; one that was asked for leaves the schedule as it is."""
+        """Return the next step at which to consider a window; requested windows do not change the schedule."""
         options = self.options
         if not options.is_auto and self._is_scheduled:
             is_over = options.repeat != 0 and self._n_scheduled >= options.repeat
@@ -344,7 +340,7 @@ class WindowProbe:
         return _window(recording.first_step, n_active, status, reason, cost_s, file, trace)
 
     def _export(self, recording: Recording) -> str | None:
-        """Write the trace file and return its name; None if it, or one before it, cannot be written."""
+        """Write the trace file and return its name; None if this one or an earlier one could not be written."""
         if self._no_files is not None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Attention that is written out: a product, a softmax and a product over the same scores, followed by their sizes."""
+"""Attention written out: a product, a softmax and a product over the same scores, followed by their sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
 
 
 class Attention:
-    """One product, softmax and product from one line."""
+    """Attention written out on one line."""
 
     __slots__ = ("columns", "n", "ns", "rows", "via")
 
@@ -24,11 +24,7 @@ class Attention:
 
 
 class AttentionTrail:
-    """Follows the operators of one step.
-
-    Attributes:
-        found: By line.
-    """
+    """Follows the operators of one step; ``found`` holds attention by line."""
 
     def __init__(self) -> None:
         self.found: dict[Place, Attention] = {}
@@ -39,16 +35,7 @@ class AttentionTrail:
         self._after_softmax: tuple[Place, str, int, int, int] | None = None
 
     def follow(self, sight: Sight, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
-        """Follows products, softmax and products over the same scores; in the backward pass, all over their size.
-
-        Args:
-            sight: What stands above the operator.
-            name: The operator's, without its namespace.
-            args: Its arguments.
-            out: Its result.
-            ns: Nanoseconds that it took.
-            is_backward: Whether the backward pass runs.
-        """
+        """Follow product, softmax and product over the same scores; in backward, all operators of their size."""
         if is_backward:
             if self._backward_ns:
                 self._follow_backward(args, out, ns)
@@ -89,7 +76,7 @@ class AttentionTrail:
             return
 
     def seconds(self, attention: Attention) -> float:
-        """Seconds in it, forward and backward; backward is shared out among all of the same size."""
+        """Return its seconds, forward and backward; backward is divided among all of the same size."""
         size = (attention.rows, attention.columns)
         n = sum(each.n for each in self.found.values() if (each.rows, each.columns) == size)
         return (attention.ns + self._backward_ns.get(size, 0) * attention.n / max(1, n)) / 1e9

@@ -1,4 +1,4 @@
-"""Finds the line of the user's code in which each second of the training thread passes."""
+"""Find the lines of user code on which the training thread spends its time."""
 
 from .sampler import LineSampler, current_phase
 

@@ -1,4 +1,4 @@
-"""Names what a line was calling when a sample was taken, and tells torch operators from other code."""
+"""Name what a line was calling when a sample was taken, and tell torch operators from other code."""
 
 from __future__ import annotations
 
@@ -29,23 +29,18 @@ _CONVERSIONS = ("float", "int", "bool")  # of a tensor, for which they wait; of 
 
 
 def library_call(code: CodeType, module: str) -> str:
-    """Return a library's function as one writes it, e.g. ``"json.loads"``, ``"pandas.DataFrame.sort_values"``.
-
-    Args:
-        code: Of the function.
-        module: The name of its module.
-    """
+    """Return a library's function as users write it, e.g. ``"json.loads"``, ``"pandas.DataFrame.sort_values"``."""
     name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
     return f"{module.partition('.')[0]}.{name}" if module else name
 
 
 class OwnCode:
-    """What a frame of the user's ran itself: a C function, an operator or Python.
+    """What a user's frame ran itself: a C function, an operator or Python.
 
     Attributes:
-        call: The function called, as the line writes it; empty where none was.
-        is_operator: Whether it was a torch operator; None where only the lock tells: a method that tensors and
-            Python's own types both have, or neither.
+        call: The function called, as the line writes it; empty if none was.
+        is_operator: Whether it was a torch operator; None if only the interpreter lock can tell: a method that tensors
+            and Python's own types both have, or neither.
     """
 
     __slots__ = ("call", "is_operator")
@@ -82,7 +77,7 @@ def _module_of(target: Any) -> str:
 
 
 def _bare(function: str) -> str:
-    """The function without what it belongs to, where that is a variable's name of no meaning elsewhere."""
+    """Return the function without ``self.``."""
     return function.removeprefix("self.")
 
 
@@ -96,7 +91,7 @@ def _instruction(code: CodeType, offset: int) -> str:
 
 
 def _called(code: CodeType, offset: int, line: int) -> str | None:
-    """The dotted name of what the instruction calls; of the line's only call where instructions have no columns."""
+    """Return the dotted name of what the instruction calls; of the line's only call if instructions have no columns."""
     source = _segment(code, offset)
     if source is None:
         source = linecache.getline(code.co_filename, line).strip()
@@ -108,7 +103,7 @@ def _called(code: CodeType, offset: int, line: int) -> str | None:
 
 
 def _nodes(source: str) -> list[ast.AST]:
-    """The nodes of an expression or of one line, outermost first; none where it cannot be parsed."""
+    """Return the nodes of an expression or of one line, outermost first; none if it cannot be parsed."""
     for text in (f"({source})", source, f"{source.rstrip(':')}: pass" if source.endswith(":") else ""):
         try:
             return list(ast.walk(ast.parse(text)))
@@ -132,7 +127,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _segment(code: CodeType, offset: int) -> str | None:
-    """The source of the expression that an instruction belongs to; None before Python 3.11 and where it is unknown."""
+    """Return the source of an instruction's expression; None before Python 3.11 and where it is unknown."""
     if sys.version_info < (3, 11):
         return None
     begin, end, first, last = next(itertools.islice(code.co_positions(), offset // 2, None), (None,) * 4)
@@ -147,7 +142,7 @@ def _segment(code: CodeType, offset: int) -> str | None:
 
 
 def shown_file(file: str) -> str:
-    """Return a file's path relative to the working directory, or from its package on where it lies elsewhere."""
+    """Return a file's path relative to the working directory, or from its package on if it is elsewhere."""
     path = os.path.abspath(file)
     try:
         relative = os.path.relpath(path)

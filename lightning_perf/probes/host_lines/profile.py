@@ -1,4 +1,4 @@
-"""Adds up samples by stack, and turns them into the record."""
+"""Add up samples by stack, and turn them into the record."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class PhaseSamples:
 
 
 class Place(NamedTuple):
-    """A line of a function of the user's."""
+    """A line of a user's function."""
 
     file: str
     line: int
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 class Line:
-    """A line with everything below it: a node of the tree of calls."""
+    """A line with everything below it: a node of the call tree."""
 
     def __init__(self, place: Place, entry: str) -> None:
         self.place = place
@@ -84,14 +84,14 @@ class Line:
         self.children: dict[Place, Line] = {}
 
     def add(self, sums: Sums, call: str, is_operator: bool) -> None:
-        """Count the samples of one stack that holds the line."""
+        """Count the samples of a stack that contains the line."""
         self.ns += sums.ns
         self.n += sums.n
         self.operator_ns += sums.ns * is_operator
         self.calls[call] = self.calls.get(call, 0.0) + sums.ns
 
     def costly(self, least_ns: float) -> Iterator[Line]:
-        """Yield the lines to tell of: lines of the function called where they hold most of the time, else this one."""
+        """Yield the lines to report: lines of the called function if they hold most of the time, else this one."""
         if self.ns < least_ns:
             return
         if max((child.ns for child in self.children.values()), default=0.0) < _DESCENT_SHARE * self.ns:
@@ -102,11 +102,7 @@ class Line:
 
 
 class ProfileBuilder:
-    """Makes the record from the samples of each phase.
-
-    Args:
-        reader: What read the stacks.
-    """
+    """Makes the record from the samples of each phase, with the reader of their stacks."""
 
     def __init__(self, reader: StackReader) -> None:
         self._reader = reader
@@ -123,9 +119,9 @@ class ProfileBuilder:
         """Return the record; None without samples.
 
         Args:
-            phases: By name.
-            slow: The same of slow steps alone.
-            steps: Steps finished at the first and at the last sample.
+            phases: Samples by name.
+            slow: The same of slow steps only.
+            steps: Finished steps at the first and at the last sample.
             cost_s: What sampling cost.
             steady: The steps in the steady state, for seconds per step.
         """
@@ -181,13 +177,13 @@ class ProfileBuilder:
         )
 
     def _late_operators(self, samples: PhaseSamples) -> float:
-        """Part of the samples within torch's own code that came late: on a busy machine all of them do."""
+        """Return the share of late samples in torch's own code: on a busy machine all are late."""
         known = [sums for stack, sums in samples.stacks.items() if stack.leaf == OPERATOR]
         n = sum(sums.n for sums in known)
         return sum(sums.n_late for sums in known) / n if n else 0.0
 
     def _running(self, stack: Stack, sums: Sums, late: float) -> tuple[str, bool]:
-        """What ran below the innermost line, and whether it was an operator."""
+        """Return what ran below the innermost line, and whether it was an operator."""
         if stack.below is not None:
             return self._named(stack.below), stack.leaf == OPERATOR
         if not stack.lines or stack.leaf != "user":
@@ -205,7 +201,7 @@ class ProfileBuilder:
 
 
 def _places(lines: tuple[Visit, ...]) -> list[Place]:
-    """The lines of a stack; a comprehension is a part of the function around it."""
+    """Return the lines of a stack; a comprehension belongs to the function around it."""
     places: list[Place] = []
     for code, _, line in lines:
         name = code.co_name

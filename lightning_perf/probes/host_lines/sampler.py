@@ -1,17 +1,17 @@
-"""Samples the training thread's stack from a thread of its own, in short bursts.
+"""Sample the training thread's stack from another thread, in short bursts.
 
-``benchmarks/host_lines/run.py`` compares ways to do so on planted lines (two busy cores of a virtual Xeon):
+``benchmarks/host_lines/run.py`` compares methods on planted lines (two busy cores of a virtual Xeon):
 
 - a thread over ``sys._current_frames()``: shares are off by up to 10 points in steps of 25 ms, and by 44 in steps of
-  2.5 ms. It gets the interpreter lock where the training gives it away, which is in operators and sleeps, and after
-  5 ms otherwise;
+    2.5 ms. It gets the interpreter lock where the training releases it (operators and sleeps), and after 5 ms
+    otherwise;
 - the same with a switch interval of 0.1 ms while it waits: off by 2 points, and by 23 in steps of 2.5 ms;
-- pyinstrument's profile function: off by 2 points, and by 6. It replaces a profiler of the user's, and steps take 20 to
-  45 % longer.
+- pyinstrument's profile function: off by 2 points, and by 6. It replaces the user's profiler, and steps take 20 to 45 %
+    longer.
 
-Hence the second. The switch interval is lowered while the sampler waits for its next sample within a burst, and at no
-other time. A sample stands for the mean pause, and for the time that it was late: what a C call that holds the lock
-takes is thus the time of the line that called it.
+Hence the second. The switch interval is lowered only while the sampler waits for its next sample within a burst. A
+sample stands for the mean pause, and for the time that it was late: what a C call that holds the lock takes is thus the
+time of the line that called it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,10 @@ _lowered: list[float] = []
 
 
 class LineSampler:
-    """The samples of one run. To be made and started in the training thread.
+    """The samples of one run. Made and started in the training thread.
 
-    Args:
-        loop: The loop under way.
-        paused_ns: Nanoseconds in automatic garbage collections so far.
-        now_ns: A monotonic clock.
-        frames: Returns the innermost frame of each thread.
-        sleep: Waits for so many seconds.
+    ``paused_ns`` returns nanoseconds in automatic garbage collections so far; the other functions are replaced in
+    tests.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class LineSampler:
     # -- the run's events ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to sample, unless this interpreter has no lock to wait for."""
+        """Begin to sample, unless this interpreter has no global lock."""
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self.missing["host_profile"] = "this interpreter runs without its global lock: stacks change while read"
             return
@@ -105,7 +101,7 @@ class LineSampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; a second call does nothing."""
+        """Stop. Can be called twice."""
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -140,14 +136,14 @@ class LineSampler:
         return max(_REST_S, due_s) * (0.5 + self._draw())
 
     def _is_undisturbed(self) -> bool:
-        """Whether the training runs as it does without PerfDoctor: no sampled step, no window, no report."""
+        """Return whether the training runs as without PerfDoctor: no sampled step, window or report."""
         loop = self._loop
         main, timeline = loop.main, loop.timeline
         is_ours = main.is_left_out or loop.is_profiling or timeline.edges is not None or timeline.current.phase == OWN
         return main.n_steps >= _WARMUP_STEPS and not is_ours and not timeline.is_frozen
 
     def _sample(self) -> bool | None:
-        """Take a sample; return whether the run is under way, None where its thread is gone."""
+        """Take a sample; return whether the run is under way, None if its thread is gone."""
         pause_s = PAUSE_S * (0.2 + 1.6 * self._draw())
         gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
         _wait(self._sleep, pause_s)
@@ -174,7 +170,7 @@ class LineSampler:
         return True
 
     def _is_in_slow_step(self, phase: str, late_ns: float) -> bool:
-        """Whether the step under way, or the one that a late sample found at its end, takes far longer than others."""
+        """Return whether the current step, or one that a late sample found at its end, is unusually slow."""
         timeline = self._loop.timeline
         passed_ns = sum(timeline.phase_ns) + self._now_ns() - timeline.last_ns
         return phase in STEP_PHASES and max(passed_ns, late_ns) > self._slow_ns
@@ -182,11 +178,7 @@ class LineSampler:
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
     def record(self, steady: StageTimes | None) -> HostProfile | None:
-        """Return what is known now; None before the first sample.
-
-        Args:
-            steady: The steps in the steady state, for seconds per step.
-        """
+        """Return what is known now; None before the first sample."""
         with self._lock:
             if self._steps is None:
                 return None
@@ -194,13 +186,13 @@ class LineSampler:
 
 
 def current_phase(loop: LoopProbe) -> str:
-    """Return the phase at this moment; within validation inside fit always that."""
+    """Return the current phase; always ``"validation"`` within validation inside fit."""
     is_within = loop.timeline.phase_ns is loop.validation.row
     return "validation" if is_within else loop.timeline.phase()
 
 
 def _run(sampler: weakref.ref[LineSampler], stopping: threading.Event) -> None:
-    """Sample until told to stop or until nobody has the sampler any more."""
+    """Sample until stopped or until nothing else references the sampler."""
     pause_s = _REST_S
     while not stopping.wait(pause_s):
         own = sampler()
@@ -229,7 +221,7 @@ def _wait(sleep: Callable[[float], None], seconds: float) -> None:
 
 
 def _restore() -> None:
-    """Put the switch interval back, unless somebody has set another one."""
+    """Restore the switch interval, unless another one was set meanwhile."""
     if _lowered:
         usual_s = _lowered.pop()
         if abs(sys.getswitchinterval() - SWITCH_S) < 1e-6:

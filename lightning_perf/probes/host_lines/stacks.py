@@ -1,4 +1,4 @@
-"""Reads a thread's stack: the user's lines below Lightning, and what runs below them."""
+"""Read a thread's stack: the user's lines below Lightning, and what runs below them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Visit = tuple[CodeType, int, int]
 
 
 class Stack(NamedTuple):
-    """What a sample keeps: no frame, so that nothing that the frames hold lives longer.
+    """What a sample keeps: no frame, so that nothing that frames hold lives longer.
 
     Attributes:
-        lines: The user's frames below the outermost frame of Lightning's, outermost first.
-        below: The frame that the innermost of them called; None where that one runs itself.
+        lines: The user's frames below Lightning's outermost frame, outermost first.
+        below: The frame that the innermost of them called; None if that one runs itself.
         leaf: Whose code runs: ``"user"``, ``"operator"``, ``"lightning"`` or ``"other"``.
     """
 
@@ -39,7 +39,7 @@ class Stack(NamedTuple):
 
 
 class StackReader:
-    """Reads stacks, and remembers whose a file is."""
+    """Reads stacks, and caches the owners of files."""
 
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
@@ -49,11 +49,7 @@ class StackReader:
         self._owners: dict[str, str] = {}
 
     def read(self, frame: FrameType | None) -> Stack | None:
-        """Return what a stack holds; None where Lightning is not on it.
-
-        Args:
-            frame: The innermost frame.
-        """
+        """Return the stack above its innermost frame; None if Lightning is not on it."""
         leaf = ""
         below: CodeType | None = None
         inner: FrameType | None = None

@@ -1,4 +1,4 @@
-"""What each rank did itself and what it waited for the others, brought together on rank 0 without a collective."""
+"""Compare ranks: what each did itself and how long it waited for others, combined on rank 0 without a collective."""
 
 from .backward import BackwardWatch
 from .exchange import Exchange

@@ -1,4 +1,4 @@
-"""What a rank waits for others inside backward, looked at in a few steps."""
+"""Time that a rank waits for others inside backward, in a few sampled steps."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SAMPLES_KEPT = 64
 
 
 class BackwardWatch:
-    """On a few steps: how long backward takes until this rank's own last gradient is there.
+    """Samples how long backward takes until this rank's own last gradient.
 
-    DistributedDataParallel starts its collectives while gradients are computed and waits for them at the end of
-    backward: what comes after the last gradient is waiting, for the network and for ranks that come later. A step may
-    hold several backwards (manual optimization, closures of optimizers): they are added up. On a device that has run
-    dry, what other callbacks do in ``on_after_backward`` before this one looks like waiting too.
+    DistributedDataParallel starts collectives while gradients are computed and waits for them at the end of backward:
+    time after the last gradient is waiting, for the network and for slower ranks. Several backward passes of a step
+    (manual optimization, closures of optimizers) are added up. On an idle device, other callbacks in
+    ``on_after_backward`` before this one look like waiting too.
 
     Args:
-        parameters: All of the model's; which of them are trained may change, and is asked at each step looked at.
-        timeline: Its ``backward`` phase is what is cut.
-        make_event: Makes events of the device's clock; None where the host computes.
+        parameters: All of the model's; which of them are trained may change, and is checked in each sampled step.
+        timeline: Its ``backward`` phase is split.
+        make_event: Makes device events; None if the host computes.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class BackwardWatch:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether times are those of a device's clock."""
+        """Whether times come from a device's clock."""
         return self._make_event is not None
 
     def batch_begins(self) -> bool:
-        """A step begins; whether its backward is looked at."""
+        """Begin a step; return whether its backward is sampled."""
         self._step_ends()
         self._step += 1
         if self._step < self._next:
@@ -81,7 +81,7 @@ class BackwardWatch:
         return True
 
     def before_backward(self) -> None:
-        """A backward begins; does nothing where it is not looked at."""
+        """Handle the start of a backward pass in a sampled step."""
         if not self._hooked:
             return
         self._n_gradients = 0
@@ -93,10 +93,10 @@ class BackwardWatch:
         self._marks[self._n_backwards][0].record()
 
     def after_backward(self) -> None:
-        """A backward is over; does nothing where it was not looked at.
+        """Handle the end of a backward pass in a sampled step.
 
         Raises:
-            Exception: What went wrong in a gradient's hook.
+            Exception: What a gradient's hook raised.
         """
         if self._error is not None:
             self.stop()
@@ -110,8 +110,10 @@ class BackwardWatch:
         self._n_backwards += 1
 
     def broadcast_begins(self) -> None:
-        """Lightning's broadcast before a step begins: on a device its time is known from marks only, because the host
-        also waits for the device's own work in it."""
+        """Mark the start of Lightning's broadcast before a step.
+
+        The host also waits for the device's own work in it, so a device's time needs marks.
+        """
         if self._broadcast_marks is None or self._step + 1 < self._next:
             return
         self._resolve()
@@ -120,25 +122,27 @@ class BackwardWatch:
             self._broadcast_marks[0].record()
 
     def broadcast_ends(self) -> None:
-        """It is over."""
+        """Mark the end of Lightning's broadcast."""
         if self._broadcast_marks is not None and self._step + 1 >= self._next and not self._is_unresolved:
             self._broadcast_marks[1].record()
             self._is_broadcast_marked = True
 
     def stop(self) -> None:
-        """Takes the hooks out."""
+        """Remove the hooks."""
         for one in self._hooked:
             remove_hook([getattr(one, "_post_accumulate_grad_hooks", None) or {}], self._hook)
         self._hooked = []
 
     def own_s(self) -> float | None:
-        """Median seconds of a step's backward up to the last gradient; None before one was looked at."""
+        """Return median seconds of a step's backward up to the last gradient; None before the first sample."""
         self._resolve()
         return statistics.median(self._own_ns) / 1e9 if self._own_ns else None
 
     def waiting_s(self) -> float | None:
-        """Median seconds that a device waits in a step, in backward and in Lightning's broadcast; None as for
-        ``own_s``, and on a host, which the timeline knows better."""
+        """Return median seconds that a device waits per step, in backward and in Lightning's broadcast.
+
+        None before the first sample, and on a host, whose timeline has it.
+        """
         self._resolve()
         return statistics.median(self._waiting_ns) / 1e9 if self._waiting_ns else None
 
@@ -148,7 +152,7 @@ class BackwardWatch:
         self._error = self._error or error
 
     def _step_ends(self) -> None:
-        """What was looked at is complete."""
+        """Close the sample of the last step."""
         if not self._hooked:
             return
         self.stop()
@@ -171,7 +175,7 @@ class BackwardWatch:
             self.fail(error)
 
     def _backward_ns(self) -> int:
-        """What this step's backward has taken so far, without callbacks that were called meanwhile."""
+        """Return the time of this step's backward so far, without callbacks inside it."""
         self._timeline.charge()
         return self._timeline.phase_ns[PHASE_INDEX["backward"]]
 
@@ -193,7 +197,7 @@ class BackwardWatch:
 
 
 class MarkedBroadcast:
-    """Encloses Lightning's broadcast, so that its time on the device is known where a step is looked at."""
+    """Encloses Lightning's broadcast, to time it on the device in sampled steps."""
 
     def __init__(self, watch: BackwardWatch) -> None:
         self._watch = watch
@@ -212,27 +216,14 @@ class MarkedBroadcast:
 
 
 def exchanges_in_forward(trainer: Any) -> bool:
-    """Whether a strategy may wait for other ranks in the middle of forward: all do but replicating ones.
-
-    Args:
-        trainer: With its strategy set up.
-    """
+    """Return whether the strategy may wait for other ranks in forward: all do but replicating ones."""
     from torch.nn.parallel import DistributedDataParallel
 
     return trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
 
 
 def backward_watch(trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None) -> Any:
-    """The watch for a run; None with a reason where it cannot be told what is waiting.
-
-    Args:
-        trainer: With its strategy set up.
-        timeline: Of the run.
-        make_event: As for ``BackwardWatch``.
-
-    Returns:
-        (watch or None, reason)
-    """
+    """Return the watch for a run and an empty reason; or None and why waiting cannot be measured."""
     from torch.nn.parallel import DistributedDataParallel
 
     if trainer.world_size == 1:

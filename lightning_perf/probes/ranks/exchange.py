@@ -1,8 +1,8 @@
-"""The ranks' summaries, brought together on rank 0.
+"""The ranks' summaries, combined on rank 0.
 
-Every rank puts a small summary into the key-value store that its process group was started with and goes on; rank 0
-reads what is there, and waits for late ranks for a limited time only. So a rank that died, hangs or measures nothing
-can neither hang a report nor be hung by one.
+Every rank puts a small summary into the key-value store of its process group and goes on; rank 0 reads them, and waits
+for late ranks for a limited time. So a rank that died, hangs or measures nothing cannot block a report, nor be blocked
+by one.
 """
 
 from __future__ import annotations
@@ -29,28 +29,20 @@ class Store(Protocol):
     """What is used of ``torch.distributed.Store``."""
 
     def set(self, key: str, value: Any) -> None:
-        """Keeps a value."""
+        """Keep a value."""
 
     def get(self, key: str) -> bytes:
-        """A value; waits for it where it is not there."""
+        """Return a value; wait until it exists."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there; never waits."""
+        """Return whether all keys exist; never wait."""
 
     def delete_key(self, key: str) -> bool:
-        """Forgets a value."""
+        """Remove a value."""
 
 
 class Exchange:
-    """The ranks' summaries, by way of a store.
-
-    Args:
-        store: Common to all ranks.
-        rank: This one.
-        world_size: All.
-        now_s: A monotonic clock.
-        sleep: Waits for so many seconds.
-    """
+    """Exchanges the ranks' summaries through a store that all ranks share."""
 
     def __init__(
         self,
@@ -69,14 +61,14 @@ class Exchange:
         self._known: dict[int, RankSummary] = {}
 
     def share(self, summary: RankSummary | None, limit_s: float) -> Ranks | None:
-        """Gives this rank's summary, and on rank 0 collects those of the others. Each rank calls it as often.
+        """Give this rank's summary; on rank 0, collect those of the others. Each rank calls it equally often.
 
         Args:
-            summary: None where this rank has nothing to tell, which is told.
+            summary: None if this rank measured nothing, which is reported.
             limit_s: How long rank 0 waits for the others.
 
         Returns:
-            All ranks together on rank 0; on the others this rank alone. None where nothing is known.
+            All ranks on rank 0; only this rank elsewhere. None if nothing is known.
         """
         begin = self._now_s()
         key = self._key(self._rank)
@@ -109,7 +101,7 @@ class Exchange:
         return f"{self._round if number is None else number}/{rank}"
 
     def _wait(self, until_s: float) -> list[int]:
-        """The ranks that have reported, once all have or the time is up."""
+        """Return the ranks that have reported, once all have or the time is up."""
         keys = [self._key(rank) for rank in range(self._world_size)]
         while not (is_complete := self._store.check(keys)) and self._now_s() < until_s:
             self._sleep(_POLL_S)
@@ -118,7 +110,7 @@ class Exchange:
         return [rank for rank, key in enumerate(keys) if self._store.check([key])]
 
     def _read(self, keys: list[str]) -> list[bytes]:
-        """All values at once where the store can: one question a rank would take seconds for a thousand ranks."""
+        """Return all values in one call if the store can: one call per rank takes seconds for a thousand ranks."""
         has_more = getattr(self._store, "has_extended_api", None)
         if has_more is not None and has_more() and keys:
             values: list[bytes] = self._store.multi_get(keys)  # type: ignore[attr-defined]
@@ -127,9 +119,9 @@ class Exchange:
 
 
 def open_exchange(trainer: Any) -> Exchange | None:
-    """An exchange over the store of the run's process group; None where there is none (other backends, one rank).
+    """Return an exchange over the process group's store; None if there is none (other backends, one rank).
 
-    Every rank must call it once a run.
+    Every rank must call it once per run.
     """
     import torch.distributed as dist
 
@@ -144,14 +136,10 @@ def open_exchange(trainer: Any) -> Exchange | None:
 
 
 def gather_ranks(steady: StageTimes | None, device: Any) -> Ranks | None:
-    """Where there is no store: reduces a few figures with the other ranks'. A collective: every rank must call it.
+    """Reduce a few figures over the ranks if there is no store. A collective: every rank must call it.
 
-    Args:
-        steady: This rank's steps; None when it has none, it then takes part without counting.
-        device: Where the tensors that are exchanged must lie.
-
-    Returns:
-        The same record on every rank; None when no rank has measured anything.
+    A rank without steady steps takes part without counting. ``device`` is where exchanged tensors must be. Return the
+    same record on every rank; None if no rank has measured anything.
     """
     from torchmetrics import MaxMetric, MeanMetric
 

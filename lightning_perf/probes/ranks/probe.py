@@ -37,11 +37,7 @@ RUN_LIMIT_S = 10.0
 
 
 class RankProbe:
-    """This rank's part in the report about all ranks.
-
-    Args:
-        trainer: The Trainer, in its ``setup``. Every rank makes one of these in every run.
-    """
+    """This rank's part in the report about all ranks. Every rank makes one in the Trainer's ``setup``."""
 
     def __init__(self, trainer: Any) -> None:
         self.ranks: Ranks | None = None
@@ -54,7 +50,7 @@ class RankProbe:
         self._exchange = open_exchange(trainer)
 
     def loops_ready(self, loop: LoopProbe) -> None:
-        """The model is wrapped for its strategy now."""
+        """Start once the model is wrapped for its strategy."""
         clock = loop.main.device_clock
         make_event = clock.make_event if clock is not None else None
         self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
@@ -64,44 +60,39 @@ class RankProbe:
 
     @property
     def next_step(self) -> int:
-        """Steps done before the next one that is to be told of: all, so that ranks look at the same; or none."""
+        """Number of finished steps before the next step to observe: 0, so that ranks sample the same; or never."""
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
     def batch_begins(self) -> None:
-        """A step begins."""
+        """Handle the start of a step."""
         if self._watch is not None and not self._is_closed:
             self._watch.batch_begins()
 
     def before_backward(self) -> None:
-        """Backward begins."""
+        """Handle the start of a backward pass."""
         if self._watch is not None:
             self._watch.before_backward()
 
     def after_backward(self) -> None:
-        """Backward is over."""
+        """Handle the end of a backward pass."""
         if self._watch is not None:
             self._watch.after_backward()
 
     def reasons(self) -> dict[str, str]:
-        """What is missing, by its path in the session, and why."""
+        """Return why figures are missing, by their path in the session."""
         if self.ranks is None:
             return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
         return {"ranks.summaries.waiting_s": self.missing} if self._watch is None else {}
 
     def close(self) -> None:
-        """Takes out what hangs on the parameters and the loop."""
+        """Remove all hooks."""
         self._is_closed = True
         if self._watch is not None:
             self._watch.stop()
         self._undos.close()
 
     def summary(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> RankSummary | None:
-        """What this rank has to tell.
-
-        Args:
-            loop: What it measured.
-            found: By its last diagnosis.
-        """
+        """Return this rank's summary, with the findings of its last diagnosis."""
         main = loop.main
         told = rank_summary(
             self._trainer.global_rank,
@@ -116,12 +107,7 @@ class RankProbe:
         return msgspec.structs.replace(told, found=tuple(names), found_lines=lines) if told is not None else None
 
     def end_alone(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> None:
-        """Where an error ends the run, the other ranks may be gone: keeps what this one measured, and asks nobody.
-
-        Args:
-            loop: What it measured.
-            found: By its last diagnosis.
-        """
+        """Keep this rank's summary without asking others, who may be gone after an error."""
         own = self.summary(loop, found)
         if own is None or self._trainer.world_size == 1:
             return
@@ -130,13 +116,7 @@ class RankProbe:
         self.ranks = together((*known, own), self._trainer.world_size, missing)
 
     def share(self, loop: LoopProbe | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
-        """Brings all ranks together in ``ranks``. A rank whose own probes failed must take part too.
-
-        Args:
-            loop: None where measuring has failed.
-            is_last: Whether the run ends.
-            found: By this rank's last diagnosis.
-        """
+        """Combine all ranks in ``ranks``. A rank whose own probes failed must take part too, with ``loop`` None."""
         if self._trainer.world_size == 1:
             return
         failure: Exception | None = None
@@ -165,16 +145,16 @@ def rank_summary(
     watch: BackwardWatch | None,
     exchanges_in_forward: bool = False,
 ) -> RankSummary | None:
-    """What this rank has to tell; None before it measured a steady step.
+    """Return this rank's summary; None before it measured a steady step.
 
     Args:
         rank: Its global rank.
         steady: Its steady steps.
-        named: What took its time, by name.
+        named: Time by name.
         epochs: Those that it trained.
-        watch: What it waits for in backward; None where that cannot be told.
-        exchanges_in_forward: Whether other ranks are waited for in the middle of forward too (sharded parameters,
-            tensor parallelism): forward and optimizer are then no part of its own work that could be told apart.
+        watch: What it waits for in backward; None if unknown.
+        exchanges_in_forward: Whether it also waits for other ranks in forward (sharded parameters, tensor parallelism):
+            its own work in forward and optimizer is then unknown.
     """
     if steady is None or steady.n_steps == 0:
         return None

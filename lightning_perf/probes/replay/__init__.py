@@ -1,4 +1,4 @@
-"""Measures what a treatment would do to this step's operators, by running them again on random tensors."""
+"""Measure what a treatment would do to this step's operators, by running them again on random tensors."""
 
 from .calls import CallLog
 from .probe import ReplayProbe

@@ -50,7 +50,7 @@ def _work_ending_in(last: Call, log: CallLog) -> list[Work]:
 
 
 def _path_to(wanted: tuple[str, ...], spec: TensorSpec, log: CallLog, n_scores: int, depth: int = 0) -> Any:
-    """The calls that lead from a tensor of scores back to one that is wanted, which is the last; None without it."""
+    """Return the calls from a tensor of scores back to a wanted operator, which is the last; None without one."""
     if spec.source < 0 or depth > _MAX_BETWEEN or math.prod(spec.shape) != n_scores:
         return None
     call = log.calls[spec.source]
@@ -66,7 +66,7 @@ def _path_to(wanted: tuple[str, ...], spec: TensorSpec, log: CallLog, n_scores: 
 
 
 def _mask(path: list[Call], scores: TensorSpec, dtype: torch.dtype, heads: tuple[int, ...]) -> TensorSpec | None:
-    """The largest other operand on the way from the product to the softmax."""
+    """Return the largest other operand between the product and the softmax."""
     others = [spec for call in path[:-1] for spec in call.specs if spec.source not in {one.index for one in path}]
     product = path[-1]
     if product.name == "aten::baddbmm" and product.kwargs.get("beta", 1) != 0:
@@ -81,7 +81,7 @@ def _mask(path: list[Call], scores: TensorSpec, dtype: torch.dtype, heads: tuple
 
 
 def _before_copy(spec: TensorSpec, log: CallLog, heads: tuple[int, ...]) -> tuple[TensorSpec, Call | None]:
-    """The tensor by heads, before it was copied to be multiplied, and the call that copied it."""
+    """Return the tensor by heads before it was copied to be multiplied, and the call that copied it."""
     writer = log.calls[spec.source] if spec.source >= 0 else None
     if writer is not None and writer.name == "aten::clone" and writer.specs[0].shape[:-2] == heads:
         return writer.specs[0], writer

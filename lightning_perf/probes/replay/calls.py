@@ -1,6 +1,6 @@
-"""A log of the operators of one step: what is needed to run each of them again on other tensors.
+"""A log of one step's operators: what is needed to run each again on other tensors.
 
-The log holds shapes, strides, dtypes and plain arguments; it keeps no tensor alive.
+It holds shapes, strides, dtypes and plain arguments, and keeps no tensor alive.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TensorSpec(NamedTuple):
         stride: Its strides.
         dtype: Its dtype.
         needs_grad: Whether the backward pass computes its gradient.
-        source: Index of the call that wrote it, of the first of equal ones; -1 for parameters, buffers and inputs.
-        denormal: Share of denormal numbers in it, one of ``DENORMAL_LEVELS``.
+        source: Index of the call that wrote it, the first of equal ones; -1 for parameters, buffers and inputs.
+        denormal: Its share of denormal numbers, one of ``DENORMAL_LEVELS``.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Elements from its first to its last in memory."""
+        """Number of elements from its first to its last in memory."""
         if 0 in self.shape:
             return 0
         return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -63,9 +63,9 @@ class Call:
         kwargs: Keyword arguments likewise.
         n: Calls in the step.
         ns: Nanoseconds of these calls.
-        backward_ns: Nanoseconds of the operators that their backward pass ran.
+        backward_ns: Nanoseconds of the operators of their backward pass.
         out_dtypes: Dtypes of the tensors returned.
-        gradient_denormal: Share of denormal numbers in the gradients of its results, one of ``DENORMAL_LEVELS``.
+        gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         feeders: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to tell whether calls share it.
     """
@@ -84,12 +84,12 @@ class Call:
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The tensors among its arguments."""
+        """The tensors in its arguments."""
         return [spec for spec in flat((self.args, tuple(self.kwargs.values()))) if isinstance(spec, TensorSpec)]
 
     @property
     def n_uses(self) -> int:
-        """Calls that share the same parameters."""
+        """Number of calls that share the same parameters."""
         return max(1, self.n // len(self.weights)) if self.weights else 1
 
     @property
@@ -104,21 +104,17 @@ class Call:
 
     @property
     def has_denormals(self) -> bool:
-        """Whether denormal numbers go into it, forward or backward."""
+        """Whether its inputs or gradients hold denormal numbers."""
         return self.gradient_denormal > 0 or any(spec.denormal for spec in self.specs)
 
     @property
     def n_elements(self) -> int:
-        """Elements of all tensors in all calls: ranks calls where operators are not timed."""
+        """Elements of all tensors in all calls: ranks calls if operators are not timed."""
         return self.n * sum(math.prod(spec.shape) for spec in self.specs)
 
 
 class CallLog:
-    """Collects the calls of one step from a dispatch mode.
-
-    Args:
-        n_samples: In the batch of that step; 0 where not known.
-    """
+    """Collects the calls of one step from a dispatch mode; ``n_samples`` in its batch is 0 if unknown."""
 
     def __init__(self, n_samples: int = 0) -> None:
         self.n_samples = n_samples
@@ -139,17 +135,7 @@ class CallLog:
         is_view: bool,
         denormals: Mapping[int, float],
     ) -> None:
-        """Add one call that a dispatch mode saw.
-
-        Args:
-            func: The operator overload.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-            out: Its result.
-            ns: Nanoseconds it took.
-            is_view: Whether it only returns views of its arguments.
-            denormals: Share of denormal numbers in its arguments, by ``id``.
-        """
+        """Add a call of ``ns`` nanoseconds. ``denormals`` holds shares of denormal numbers by the argument's ``id``."""
         self.total_ns += ns
         node = torch._C._current_autograd_node()
         has_grad = torch.is_grad_enabled()
@@ -204,14 +190,14 @@ class CallLog:
         return value if type(value) in _PLAIN else OPAQUE
 
     def _key(self, value: Any) -> Any:
-        """Arguments with the operator that wrote a tensor in place of its index, so that equal layers are one call."""
+        """Replace a tensor's source index by the operator that wrote it, so that equal layers are one call."""
         if isinstance(value, TensorSpec):
             return (*value._replace(source=-1), self.calls[value.source].func if value.source >= 0 else None)
         return tuple(map(self._key, value)) if isinstance(value, tuple) else value
 
 
 def flat(value: Any) -> list[Any]:
-    """The leaves of nested lists and tuples; a ``TensorSpec`` is a leaf."""
+    """Return the leaves of nested lists and tuples; a ``TensorSpec`` is a leaf."""
     if type(value) in (list, tuple):
         return [leaf for each in value for leaf in flat(each)]
     return [value]

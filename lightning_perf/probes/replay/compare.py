@@ -1,4 +1,4 @@
-"""Times pieces of work as they are and under a treatment, in turns, until the ratio is known or time is up."""
+"""Time work as it is and with a treatment, alternately, until the ratio is known or time is up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Stopwatch(Protocol):
 
 
 class HostWatch:
-    """The host's clock, for operators that run on the CPU."""
+    """The host's clock, for operators on the CPU."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.mark = now_ns
@@ -63,11 +63,7 @@ class HostWatch:
 
 
 class DeviceWatch:
-    """Events in the device's queue.
-
-    Args:
-        make_event: Makes an event that measures time, as ``DeviceClock.make_event`` does.
-    """
+    """Events in the device's queue; ``make_event`` as in ``DeviceClock``."""
 
     def __init__(self, make_event: Callable[[], DeviceEvent]) -> None:
         self._make_event = make_event
@@ -91,9 +87,7 @@ class DeviceWatch:
 class Item(Protocol):
     """A piece of work of the step.
 
-    Attributes:
-        weight: Times that a step does it.
-        treated_weight: The same with the treatment.
+    ``weight`` is how often a step does it, ``treated_weight`` the same with the treatment.
     """
 
     weight: float
@@ -104,13 +98,13 @@ class Item(Protocol):
 
 
 class Comparison(NamedTuple):
-    """What the rounds gave.
+    """Result of a comparison.
 
     Attributes:
         before_s: Seconds per step as it is.
         after_s: Seconds per step with the treatment.
         n_rounds: Pairs of passes.
-        speedup: None where there were too few rounds.
+        speedup: None after too few rounds.
         reason: Why there is no speedup; empty otherwise.
     """
 
@@ -135,9 +129,9 @@ def compare(
         items: The work, largest first.
         treated: Makes the context of a pass with the treatment.
         watch: Times each item.
-        limit_s: The time that there is.
+        limit_s: The available time.
         now_ns: The host's clock.
-        worth: The least speedup that would show in a step; a lower one is not measured any further.
+        worth: The lowest speedup that matters in a step; rounds end if it is out of reach.
 
     Returns:
         Medians of the passes, and Student's interval of the logarithm of their ratios by pair.
@@ -196,7 +190,7 @@ def _rounds(
 def interval_of(logs: Sequence[float]) -> Interval | None:
     """Return the ratio with its interval, from logarithms of single ratios; None from too few.
 
-    Single passes may be long because something else had the core, so the highest and lowest fifth of many are trimmed:
+    Single passes may be slow because another program had the core, so the highest and lowest fifth of many are trimmed:
     the interval of a trimmed mean (Tukey and McLaughlin, Sankhya 25, 1963).
     """
     n = len(logs)
@@ -224,9 +218,7 @@ class _Passes:
     def run(self, until: int, now_ns: Callable[[], int], most_s: float = math.inf, is_first: bool = False) -> bool:
         """Run all items; in the first pass short ones twice, since the first time allocates and tunes.
 
-        Returns:
-            False where the time was up before the last item. A sum above ``most_s`` ends the pass and counts in
-            ``n_cut``.
+        Return False if time was up before the last item. A sum above ``most_s`` ends the pass and counts in ``n_cut``.
         """
         self.last_s = 0.0
         for place, (item, times) in enumerate(zip(self._items, self._times, strict=True)):
@@ -252,6 +244,6 @@ class _Passes:
             times.clear()
 
     def per_step_s(self, n_rounds: int) -> float:
-        """Seconds per step: for each item the median of the rounds."""
+        """Return seconds per step: for each item the median of the rounds."""
         pairs = zip(self._weights, self._times, strict=True)
         return sum(weight * median(times[:n_rounds]) for weight, times in pairs if times)

@@ -1,4 +1,4 @@
-"""The function that a training calls for an operator that a dispatch mode saw below autograd and autocast.
+"""Return the function that a training calls for an operator seen below autograd and autocast.
 
 Autocast decides by the functions above: on a CPU it knows ``conv2d``, not ``aten::convolution``; ``softmax``, not
 ``aten::_softmax``; ``scaled_dot_product_attention``, not the kernel chosen for it.
@@ -22,9 +22,8 @@ _WRITES_STATISTICS = ("aten::_native_batch_norm_legit",)
 def function_of(call: Call) -> Bound | None:
     """Return the function for a call with its arguments, tensors still as ``TensorSpec``.
 
-    Returns:
-        None for a call that cannot be replayed: it belongs to the user, writes to its arguments, returns no tensor, or
-        its time depends on the values of integer tensors or of objects that the log does not hold.
+    Return None if a call cannot be replayed: it belongs to the user, writes to its arguments, returns no tensor, or its
+    time depends on values of integer tensors or of objects that the log does not hold.
     """
     schema = call.func._schema
     leaves = flat((call.args, tuple(call.kwargs.values())))
@@ -116,10 +115,7 @@ Respec = Callable[[TensorSpec], TensorSpec]
 class Work(NamedTuple):
     """Operators that a treatment changes together: one of them, or a sequence that it replaces.
 
-    Attributes:
-        calls: The operators.
-        as_is: Their functions with arguments.
-        treated: The functions that do the same with the treatment.
+    ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment.
     """
 
     calls: tuple[Call, ...]
@@ -128,22 +124,22 @@ class Work(NamedTuple):
 
     @property
     def n(self) -> int:
-        """Times that a step does it."""
+        """Number of times per step."""
         return self.calls[0].n
 
     @property
     def seconds(self) -> float:
-        """Seconds of forward and backward in the step, as often as the first of the operators ran."""
+        """Seconds of forward and backward per step, for as many calls as the first operator has."""
         return self.n * sum(call.seconds / call.n for call in self.calls)
 
     @property
     def n_elements(self) -> int:
-        """Elements of all tensors in all calls: ranks work where operators are not timed."""
+        """Elements of all tensors in all calls: ranks work if operators are not timed."""
         return sum(call.n_elements for call in self.calls)
 
 
 def works_of(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:
-    """Return the work of a single operator, its treated side made by ``treat``; empty where it cannot be replayed."""
+    """Return the work of a single operator, its treated side made by ``treat``; empty if it cannot be replayed."""
     bound = function_of(call)
     treated = treat(bound) if bound is not None else None
     return (Work((call,), (bound,), (treated,)),) if bound is not None and treated is not None else ()

@@ -34,12 +34,8 @@ _DENORMAL_BITS = 713_624  # 1e-39 as float32
 class Arena:
     """A block of random numbers in 0…1 that tensors are views of.
 
-    Successive tensors come from successive places, as in a step, so that they are no more often in a cache than there.
-
-    Args:
-        device: The device.
-        n_elements: Elements of the block; no tensor may be larger.
-        seed: Of a generator that belongs to this arena: no other random stream is touched.
+    Successive tensors come from successive places, as in a step, so that caches hold them no more often than there. No
+    tensor may have more than ``n_elements``. No other random stream is changed.
     """
 
     def __init__(self, device: torch.device, n_elements: int, seed: int = 0) -> None:
@@ -86,7 +82,7 @@ def _as(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _partly_denormal(numbers: torch.Tensor, share: float) -> torch.Tensor:
-    """Numbers of which a share is denormal; written as bits, which no processor takes as zero."""
+    """Return numbers of which a share is denormal; written as bits, so that no processor flushes them."""
     bits = torch.where(numbers < share, _DENORMAL_BITS, numbers.view(torch.int32))
     return bits.view(torch.float32)
 
@@ -99,14 +95,7 @@ def needed_elements(specs: list[TensorSpec]) -> int:
 class OperatorItem:
     """Operators with their backward passes, as they are and with a treatment.
 
-    Args:
-        work: The operators.
-        arena: Makes their tensors.
-        treated: How the treatment runs them.
-
-    Attributes:
-        work: The operators.
-        once_s: Seconds of as much work in the sampled step as one run does.
+    ``once_s`` is how long as much work as one run does takes in the sampled step.
     """
 
     def __init__(self, work: Work, arena: Arena, treated: Treated) -> None:
@@ -146,12 +135,10 @@ class OperatorItem:
 
 
 def chosen(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
-    """Return the work to replay, largest first: most of what the treatment concerns, as far as there is time.
+    """Return the work to replay, largest first: ``COVERED`` of the time, as far as there is time.
 
-    Args:
-        treated: The treatment.
-        is_timed: Whether calls were timed; else they are ranked by the elements that they touch.
-        most_s: Seconds of one round. Work that would not fit into it is left out.
+    Work that does not fit into ``most_s`` seconds per round is omitted. Without timed calls, work is ranked by
+    elements.
     """
     found = sorted(treated.works, key=lambda work: -_size(work, is_timed))
     total = sum(_size(work, is_timed) for work in found)
@@ -179,9 +166,9 @@ def _size(work: Work, is_timed: bool) -> float:
 
 
 def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
-    """Return the size of an arena: all tensors side by side, or as much of that as fits and as caches hold.
+    """Return the size of an arena: all tensors side by side, or as much as fits and as caches hold.
 
-    The block is counted in up to three dtypes, and as much again for results and gradients of the largest operator.
+    The block counts in up to three dtypes, and again for results and gradients of the largest operator.
 
     Raises:
         MemoryError: The largest operator does not fit.

@@ -1,4 +1,4 @@
-"""The optimizer's step on copies of a sample of its parameters."""
+"""Steps of an optimizer on copies of a sample of its parameters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ _OWN = ("params", "initial_lr", "param_names")
 
 
 class OptimizerItem:
-    """Steps of an optimizer, as it is and as changed.
+    """Steps of an optimizer, as it is and with changed arguments, e.g. ``{"fused": True}``.
 
-    Both work on random parameters and gradients of the same shapes, made here.
-
-    Args:
-        optimizer: The user's, of ``torch.optim``; it is only read.
-        changes: Arguments of the treatment, e.g. ``{"fused": True}``; empty for one that changes nothing here.
-        n_elements: The most parameters to copy.
+    Both sides use random parameters and gradients of the same shapes; the user's optimizer is only read.
 
     Raises:
-        ValueError: It is not an optimizer whose step can be repeated.
+        ValueError: Steps of this optimizer cannot be repeated.
     """
 
     def __init__(self, optimizer: Any, changes: dict[str, Any], n_elements: int = MAX_ELEMENTS) -> None:
@@ -53,11 +48,9 @@ class OptimizerItem:
 
 
 class ZeroingItem:
-    """Clearing gradients, and what the next backward pass does about it: adding to zeros, or handing over its own.
+    """Clearing gradients, and what the next backward pass then does: add to zeros, or assign its own.
 
-    Args:
-        optimizer: The user's; it is only read.
-        n_elements: The most parameters to copy.
+    The user's optimizer is only read.
     """
 
     def __init__(self, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
@@ -103,7 +96,7 @@ def _is_sharded(optimizer: Any) -> bool:
 
 
 def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[Any]]], float]:
-    """Return tensors by group, every k-th in the order of their size, and how many steps of them make a whole one."""
+    """Return every k-th tensor by size, in groups, and how many such steps make a whole one."""
     tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     if not tensors:
         tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
@@ -125,7 +118,7 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any],
 
 
 def _copy(parameter: torch.Tensor, generators: dict[torch.device, torch.Generator]) -> torch.Tensor:
-    """A tensor of the same shape, strides and dtype with random numbers, and such a gradient."""
+    """Return a tensor of the same shape, strides and dtype with random numbers, and such a gradient."""
     device = parameter.device
     generator = generators.setdefault(device, torch.Generator(device=device).manual_seed(0))
     made = torch.empty_like(parameter, requires_grad=False)
@@ -135,7 +128,7 @@ def _copy(parameter: torch.Tensor, generators: dict[torch.device, torch.Generato
 
 
 def _rebuilt(kind: Any, groups: list[tuple[dict[str, Any], list[torch.Tensor]]], changes: dict[str, Any]) -> Any:
-    """An optimizer of the same class and arguments; both sides share parameters and gradients, not states."""
+    """Return an optimizer of the same class and arguments; both sides share parameters and gradients, not states."""
     made = []
     for group, tensors in groups:
         kept = {name: _plain(value) for name, value in group.items() if name not in _OWN}

@@ -1,4 +1,4 @@
-"""Answers the hypotheses of rules by replaying operators of the sampled step, in pauses of the training."""
+"""Answer the hypotheses of rules by replaying operators of the sampled step, in pauses of the training."""
 
 from __future__ import annotations
 
@@ -37,13 +37,9 @@ _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to thr
 
 
 class ReplayProbe:
-    """The replays of one run, on rank 0. Other ranks wait for it at their next collective, at most for the budget.
+    """The replays of one run, on rank 0. Other ranks wait for it at their next collective, up to the budget.
 
-    Args:
-        trainer: The Trainer.
-        now_ns: The host's clock.
-        make_event: Makes a timed event of the device; None on a CPU.
-        room: The memory to replay in; None to choose by device.
+    ``make_event`` is None on a CPU; ``room`` replaces the memory to replay in.
     """
 
     def __init__(
@@ -69,15 +65,12 @@ class ReplayProbe:
         self._budget_s = LEAST_S
 
     def answer(self, hypotheses: Iterable[Hypothesis], log: CallLog | None, trained_s: float) -> bool:
-        """Replay what is not answered yet, as far as the budget goes.
+        """Replay what is not answered yet, within the budget; return whether something was replayed.
 
         Args:
             hypotheses: What rules ask, largest first.
-            log: The operators of the sampled step; None where no step was sampled.
+            log: The operators of the sampled step; None if no step was sampled.
             trained_s: The time trained so far.
-
-        Returns:
-            Whether something was replayed.
         """
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
@@ -102,7 +95,7 @@ class ReplayProbe:
         return bool(asked)
 
     def _go_on(self, asked: Sequence[Hypothesis]) -> None:
-        """Measure the largest undecided hypothesis again, with the time that the others left."""
+        """Measure the largest undecided hypothesis again, in the time that is left."""
         if self._trainer.received_sigterm:
             return
         left_s = self._budget_s - self.spent_ns / 1e9
@@ -129,7 +122,7 @@ class ReplayProbe:
         )
 
     def _is_open(self, treatment: str) -> bool:
-        """Not replayed yet, or without a result for want of time while there is three times as much now."""
+        """Return whether a treatment was not replayed yet, or lacked time while there is three times as much now."""
         known = self._results.get(treatment)
         left_s = self._budget_s - self.spent_ns / 1e9
         is_answered = known is not None and (known.speedup is not None or known.is_negligible)
@@ -197,7 +190,7 @@ class ReplayProbe:
         return (until_ns - self._now_ns()) / 1e9
 
     def _inspected(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
-        """What makes tensors to see what operators do under autocast, each once."""
+        """Return a function that makes tensors to see what operators do under autocast."""
         arena: list[Arena] = []
 
         def filled(value: Any) -> Any:
@@ -211,7 +204,7 @@ class ReplayProbe:
         return filled
 
     def _operators(self, treated: Treated, until_ns: int) -> list[OperatorItem]:
-        """The largest of the operators that a treatment changes, as many as there is time for."""
+        """Return the largest operators that a treatment changes, as many as there is time for."""
         most_s = self._left_s(until_ns) / (2 * (MIN_ROUNDS + 1)) if self._is_timed else float("inf")
         works = chosen(treated, self._is_timed, most_s)
         if treated.works and not works:
@@ -234,7 +227,7 @@ class ReplayProbe:
 
     @contextmanager
     def _placed(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
-        """The items, in threads of their own where the treatment is a setting of a thread."""
+        """Return the items, in separate threads if the treatment is a setting of a thread."""
         if treated.in_thread is None:
             yield items
             return
@@ -251,12 +244,12 @@ class ReplayProbe:
 
 
 def _least_speedup(least_part: float) -> float | None:
-    """The speedup that saves this part of the time of operators; None where none does."""
+    """Return the speedup that saves this part of the operators' time; None if none does."""
     return 1 / (1 - least_part) if least_part < 1 else None
 
 
 def _is_undecided(result: Replayed) -> bool:
-    """Whether more rounds could tell whether a treatment is faster."""
+    """Return whether more rounds could tell whether a treatment is faster."""
     if result.speedup is None:
         return bool(result.n_operators)
     return result.speedup.low < 1.0 < result.speedup.high

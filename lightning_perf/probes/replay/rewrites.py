@@ -1,4 +1,4 @@
-"""Operators rewritten as a change of the model would have them: padded, without a bias, on a larger batch."""
+"""Rewrite operators as a change of the model would: padded, without a bias, with a larger batch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def double_batch(log: CallLog) -> list[Work]:
 
 
 def _fits(bound: Bound) -> bool:
-    """Whether a function takes these shapes: arguments such as sizes may belong to the smaller batch."""
+    """Return whether a function accepts these shapes: arguments such as sizes may belong to the smaller batch."""
     function, args, kwargs = bound
     try:
         with torch.no_grad():
@@ -134,7 +134,7 @@ def _up(size: int, multiple: int) -> int:
 
 
 def _resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    """A tensor of another shape with its dimensions in the same order in memory."""
+    """Return a spec of another shape with its dimensions in the same order in memory."""
     stride, step = [0] * len(shape), 1
     for place in sorted(range(len(shape)), key=lambda d: (spec.stride[d], math.prod(spec.shape[d:]))):
         if spec.stride[place]:  # an expanded dimension stays one

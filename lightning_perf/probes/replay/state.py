@@ -1,4 +1,4 @@
-"""Keeps everything of the user's as it is while operators are replayed."""
+"""Keep the training's state unchanged while operators are replayed."""
 
 from __future__ import annotations
 
@@ -39,32 +39,27 @@ class HostRoom:
 
 
 class CudaRoom:
-    """A memory pool of its own, no larger than what the training has used before: peaks stay where they are.
-
-    Args:
-        device: The device.
-        cuda: The module that allocates, ``torch.cuda``.
-    """
+    """A separate memory pool below the training's own peak, so that peaks do not change."""
 
     def __init__(self, device: Any, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
 
     def free_bytes(self) -> int:
-        """Return what is free on the device and below the peak of allocated memory."""
+        """Return bytes free on the device and below the peak of allocated memory."""
         free, _ = self._cuda.mem_get_info(self._device)
         below_peak = self._cuda.max_memory_allocated(self._device) - self._cuda.memory_allocated(self._device)
         return int(max(0, min(MEMORY_PART * free, below_peak)))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Allocate from a pool that is given back to the device at the end."""
+        """Allocate from a pool that is returned to the device at the end."""
         pool = self._cuda.MemPool()
         with self._cuda.use_mem_pool(pool, device=self._device):
             yield
 
 
 def refusal(device: torch.device) -> str:
-    """Return why operators cannot be replayed now without somebody noticing; empty where they can."""
+    """Return why replaying operators now would be noticed; empty if it would not."""
     if _python_dispatch._get_current_dispatch_mode() is not None:
         return "a dispatch mode of the training's own would see the replayed operators"
     if torch._C._autograd._profiler_enabled():

@@ -1,7 +1,7 @@
-"""Threads of their own for replays, and settings of torch that belong to a thread.
+"""Separate threads for replays, and settings of torch that belong to a thread.
 
-The number of OpenMP threads, MKL's and whether denormal numbers are flushed are kept by each thread, and OpenMP starts
-other workers for each thread, which inherit them. In a new thread they change without the training's being touched;
+Each thread has its own number of OpenMP threads, number of MKL threads and flushing of denormal numbers, and its own
+OpenMP workers, which inherit them. In a new thread they change without affecting the training;
 ``torch.set_num_threads`` would leave MKL's dynamic mode off for good.
 """
 
@@ -26,7 +26,7 @@ _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 
 @cache
 def _setters() -> tuple[Callable[[int], Any], ...]:
-    """Return what sets the number of threads of the calling thread; empty where torch does not let it be found."""
+    """Return functions that set the calling thread's number of threads; empty if they are not found in torch."""
     folder = Path(torch.__file__).parent / "lib"
     path = next((folder / name for name in _LIBRARIES if (folder / name).exists()), None)
     try:
@@ -52,7 +52,7 @@ def can_set_threads_locally() -> bool:
 
 @contextmanager
 def local_threads(n_threads: int) -> Iterator[None]:
-    """Let operators called by this thread, which ends with the replay, use so many threads."""
+    """Let operators called by this thread, which ends with the replay, use ``n_threads`` threads."""
     torch.get_num_threads()  # torch sets it at a thread's first question
     for setter in _setters():
         setter(n_threads)
@@ -63,7 +63,7 @@ def local_threads(n_threads: int) -> Iterator[None]:
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Take denormal numbers as zero in this thread, which ends with the replay, and in its OpenMP workers."""
+    """Flush denormal numbers to zero in this thread, which ends with the replay, and its OpenMP workers."""
     if not torch.set_flush_denormal(True):
         raise ValueError("this CPU cannot flush denormal numbers")
     yield
@@ -74,7 +74,7 @@ def _n_cores() -> int:
 
 
 def _require_threads(n: int) -> None:
-    """Raise ValueError unless so many threads can be started: OpenMP ends the process where it cannot start its own."""
+    """Raise ValueError unless ``n`` threads can be started: OpenMP ends the process if it cannot start its own."""
     gate, started = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(n):
@@ -92,9 +92,7 @@ def _require_threads(n: int) -> None:
 class OwnThreads:
     """Two threads, one for each side of a comparison.
 
-    Args:
-        around: Makes the context that each thread works in.
-        treated: Makes the context of the treated side.
+    Each works in a context from ``around``, the treated side also in one from ``treated``.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class Treated(NamedTuple):
         concerned_s: Seconds in the step of all operators that it changes, replayed or not.
         around_pass: Makes the context of a whole pass: settings of torch.
         around_forward: Makes the context of each forward call: autocast.
-        in_thread: Makes a context of settings that belong to a thread; both sides then run in threads of their own.
-        samples: Samples of one treated run for each sample of a run as it is.
+        in_thread: Makes a context of settings that belong to a thread; both sides then run in separate threads.
+        samples: Samples of one treated run per sample of a run as it is.
         are_uses_shared: Whether calls with the same parameter are replayed together.
     """
 
@@ -44,13 +44,9 @@ class Treated(NamedTuple):
 
 
 def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
-    """Return what a treatment does.
+    """Return what a treatment, as in ``Hypothesis``, does to the calls of a step.
 
-    Args:
-        treatment: As in ``Hypothesis``.
-        log: The calls of the step.
-        device: That they ran on.
-        fill: Makes tensors from specs, for operators whose result under autocast has to be seen.
+    ``fill`` makes tensors from specs, for operators whose result under autocast must be seen.
 
     Raises:
         ValueError: It cannot be replayed.
@@ -92,7 +88,7 @@ def _of(works: Iterable[Work]) -> Treated:
 
 
 def _each(calls: Iterable[Call], concerns: Callable[[Call], bool], respec: Respec | None = None) -> Treated:
-    """Single operators, their tensors changed by ``respec``."""
+    """Return single operators, their tensors changed by ``respec``."""
     concerned = [call for call in calls if concerns(call)]
     treat = with_specs(respec or (lambda spec: spec))
     works = tuple(work for call in concerned for work in works_of(call, treat))
@@ -112,7 +108,7 @@ def _to_float32(spec: TensorSpec) -> TensorSpec:
 
 
 def _to_channels_last(spec: TensorSpec) -> TensorSpec:
-    """The layout of images; other tensors stay as they are."""
+    """Return the layout of images; other tensors do not change."""
     if len(spec.shape) != 4:
         return spec
     _, c, h, w = spec.shape
