@@ -31,6 +31,12 @@ def raise_if_from_signal(error: BaseException) -> None:
         raise error
 
 
+def error_text(error: Exception) -> str:
+    """Return the type and message of an error; raise it again if a signal handler raised it."""
+    raise_if_from_signal(error)
+    return f"{type(error).__name__}: {error}"
+
+
 class suppress(contextlib.suppress):
     """``contextlib.suppress`` that lets errors of signal handlers pass."""
 

@@ -13,6 +13,7 @@ import torch
 from lightning_perf.records import Ceilings, ModelProfile
 
 from . import ceilings
+from .clock import NEVER
 from .compiler import has_compiled
 from .flops import ArithmeticCounter, Direction
 from .loop import LoopProbe
@@ -73,8 +74,8 @@ class ArithmeticProbe:
 
     @property
     def next_step(self) -> int:
-        """Number of finished steps before the next step that this probe must observe."""
-        return FIRST_STEP
+        """Index of the next step that this probe must observe."""
+        return NEVER if self.is_done else FIRST_STEP
 
     def batch_begins(self, batch: Any) -> None:
         """Handle the start of a step whose batch is on the device."""

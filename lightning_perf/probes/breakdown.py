@@ -9,7 +9,8 @@ import msgspec
 import torch
 from torch import nn
 
-from lightning_perf.records import Breakdown, ModuleMemory
+from lightning_perf.records import Breakdown, DeviceMemory, Headroom, HostMemory, ModuleMemory
+from lightning_perf.stats.headroom import fit_samples, largest_batch
 
 from . import module_walk, plain
 from .module_walk import top_level_modules
@@ -17,6 +18,9 @@ from .saved_tensors import SavedTensors
 from .storages import StorageCount, storages_of, tensors_in
 
 _MAX_MODULES = 32
+
+HEADROOM_MARGIN = 0.1
+"""Of the capacity, for fragmentation and batches of uneven size (the near-capacity rule warns above 92 %)."""
 
 STATE_FACTORS = {
     "SGD": lambda group: float(bool(group.get("momentum"))),
@@ -198,3 +202,45 @@ def _expected_states(optimizers: Iterable[Any], device: str) -> tuple[int | None
         for group in optimizer.param_groups:
             total += factor(group) * sum(_local_bytes(p) for p in group["params"] if p.requires_grad)
     return (int(total), "expected") if seen else None
+
+
+def headroom_of(
+    breakdown: Breakdown | None,
+    device: DeviceMemory | None,
+    host: HostMemory,
+    batch_size: int | None,
+    sizes: list[tuple[int, int]],
+) -> Headroom | None:
+    """Return the largest batch that should fit; None if that is unknown.
+
+    ``sizes`` holds the number of samples and the bytes after the forward pass of sampled steps.
+    """
+    n = None if breakdown is None else breakdown.n_samples or batch_size
+    if breakdown is None or not n:
+        return None
+    kept = (breakdown.activations_bytes or 0) + (breakdown.batch_bytes or 0)
+    if device is not None:
+        capacity, peak = device.total_bytes, device.peak_allocated_bytes
+        line = fit_samples(sizes)
+        if line is not None:
+            basis, per_sample, n_peak = "observed batches", line[1], max(size for size, _ in sizes)
+        else:
+            held = breakdown.parameters_bytes + breakdown.gradients_bytes + (breakdown.optimizer_bytes or 0)
+            held += breakdown.buffers_bytes + breakdown.copies_bytes
+            basis, per_sample, n_peak = "one batch at the peak", (peak - held) / n, n
+        fixed = int(peak - per_sample * n_peak)
+    else:
+        basis, capacity, per_sample = "saved tensors of one batch", host.limit_bytes, kept / n
+        fixed = int(max(host.peak_rss_bytes or 0, host.rss_bytes) + host.workers_rss_bytes - kept)
+    if not capacity or per_sample <= 0:
+        return None
+    return Headroom(
+        device=breakdown.device,
+        capacity_bytes=capacity,
+        margin_fraction=HEADROOM_MARGIN,
+        fixed_bytes=max(0, fixed),
+        per_sample_bytes=per_sample,
+        n_samples=n,
+        largest_batch=largest_batch(capacity, HEADROOM_MARGIN, max(0, fixed), per_sample),
+        basis=basis,
+    )

@@ -43,6 +43,7 @@ _MAX_GRAPH_NODES = 20_000
 _CHECK_EVERY = 4096
 _NAME_DEPTH = 5
 _DIRECT_DEPTH = 2
+_MAX_WRAPPERS = 8
 
 
 class Census:
@@ -292,3 +293,16 @@ def roots_of(pl_module: Any, callbacks: Iterable[Any], others: Iterable[Any]) ->
         if plain.attributes(value):
             roots.setdefault(type(value).__name__, value)
     return roots
+
+
+def containers_of(dataset: Any) -> tuple[Suspect, ...]:
+    """Return the containers in a dataset's attributes, which loader workers could fill."""
+    for _ in range(_MAX_WRAPPERS):  # Subset and similar wrappers
+        if (inner := plain.stored(dataset, "dataset")) is None:
+            break
+        dataset = inner
+    return tuple(
+        Suspect(name=f"{type(dataset).__name__}.{key}", kind=type(v).__name__, n_items=len(v), items_per_step=0.0)
+        for key, v in plain.attributes(dataset).items()
+        if type(v) in (list, dict, set)
+    )[:_MAX_SUSPECTS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,37 +19,15 @@ _MESSAGE = "called a synchronizing"
 _PROTOTYPE = "Synchronization debug mode is a prototype"
 
 
-class SyncDebug(Protocol):
-    """Torch's synchronization debug mode."""
-
-    def get(self) -> int:
-        """Return the mode: 0 off, 1 warn, 2 error."""
-
-    def set(self, mode: int) -> None:
-        """Change the mode."""
-
-
-class CudaSyncDebug:
-    """The mode for CUDA and ROCm."""
-
-    def get(self) -> int:
-        """Return the mode."""
-        return int(torch.cuda.get_sync_debug_mode())
-
-    def set(self, mode: int) -> None:
-        """Change the mode."""
-        torch.cuda.set_sync_debug_mode(mode)
-
-
-def sync_debug_of(device: torch.device) -> SyncDebug | None:
-    """Return the mode of a device; None if it has none."""
-    return CudaSyncDebug() if device.type == "cuda" else None
+def sync_debug_of(device: torch.device) -> Any:
+    """Return the module with the device's synchronization debug mode; None if there is none."""
+    return torch.cuda if device.type == "cuda" else None
 
 
 class DeviceWarnings:
     """Counts synchronization warnings of one step by line, and passes all other warnings on."""
 
-    def __init__(self, debug: SyncDebug) -> None:
+    def __init__(self, debug: Any) -> None:
         self.n_by_place: dict[Place, int] = {}
         self.reason = ""
         self._debug = debug
@@ -59,7 +37,7 @@ class DeviceWarnings:
 
     def open(self) -> bool:
         """Begin the step; return False if the user has set the mode, with ``reason``."""
-        self._before = self._debug.get()
+        self._before = int(self._debug.get_sync_debug_mode())
         if self._before:
             self.reason = f"torch.cuda.set_sync_debug_mode is {self._before} already: it is left as it is"
             return False
@@ -70,7 +48,7 @@ class DeviceWarnings:
         shows = warnings.showwarning
         warnings.showwarning = self._shower(shows)
         try:
-            self._debug.set(1)
+            self._debug.set_sync_debug_mode(1)
         except Exception:
             self.close()
             raise
@@ -82,7 +60,7 @@ class DeviceWarnings:
         if catch is None:
             return
         try:
-            self._debug.set(self._before)
+            self._debug.set_sync_debug_mode(self._before)
         finally:
             with contextlib.suppress(RuntimeError):  # an interrupt came before it was entered
                 catch.__exit__(None, None, None)

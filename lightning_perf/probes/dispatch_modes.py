@@ -1,10 +1,11 @@
-"""Leaves torch's dispatch modes, also those that an interrupt left half entered."""
+"""A dispatch mode that changes nothing, and how to leave modes, also those that an interrupt left half entered."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _FLAGS = {
     "old_dispatch_mode_flags": "_is_in_torch_dispatch_mode",
@@ -12,6 +13,32 @@ _FLAGS = {
     "old_without_ignore_compile_internals_dispatch_mode_flags": "_is_in_any_mode_without_ignore_compile_internals",
 }
 """Where torch keeps its flags while a mode is entered, and the flags."""
+
+
+_Base: Any = TorchDispatchMode  # torch's own class has no types
+
+
+class PassiveMode(_Base):  # type: ignore[misc]
+    """A mode that passes every operator on."""
+
+    supports_higher_order_operators = True
+    """Without it torch raises in the user's step at operators such as ``torch.cond``."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Keep compiled regions compiled (torch 2.10 and newer ask).
+
+        Below any other mode dynamo leaves a new function uncompiled for good, with all that it was compiled for before.
+        """
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def can_look_at_compiled() -> bool:
+    """Return whether compiled regions stay compiled below a dispatch mode; older torch falls back to eager."""
+    return hasattr(_Base, "ignore_compile_internals")
 
 
 def leave_mode(mode: Any) -> bool:

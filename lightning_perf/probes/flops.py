@@ -17,14 +17,13 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
-from .dispatch_modes import leave_mode
-from .module_hooks import ModuleWatch, can_have_hooks
+from .dispatch_modes import PassiveMode, leave_mode
+from .module_hooks import ModuleWatch
 from .module_walk import bare_profile, listed_modules, named_parameters, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import is_lazy, is_readable_tensor, n_elements, without_overrides
@@ -88,8 +87,7 @@ class ArithmeticCounter:
         self._known: dict[Any, Operator] = {}
         self._mode = _Mode(self)
         self._is_entered = False
-        watched = {path: module for path, module in self._modules.items() if can_have_hooks(module)}
-        self._watch = ModuleWatch(watched, self._entering, self._leaving)
+        self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
         self._running: list[str] = []
         self._thread = threading.get_ident()
         self._sequences: list[int] = []
@@ -107,10 +105,9 @@ class ArithmeticCounter:
                 return self
             self._watch.put()
             self._is_entered = True  # first: an interrupt may come right after entering
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode.__enter__()
         except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
-            raise_if_from_signal(error)
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = error_text(error)
             self.__exit__()
         return self
 
@@ -147,8 +144,7 @@ class ArithmeticCounter:
             try:
                 self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
             except Exception as error:  # noqa: BLE001 - a private function, asked within the user's forward: reported
-                raise_if_from_signal(error)
-                self.failure = f"{type(error).__name__}: {error}"
+                self.failure = error_text(error)
                 return
             self._paths.append(self._running[-1] if self._running else "")
 
@@ -174,8 +170,7 @@ class ArithmeticCounter:
             try:
                 known = self._known[func] = describe(func)
             except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
-                raise_if_from_signal(error)
-                self.failure = f"{type(error).__name__}: {error}"
+                self.failure = error_text(error)
                 return func(*args, **kwargs)
         if known.is_composite:  # as it stays whole in inference mode
             with self._mode:
@@ -192,8 +187,7 @@ class ArithmeticCounter:
                 if self.log is not None:
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
-            raise_if_from_signal(error)
-            self.failure = f"counting {known.name}: {type(error).__name__}: {error}"
+            self.failure = f"counting {known.name}: {error_text(error)}"
         if self._now_ns is not None:
             self.own_ns += self._now_ns() - end
         return out
@@ -313,23 +307,12 @@ class ArithmeticCounter:
         return tuple(operators[:MAX_OPERATORS_TOLD])
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(PassiveMode):
     """Passes each operator to the counter."""
 
     def __init__(self, counter: ArithmeticCounter) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._counter = counter
-
-    supports_higher_order_operators = True
-    """Torch raises in the user's step where a mode does not take operators such as ``torch.cond``."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """A function that is compiled for the first time meanwhile is compiled (torch 2.10 and newer ask).
-
-        Below any other mode dynamo leaves it uncompiled for good, with all that it was compiled for before.
-        """
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._counter.see(func, args, kwargs or {})

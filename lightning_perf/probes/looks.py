@@ -16,12 +16,13 @@ from lightning_perf.records import SyncCalls
 from .clock import NEVER, DeviceEvent
 from .code_lines import Place
 from .compiler import has_compiled
-from .device_syncs import DeviceWarnings, SyncDebug, sync_debug_of
+from .device_syncs import DeviceWarnings, sync_debug_of
+from .dispatch_modes import can_look_at_compiled
 from .loop import LoopProbe
 from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
 from .sync_record import sync_calls
-from .syncs import StepLook, can_look_at_compiled, entry_cost_ns
+from .syncs import StepLook, entry_cost_ns
 
 ROUNDS = (20, 220, 2020)
 """Steps before each round: after the first batches, which allocate and tune, and then ten times more rarely."""
@@ -35,7 +36,7 @@ of a few dozen steps it would cost more than it tells."""
 class StepLooks:
     """The sampled steps of one run.
 
-    ``make_event`` is None without a device clock. ``debug`` replaces torch's synchronization warnings in tests.
+    ``make_event`` is None without a device clock.
     """
 
     def __init__(
@@ -47,7 +48,6 @@ class StepLooks:
         on_fail: Callable[[Exception], None],
         depth: int = 1,
         make_event: Callable[[], DeviceEvent] | None = None,
-        debug: SyncDebug | None = None,
     ) -> None:
         self.missing: dict[str, str] = {}
         self.outside_ns = 0
@@ -55,7 +55,7 @@ class StepLooks:
         self.is_off = False
         self._module, self._device, self._loop = pl_module, device, loop
         self._now_ns, self._on_fail, self._depth, self._make_event = now_ns, on_fail, depth, make_event
-        self._debug = debug or sync_debug_of(device)
+        self._debug = sync_debug_of(device)
         self._rounds = list(ROUNDS)
         self._plan: list[tuple[str, bool]] = []  # what to look at, and whether it was looked at in this round before
         self._next = self._rounds.pop(0)
@@ -71,11 +71,11 @@ class StepLooks:
 
     @property
     def next_step(self) -> int:
-        """Number of finished steps before the next step that this probe must observe."""
+        """Index of the next step that this probe must observe."""
         return self._next
 
-    def batch_begins(self) -> None:
-        """Handle the start of a step."""
+    def batch_begins(self, batch: Any = None) -> None:
+        """Start to observe the step if it is due."""
         if self._loop.main.n_steps >= self._next and not self.is_off:
             self._guarded(self._look)
 

@@ -16,18 +16,15 @@ from lightning_perf.records import (
     Breakdown,
     DeviceMemory,
     Growth,
-    Headroom,
     HostMemory,
     Memory,
     OutOfMemory,
-    Suspect,
 )
-from lightning_perf.stats.headroom import fit_samples, largest_batch
 
 from . import oom, plain
 from .allocator import Allocator, allocator_of
-from .breakdown import ModelMemory, gradients_by_module, modules_held_by, with_gradients, with_peak
-from .census import roots_of
+from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
+from .census import containers_of, roots_of
 from .compiler import has_compiled
 from .edges import EdgeReadings
 from .growth import HEAP, WORKERS, GrowthWatch
@@ -45,10 +42,7 @@ SAMPLE_EVERY = 50
 _SAMPLES_BEFORE_RARER = 8  # then every so many steps become twice as many: a long run learns nothing new
 
 _BREAKDOWN_ATTEMPTS = 3
-_MAX_WRAPPERS = 8
 _HOST_EVERY_NS = 30 * 10**9
-HEADROOM_MARGIN = 0.1
-"""Of the capacity: what fragmentation and batches of uneven size need (the near-capacity rule warns from 92 % on)."""
 
 PHASES_BY_EDGE = {"training_step": "forward", "zero_grad": "zero_grad", "backward": "backward"}
 """``optimizer_step`` ends where the step does."""
@@ -72,9 +66,9 @@ class MemoryProbe:
     ) -> None:
         self.missing: dict[str, str] = {}
         self.sampling_ns = 0
-        """Spent reading at the edges of sampled steps and for the trend."""
+        """Spent reading memory in sampled steps and for the trend."""
         self.outside_ns = 0
-        """Spent in single steps beside that, where no hook of the doctor's accounts for it."""
+        """Spent in single steps besides, outside PerfDoctor's own hooks."""
         self._once_ns = 0
         self._is_closed = False
         self.is_off = False
@@ -102,8 +96,8 @@ class MemoryProbe:
             self.missing["memory.growth.heap"] = reason
         else:
             readers[HEAP] = read_heap
-        if self._allocator is not None:
-            readers[self._allocator.device] = self._allocated
+        if (device_allocator := self._allocator) is not None:
+            readers[device_allocator.device] = lambda: device_allocator.read().allocated
         self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
         self._workers.on_change = self._growth.readings[WORKERS].clear
         self._edges = EdgeReadings(self._allocator, self._own)
@@ -126,7 +120,7 @@ class MemoryProbe:
 
     @property
     def next_step(self) -> int:
-        """Number of finished steps before the next step that this probe must observe."""
+        """Index of the next step that this probe must observe."""
         return self._next_look
 
     def batch_begins(self, batch: Any) -> None:
@@ -250,30 +244,19 @@ class MemoryProbe:
         where = oom.recognise(error)
         if where is None:
             return None
-        batch = oom.batch_of(error)
-        shapes = oom.shapes_of(batch)
-        named = oom.names_in(self._module, self._trainer.optimizers)
-        kind = self._device.type if where == "device" else "cpu"
         readings = self._growth.readings[self._main_place(where)]
-        record = OutOfMemory(
-            where=where,
-            error=f"{type(error).__name__}: {oom.text_of(error)[:500]}",
-            step=self._loop.main.n_steps,
-            phase=oom.phase_of(error),
-            code=oom.code_of(error),
-            requested_bytes=oom.requested_bytes(error),
-            batch_shapes=shapes,
-            n_samples=next((shape[0] for shape in shapes.values() if shape), None),
-            largest_tensors=oom.largest_tensors(error, named, kind),
+        named = oom.names_in(self._module, self._trainer.optimizers)
+        record = msgspec.structs.replace(
+            oom.describe(error, where, self._loop.main.n_steps, named, self._device.type),
             timeline=tuple(zip(readings.steps, readings.values, strict=True)),
-            post_mortem_file=None if folder is None else _post_mortem_name(self._trainer),
+            post_mortem_file=None if folder is None else f"out_of_memory{_rank_of(self._trainer)}.txt",
         )
         self._oom = record
         if self._history is not None and folder is not None:
             snapshot = self._history.read()
             history, sites = read_history(snapshot)
             self._oom = record = msgspec.structs.replace(record, history=history, history_sites=sites)
-            name = _snapshot_name(self._trainer)
+            name = f"memory_snapshot{_rank_of(self._trainer)}.pickle"
             self._history.write(snapshot, folder / name)
             self._oom = msgspec.structs.replace(record, snapshot_file=name)
         return self._oom
@@ -288,7 +271,7 @@ class MemoryProbe:
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and folder is not None:
-            self._history.write(self._history.read(), folder / _snapshot_name(self._trainer))
+            self._history.write(self._history.read(), folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
 
     def close(self) -> None:
         """Restore everything. Can be called twice."""
@@ -324,7 +307,7 @@ class MemoryProbe:
             breakdown=breakdown,
             growth=self._growth_records(),
             held_graphs=self._growth.held_graphs,
-            headroom=self._headroom(breakdown, device, host),
+            headroom=headroom_of(breakdown, device, host, self._batch_size, self._edges.sizes),
             oom=self._oom,
         )
 
@@ -365,73 +348,20 @@ class MemoryProbe:
             return looked_at
         return with_peak(looked_at, device.peak_allocated_bytes, device.peak_reserved_bytes)
 
-    def _headroom(self, breakdown: Breakdown | None, device: DeviceMemory | None, host: HostMemory) -> Headroom | None:
-        n = self._batch_size if breakdown is None else breakdown.n_samples or self._batch_size
-        if breakdown is None or not n:
-            return None
-        kept = (breakdown.activations_bytes or 0) + (breakdown.batch_bytes or 0)
-        basis = "saved tensors of one batch"
-        if device is not None:
-            capacity, peak = device.total_bytes, device.peak_allocated_bytes
-            fixed = (
-                breakdown.parameters_bytes
-                + breakdown.gradients_bytes
-                + (breakdown.optimizer_bytes or 0)
-                + breakdown.buffers_bytes
-                + breakdown.copies_bytes
-            )
-            per_sample, basis = (peak - fixed) / n, "one batch at the peak"
-            n_peak = n
-            line = fit_samples(self._edges.sizes)
-            if line is not None:
-                per_sample, basis = line[1], "observed batches"
-                n_peak = max(size for size, _ in self._edges.sizes)
-            fixed = int(peak - per_sample * n_peak)
-        else:
-            capacity, per_sample = host.limit_bytes, kept / n
-            fixed = int(max(host.peak_rss_bytes or 0, host.rss_bytes) + host.workers_rss_bytes - kept)
-        if not capacity or per_sample <= 0:
-            return None
-        return Headroom(
-            device=breakdown.device,
-            capacity_bytes=capacity,
-            margin_fraction=HEADROOM_MARGIN,
-            fixed_bytes=max(0, fixed),
-            per_sample_bytes=per_sample,
-            n_samples=n,
-            largest_batch=largest_batch(capacity, HEADROOM_MARGIN, max(0, fixed), per_sample),
-            basis=basis,
-        )
-
     def _growth_records(self) -> tuple[Growth, ...]:
         """Return the trends; for workers also the containers of the dataset."""
         return tuple(
-            msgspec.structs.replace(growth, suspects=self._dataset_containers(), census=_WORKERS_CENSUS)
+            msgspec.structs.replace(growth, suspects=containers_of(self._dataset()), census=_WORKERS_CENSUS)
             if growth.where == WORKERS
             else growth
             for growth in self._growth.records()
         )
-
-    def _dataset_containers(self) -> tuple[Suspect, ...]:
-        dataset = self._dataset()
-        for _ in range(_MAX_WRAPPERS):  # Subset and its like
-            if (inner := plain.stored(dataset, "dataset")) is None:
-                break
-            dataset = inner
-        return tuple(
-            Suspect(name=f"{type(dataset).__name__}.{key}", kind=type(v).__name__, n_items=len(v), items_per_step=0.0)
-            for key, v in plain.attributes(dataset).items()
-            if type(v) in (list, dict, set)
-        )[:5]
 
     def _dataset(self) -> Any:
         """Return the dataset of the training loader; None if it is unknown."""
         return plain.stored(getattr(self._trainer, "train_dataloader", None), "dataset")
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _allocated(self) -> int | None:
-        return None if self._allocator is None else self._allocator.read().allocated
 
     def _count(self, batch: Any) -> ModelMemory:
         copies = modules_held_by(self._trainer.callbacks, self._module)
@@ -457,14 +387,6 @@ class MemoryProbe:
 
 
 _WORKERS_CENSUS = "containers of the dataset, as this process sees them: workers fill copies of their own"
-
-
-def _post_mortem_name(trainer: Any) -> str:
-    return f"out_of_memory{_rank_of(trainer)}.txt"
-
-
-def _snapshot_name(trainer: Any) -> str:
-    return f"memory_snapshot{_rank_of(trainer)}.pickle"
 
 
 def _rank_of(trainer: Any) -> str:

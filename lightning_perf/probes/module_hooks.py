@@ -33,7 +33,7 @@ class ModuleWatch:
         enters: Callable[[str, Any, Any], None],
         leaves: Callable[[str, Any], None],
     ) -> None:
-        self._paths = {id(module): path for path, module in modules.items()}
+        self._paths = {id(module): path for path, module in modules.items() if can_have_hooks(module)}
         self._enters, self._leaves = enters, leaves
         self._hooks = (self._entering, self._leaving)  # kept, for they are found again by what they are
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
@@ -172,8 +172,8 @@ class ModuleTimes:
         return event
 
     def _fail(self, error: Exception) -> None:
-        raise_if_from_signal(error)
-        self.failure = self.failure or f"{type(error).__name__}: {error}"
+        text = error_text(error)
+        self.failure = self.failure or text
         self._last = None
 
     # -- what it comes to ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import LiveTensor
+from lightning_perf.records import LiveTensor, OutOfMemory
 
 from . import plain
 from .code_lines import USER, owner_of
@@ -69,6 +69,22 @@ def recognise(error: BaseException) -> Where | None:
         if isinstance(each, MemoryError) or (isinstance(each, (RuntimeError, OSError)) and _has(text, _HOST_SIGNS)):
             return "host"
     return None
+
+
+def describe(error: BaseException, where: Where, step: int, named: dict[Key, str], device_type: str) -> OutOfMemory:
+    """Return what the exception says; ``named`` holds names of tensors by storage."""
+    shapes = shapes_of(batch_of(error))
+    return OutOfMemory(
+        where=where,
+        step=step,
+        error=f"{type(error).__name__}: {text_of(error)[:500]}",
+        phase=phase_of(error),
+        code=code_of(error),
+        requested_bytes=requested_bytes(error),
+        batch_shapes=shapes,
+        n_samples=next((shape[0] for shape in shapes.values() if shape), None),
+        largest_tensors=largest_tensors(error, named, device_type if where == "device" else "cpu"),
+    )
 
 
 def requested_bytes(error: BaseException) -> int | None:

@@ -245,3 +245,49 @@ def stored(value: Any, name: str, default: Any = None) -> Any:
         return attribute(value, name)
     except AttributeError:
         return default
+
+
+def size_reader(batch: Any) -> Callable[[Any], int]:
+    """Return a function that reads the size of batches with this structure; -1 if no tensor has a dimension.
+
+    The size is the first dimension of the first plain tensor or numpy array in (nested) tuples, lists, dicts and
+    dataclasses. No other object is asked for its shape: it may compute one.
+    """
+    path = _path_to_tensor(batch, depth=4)
+    if path is None:
+        return lambda _: -1
+    if path == ():
+        return _first_dimension
+    if len(path) == 1 and type(batch) in (dict, list, tuple):
+        key = path[0]
+        return lambda b: _first_dimension(b[key])
+
+    def read(nested: Any) -> int:
+        for key in path:
+            nested = item_of(nested, key)
+        return _first_dimension(nested)
+
+    return read
+
+
+def _first_dimension(value: Any) -> int:
+    """Return the first dimension of a plain tensor or array. Called in each step: costs 0.2 us."""
+    if type(value) is torch.Tensor:
+        with without_overrides():
+            return value.size(0)
+    shape = shape_of(value)
+    if shape is None:
+        raise TypeError(f"{type(value).__name__} is neither a plain tensor nor a numpy array")
+    return shape[0]
+
+
+def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
+    shape = shape_of(batch)
+    if shape is not None:
+        return () if shape else None
+    for key, value in (items_of(batch) or ()) if depth else ():
+        if type(key) in (str, int):  # other keys may compare by code of the user's
+            path = _path_to_tensor(value, depth - 1)
+            if path is not None:
+                return (key, *path)
+    return None

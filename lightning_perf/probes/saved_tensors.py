@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _python_dispatch
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.seams import Undos, change_attribute
 
 from . import module_walk
-from .module_hooks import ModuleWatch, can_have_hooks, remove_global_hook
+from .module_hooks import ModuleWatch, remove_global_hook
 from .storages import Key, StorageCount, storages_of
 
 _HOOKS: Any = torch._C._autograd
@@ -52,8 +52,7 @@ class SavedTensors:
         self.failure = ""
         self.own_ns = 0
         self._count = count
-        watched = {name: module for name, module in modules.items() if can_have_hooks(module)}
-        self._watch = ModuleWatch(watched, self._entering, self._leaving)
+        self._watch = ModuleWatch(modules, self._entering, self._leaving)
         self._now_ns = now_ns
         self._running: list[str] = []
         self._kept: dict[Key, tuple[str, int]] = {}
@@ -69,8 +68,7 @@ class SavedTensors:
             if not self.failure:
                 self._put()
         except Exception as error:  # noqa: BLE001 - told in the record: it was not measured
-            raise_if_from_signal(error)
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = error_text(error)
             self._remove()
         self.own_ns += self._now_ns() - begin
 
@@ -150,8 +148,7 @@ class SavedTensors:
                         self.by_module[name] -= n_bytes
                         self._count.forget(storage.key)
         except Exception as error:  # noqa: BLE001 - told in the record; the step goes on whatever happens
-            raise_if_from_signal(error)
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = error_text(error)
         self.own_ns += self._now_ns() - begin
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -165,8 +162,7 @@ class SavedTensors:
             if added:
                 self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))
         except Exception as error:  # noqa: BLE001 - told in the record; the step needs its tensor whatever happens
-            raise_if_from_signal(error)
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure = error_text(error)
         self.own_ns += self._now_ns() - begin
         return tensor
 

@@ -10,16 +10,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import STEP_PHASES, DeviceTimes, Distribution, Epoch, StageTimes
-from lightning_perf.stats.quantiles import LogHistograms
+from lightning_perf.records import STEP_PHASES, DeviceTimes, Epoch, StageTimes
 from lightning_perf.stats.steady import warmup_length
 
-from . import plain
 from .clock import DeviceClock
+from .plain import size_reader as size_reader
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NoSpan, Span, Timeline
 from .tally import (
     EPOCH,
@@ -29,8 +27,9 @@ from .tally import (
     LEFT_OUT_TIME,
     NOT_A_STEP,
     ROW_WIDTH,
-    SAMPLES,
     USUAL_STEP,
+    DeviceTally,
+    EpochTally,
     Tally,
     are_steps,
 )
@@ -45,7 +44,6 @@ _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _CALLBACKS = PHASE_INDEX["callbacks"]
 _MAX_EPOCHS = 1000
 _RECENT_STEPS = 32
-_NoOverrides = plain.without_overrides
 
 
 class StageProbe:
@@ -94,8 +92,8 @@ class StageProbe:
         self._samples = -1
         self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
         self._batch_type: type | None = None
-        self._device = _DeviceTally()
-        self._epoch = _EpochTally()
+        self._device = DeviceTally()
+        self._epoch = EpochTally()
         self._summed_rows = 0
         self._n_epochs = 0
         self._last_counted_epoch: int | None = None
@@ -226,7 +224,7 @@ class StageProbe:
         device = self._device
         if self._tally is None:  # the warm-up may turn out longer: what is resolved so far is kept as it is
             _, n_warmup = self._started(self._matrix())
-            device = _DeviceTally()
+            device = DeviceTally()
             device.add(resolved[n_warmup:])
         else:
             device.add(resolved)
@@ -349,7 +347,7 @@ class StageProbe:
                 self._last_counted_epoch = record.index
             self.epochs.append(record)
             del self.epochs[:-_MAX_EPOCHS]
-            self._epoch = _EpochTally()
+            self._epoch = EpochTally()
 
     def _batch_size(self, batch: Any) -> int:
         """Return the size of a batch whose structure may be new; -1 if unknown."""
@@ -373,136 +371,3 @@ _pack_row = struct.Struct(f"{ROW_WIDTH}q").pack
 
 def _as_matrix(rows: array[int]) -> NDArray[np.int64]:
     return np.array(rows, dtype=np.int64).reshape(-1, ROW_WIDTH)
-
-
-def size_reader(batch: Any) -> Callable[[Any], int]:
-    """Return a function that reads the size of batches with this structure; -1 if no tensor has a dimension.
-
-    The size is the first dimension of the first plain tensor or numpy array in (nested) tuples, lists, dicts and
-    dataclasses. No other object is asked for its shape: it may compute one.
-    """
-    path = _path_to_tensor(batch, depth=4)
-    if path is None:
-        return lambda _: -1
-    if path == ():
-        return _first_dimension
-    if len(path) == 1 and type(batch) in (dict, list, tuple):
-        key = path[0]
-        return lambda b: _first_dimension(b[key])
-
-    def read(nested: Any) -> int:
-        for key in path:
-            nested = plain.item_of(nested, key)
-        return _first_dimension(nested)
-
-    return read
-
-
-def _first_dimension(value: Any) -> int:
-    """Return the first dimension of a plain tensor or array. Called in each step: costs 0.2 us."""
-    if type(value) is torch.Tensor:
-        with _NoOverrides():
-            return value.size(0)
-    shape = plain.shape_of(value)
-    if shape is None:
-        raise TypeError(f"{type(value).__name__} is neither a plain tensor nor a numpy array")
-    return shape[0]
-
-
-def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
-    shape = plain.shape_of(batch)
-    if shape is not None:
-        return () if shape else None
-    for key, value in (plain.items_of(batch) or ()) if depth else ():
-        if type(key) in (str, int):  # other keys may compare by code of the user's
-            path = _path_to_tensor(value, depth - 1)
-            if path is not None:
-                return (key, *path)
-    return None
-
-
-class _EpochTally:
-    """Sums of the rows of one epoch."""
-
-    def __init__(self) -> None:
-        self.n_steps = 0
-        self.boundary_ns = 0
-        """Of the rows after its last step."""
-        self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
-        self._samples: int | None = 0
-        self._step_ns = LogHistograms(1)
-        self._first_fetch_ns: int | None = None
-
-    def add(self, rows: NDArray[np.int64]) -> None:
-        """Add rows of this epoch; shape (rows, ROW_WIDTH)."""
-        is_step = are_steps(rows[:, KIND])
-        self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
-        # Measuring and reporting between epochs is the doctor's own pause and not the time of a callback.
-        self._rows_ns[_CALLBACKS] -= rows[rows[:, KIND] == LEFT_OUT_TIME, OWN].sum()
-        self.n_steps += int(is_step.sum())
-        usual = rows[rows[:, KIND] == USUAL_STEP]
-        self._step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
-        if is_step.any():
-            self.boundary_ns = 0
-        after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
-        self.boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
-        samples = rows[is_step, SAMPLES]
-        if self._samples is not None:
-            self._samples = None if (samples < 0).any() else self._samples + int(samples.sum())
-        first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
-        if len(first):
-            self._first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
-
-    def record(self, index: int) -> Epoch | None:
-        """Return the epoch's record; None if it took no time."""
-        total_ns = int(self._rows_ns.sum())
-        if total_ns == 0:
-            return None
-        median = self._step_ns.quantiles(0, (0.5,))[0] if self._step_ns.n else None
-        first = self._first_fetch_ns
-        return Epoch(
-            index=index,
-            n_steps=self.n_steps,
-            wall_s=total_ns / 1e9,
-            phases={name: float(self._rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._rows_ns[i]},
-            samples=self._samples,
-            step_p50_s=None if median is None else median / 1e9,
-            first_fetch_s=None if first is None else first / 1e9,
-        )
-
-
-class _DeviceTally:
-    """Sums of (step, starved) nanoseconds that the device clock resolved."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.step_ns = 0.0
-        self.starved_ns = 0.0
-        self._squares = 0.0
-        self._histogram = LogHistograms(1)
-
-    def add(self, resolved: list[tuple[int, int]]) -> None:
-        if not resolved:
-            return
-        pairs = np.array(resolved, dtype=np.int64)
-        steps = np.maximum(pairs[:, 0], 0)
-        self.n += len(pairs)
-        self.step_ns += float(steps.sum())
-        self.starved_ns += float(np.clip(pairs[:, 1], 0, steps).sum())
-        self._squares += float(((steps / 1e9) ** 2).sum())
-        self._histogram.add(steps[:, None])
-
-    def record(self, backend: str) -> DeviceTimes | None:
-        if self.n == 0 or self.step_ns == 0:
-            return None
-        p50, p95, p99 = self._histogram.quantiles(0, (0.5, 0.95, 0.99))
-        mean = self.step_ns / self.n / 1e9
-        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
-        return DeviceTimes(
-            n=self.n,
-            starved_s=self.starved_ns / 1e9,
-            starved_share=self.starved_ns / self.step_ns,
-            busy_s=(self.step_ns - self.starved_ns) / 1e9,
-            step_s=Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std),
-            backend=backend,
-        )

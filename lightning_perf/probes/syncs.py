@@ -14,19 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.seams import Undos, change_attribute
 
 from .clock import now_ns as host_now_ns
 from .code_lines import CodeLines, Moment, Place, Sight, Visits
-from .dispatch_modes import leave_mode
+from .dispatch_modes import PassiveMode, leave_mode
 from .written_attention import AttentionTrail
-
-# Torch's own class has no types.
-_Mode: Any = TorchDispatchMode
-
 
 _METHODS = ("tolist", "numpy", "cpu")
 
@@ -126,7 +121,7 @@ class Site:
         self.text = text
 
 
-class StepLook(_Mode):  # type: ignore[misc]
+class StepLook(PassiveMode):
     """Traces one step's operators, from ``open`` to ``close``.
 
     Args:
@@ -135,8 +130,6 @@ class StepLook(_Mode):  # type: ignore[misc]
         phase: Returns the current phase of the step.
         now_ns: The host's clock.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -161,11 +154,6 @@ class StepLook(_Mode):  # type: ignore[misc]
         self._names: dict[Any, str] = {}
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Keep compiled regions compiled (torch 2.10 and newer ask; older ones do not)."""
-        return True
 
     # -- in and out ---------------------------------------------------------------------------------------------------
 
@@ -253,8 +241,8 @@ class StepLook(_Mode):  # type: ignore[misc]
         site.ns += ns
 
     def _fail(self, error: Exception) -> None:
-        raise_if_from_signal(error)
-        self.failure = self.failure or f"{type(error).__name__}: {error}"
+        text = error_text(error)
+        self.failure = self.failure or text
 
     # -- what it comes to ---------------------------------------------------------------------------------------------
 
@@ -279,7 +267,7 @@ def entry_cost_ns(rounds: int = 40) -> float:
     plain, watched = [], []
     for _ in range(3):
         plain.append(_time_views(tensor, rounds))
-        mode = _Nothing()
+        mode = PassiveMode()
         try:
             with mode:
                 watched.append(_time_views(tensor, rounds))
@@ -293,21 +281,3 @@ def _time_views(tensor: torch.Tensor, rounds: int) -> int:
     for _ in range(rounds):
         tensor.view(1)
     return host_now_ns() - begin
-
-
-class _Nothing(_Mode):  # type: ignore[misc]
-    """A mode that passes every operator on."""
-
-    supports_higher_order_operators = True  # else torch raises in the user's step, at operators such as torch.cond
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def can_look_at_compiled() -> bool:
-    """Return whether compiled regions stay compiled below a dispatch mode; older torch falls back to eager."""
-    return hasattr(_Mode, "ignore_compile_internals")

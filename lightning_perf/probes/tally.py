@@ -12,7 +12,9 @@ from lightning_perf.records import (
     PHASES,
     STEP_PHASES,
     Block,
+    DeviceTimes,
     Distribution,
+    Epoch,
     Fetch,
     Outliers,
     PhaseTime,
@@ -35,6 +37,7 @@ between steps that all statistics leave out: inside a profiler window, or made l
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _WAIT = PHASE_INDEX["data_wait"]
 _BOUNDARY = PHASE_INDEX["epoch_boundary"]
+_CALLBACKS = PHASE_INDEX["callbacks"]
 _SERIES = {column: series for series, column in enumerate(_STEP_COLUMNS)}
 _STEP_SERIES = len(_STEP_COLUMNS)  # the histogram behind those of the step's phases is the whole step's
 
@@ -294,3 +297,90 @@ def _merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     total = rows.sum(axis=0)
     total[0], total[2], total[4] = rows[0, 0], rows[0, 2], rows[:, 4].max()
     return np.asarray(total)
+
+
+class EpochTally:
+    """Sums of the rows of one epoch."""
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+        self.boundary_ns = 0
+        """Of the rows after its last step."""
+        self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
+        self._samples: int | None = 0
+        self._step_ns = LogHistograms(1)
+        self._first_fetch_ns: int | None = None
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """Add rows of this epoch; shape (rows, ROW_WIDTH)."""
+        is_step = are_steps(rows[:, KIND])
+        self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
+        # Measuring and reporting between epochs is PerfDoctor's own pause, not the time of a callback.
+        self._rows_ns[_CALLBACKS] -= rows[rows[:, KIND] == LEFT_OUT_TIME, OWN].sum()
+        self.n_steps += int(is_step.sum())
+        usual = rows[rows[:, KIND] == USUAL_STEP]
+        self._step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
+        if is_step.any():
+            self.boundary_ns = 0
+        after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
+        self.boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
+        samples = rows[is_step, SAMPLES]
+        if self._samples is not None:
+            self._samples = None if (samples < 0).any() else self._samples + int(samples.sum())
+        first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
+        if len(first):
+            self._first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
+
+    def record(self, index: int) -> Epoch | None:
+        """Return the epoch's record; None if it took no time."""
+        total_ns = int(self._rows_ns.sum())
+        if total_ns == 0:
+            return None
+        median = self._step_ns.quantiles(0, (0.5,))[0] if self._step_ns.n else None
+        first = self._first_fetch_ns
+        return Epoch(
+            index=index,
+            n_steps=self.n_steps,
+            wall_s=total_ns / 1e9,
+            phases={name: float(self._rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._rows_ns[i]},
+            samples=self._samples,
+            step_p50_s=None if median is None else median / 1e9,
+            first_fetch_s=None if first is None else first / 1e9,
+        )
+
+
+class DeviceTally:
+    """Sums of (step, starved) nanoseconds that the device clock resolved."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.step_ns = 0.0
+        self.starved_ns = 0.0
+        self._squares = 0.0
+        self._histogram = LogHistograms(1)
+
+    def add(self, resolved: list[tuple[int, int]]) -> None:
+        if not resolved:
+            return
+        pairs = np.array(resolved, dtype=np.int64)
+        steps = np.maximum(pairs[:, 0], 0)
+        self.n += len(pairs)
+        self.step_ns += float(steps.sum())
+        self.starved_ns += float(np.clip(pairs[:, 1], 0, steps).sum())
+        self._squares += float(((steps / 1e9) ** 2).sum())
+        self._histogram.add(steps[:, None])
+
+    def record(self, backend: str) -> DeviceTimes | None:
+        if self.n == 0 or self.step_ns == 0:
+            return None
+        p50, p95, p99 = self._histogram.quantiles(0, (0.5, 0.95, 0.99))
+        mean = self.step_ns / self.n / 1e9
+        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
+        return DeviceTimes(
+            n=self.n,
+            starved_s=self.starved_ns / 1e9,
+            starved_share=self.starved_ns / self.step_ns,
+            busy_s=(self.step_ns - self.starved_ns) / 1e9,
+            step_s=Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std),
+            backend=backend,
+        )

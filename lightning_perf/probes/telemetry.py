@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import Telemetry
 
 from . import plain
@@ -259,8 +259,7 @@ def open_telemetry(
     try:
         host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
     except Exception as error:  # noqa: BLE001 - told in missing; the device can be sampled without it
-        raise_if_from_signal(error)
-        missing["telemetry.host"] = f"{type(error).__name__}: {error}"
+        missing["telemetry.host"] = error_text(error)
         _log.debug("the host could not be read", exc_info=True)
     probe = TelemetryProbe(host, gpu, PackageEnergy(), now_ns=now_ns, start_ns=start_ns, step=step, hz=hz)
     probe.missing.update(missing)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from lightning_perf import seams
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import TraceRecord, Window
 
 from .clock import NEVER
@@ -98,7 +98,7 @@ class WindowProbe:
 
     @property
     def next_step(self) -> int:
-        """Number of finished steps before the next step that this probe must observe."""
+        """Index of the next step that this probe must observe."""
         return self._look_at if self._recording is None else self._step
 
     @property
@@ -107,7 +107,7 @@ class WindowProbe:
         return self._loop.main.n_steps
 
     def step(self) -> None:
-        """Handle the start of a step."""
+        """The loop is about to run a step."""
         if self._recording is not None:
             self._advance(self._recording)
         if self._recording is None and self._step >= self._look_at:
@@ -332,8 +332,7 @@ class WindowProbe:
                     recording.remove(self._folder / file)
                     file = None
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
-            raise_if_from_signal(error)
-            status, reason = "failed", f"{reason}; {type(error).__name__}: {error}"
+            status, reason = "failed", f"{reason}; {error_text(error)}"
         if self._no_files is not None and status != "failed":
             reason = f"{reason}; {self._no_files}"
         cost_s = recording.cost_s + time.perf_counter() - started

@@ -22,10 +22,10 @@ class FakeDebug:
         self.mode = mode
         self.modes: list[int] = []
 
-    def get(self) -> int:
+    def get_sync_debug_mode(self) -> int:
         return self.mode
 
-    def set(self, mode: int) -> None:
+    def set_sync_debug_mode(self, mode: int) -> None:
         self.mode = mode
         self.modes.append(mode)
         if mode:
@@ -71,7 +71,7 @@ def test_mode_is_left_alone_when_the_user_has_set_it(mode):
 
 def test_filters_are_put_back_when_the_device_refuses():
     class Refuses(FakeDebug):
-        def set(self, mode: int) -> None:
+        def set_sync_debug_mode(self, mode: int) -> None:
             if mode:
                 raise RuntimeError("no such mode")
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, hooks
-from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, spans, steps
+from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, session_builder, spans, steps
 from lightning_perf.probes.clock import DeviceClock
 from lightning_perf.records import Session, load
 from lightning_perf.reports import console, tensorboard
@@ -176,7 +176,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "session": ("session", at(recorder.Recorder, "session")),
     "machine": ("machine", at(recorder, "read_machine")),
     "settings": ("settings", at(recorder, "read_settings")),
-    "step_logging": ("session", at(recorder, "read_step_logging")),
+    "step_logging": ("session", at(session_builder, "read_step_logging")),
     "memory": ("memory", at(recorder, "MemoryProbe")),
     "memory at a step": ("memory", at(recorder.MemoryProbe, "_look")),
     "memory as a step begins": ("memory", at(recorder.MemoryProbe, "batch_begins")),

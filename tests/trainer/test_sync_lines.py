@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import looks, recorder
+from lightning_perf.probes import looks, session_builder
 from lightning_perf.records import Session, SyncCall
 
 from .conftest import Make, assert_nothing_left
@@ -375,7 +375,7 @@ def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "probe"), [(looks, "sync_calls", "looks"), (recorder, "assessed", "arithmetic")]
+    ("module", "name", "probe"), [(looks, "sync_calls", "looks"), (session_builder, "assessed", "arithmetic")]
 )
 def test_session_keeps_the_rest_when_what_was_seen_cannot_be_told(make_trainer, monkeypatch, module, name, probe):
     def broken(*args: Any, **kwargs: Any) -> None:
@@ -430,10 +430,10 @@ def test_lines_that_a_device_names_are_told_when_it_has_such_a_mode(make_trainer
     class Warns(Planted):
         debug_mode = 0
 
-        def get(self) -> int:
+        def get_sync_debug_mode(self) -> int:
             return Warns.debug_mode
 
-        def set(self, mode: int) -> None:
+        def set_sync_debug_mode(self, mode: int) -> None:
             Warns.debug_mode = mode
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -60,10 +60,10 @@ class RankProbe:
 
     @property
     def next_step(self) -> int:
-        """Number of finished steps before the next step to observe: 0, so that ranks sample the same; or never."""
+        """Index of the next step that this probe must observe: each, so that ranks sample the same ones, or none."""
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
-    def batch_begins(self) -> None:
+    def batch_begins(self, batch: Any = None) -> None:
         """Handle the start of a step."""
         if self._watch is not None and not self._is_closed:
             self._watch.batch_begins()
