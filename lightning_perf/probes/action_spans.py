@@ -38,7 +38,7 @@ _STEP_HOOKS = frozenset(
         *("on_before_backward", "on_after_backward", "on_before_zero_grad"),
     }
 )
-_CHEAP_HOOK_NS = 20_000  # a hook that takes less than the whole budget of a step has nothing to tell
+_CHEAP_HOOK_NS = 20_000  # hooks that take less than the budget of a step are not worth timing
 
 
 class ActionSpans:
@@ -143,9 +143,6 @@ class ActionSpans:
             return self._span("checkpoint", action.owner, "checkpoint_callback", action.hook)
         kind = "progress_bar" if seams.is_progress_bar(callback) else "callback"
         return self._span("callbacks", action.owner, kind, action.hook)
-
-    def _logger_span(self, logger: str, method: str) -> Span:
-        return self._span("logging", logger, "logger", method)
 
     def _span(self, phase: str, name: str, kind: str, hook: str) -> Span:
         span = Span(self.timeline, phase, name, kind, hook)

@@ -23,8 +23,8 @@ from .replay import CallLog
 from .steps import size_reader
 
 FIRST_STEP = 10
-"""Steps before the one that is counted: the first ones allocate and tune, others of ours look at them, and a run of a
-handful of steps has none to spare."""
+"""The index of the counted step: the first steps allocate and tune, others are sampled, and very short runs are
+spared."""
 
 _ATTEMPTS = 3
 _DIRECTIONS: dict[str, Direction | None] = {
@@ -35,7 +35,7 @@ _DIRECTIONS: dict[str, Direction | None] = {
 }
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 MAX_CEILING_SHARE = 0.05
-"""Of the run's time: the most that measuring the device, once, after its last step, may take."""
+"""Share of the run's time that measuring the device once, after the last step, may take."""
 _CEILINGS_TAKE_S = 8.0  # the budget, and a process that imports torch
 
 
@@ -58,7 +58,7 @@ class ArithmeticProbe:
         self.is_done = False
         self.own_ns = 0
         self.log: CallLog | None = None
-        """Operators of the step that was counted; None before it."""
+        """Operators of the counted step; None before it."""
         self._trainer, self._module, self._loop = trainer, pl_module, loop
         self._now_ns = now_ns
         self._depth = depth
@@ -82,7 +82,7 @@ class ArithmeticProbe:
         if self.is_done or self._loop.main.n_steps < FIRST_STEP or self._counter is not None:
             return
         if self._loop.timeline.edges is not None or self._loop.is_profiling:
-            return  # another look at this step is under way
+            return  # another probe samples this step
         reason = self._refusal()
         if reason:
             self.missing["model_profile"] = reason
@@ -147,7 +147,7 @@ class ArithmeticProbe:
         counter.__exit__()
         if self._loop.timeline.edges is self:
             self._loop.watch_edges(None)
-        if counter.is_entered:  # below a mode of somebody else's: tried again after each step
+        if counter.is_entered:  # another mode is above it: try again after each step
             self.is_done = False
             return
         self._counter = None

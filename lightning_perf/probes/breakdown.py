@@ -35,8 +35,8 @@ STATE_FACTORS = {
     "RMSprop": lambda group: 1.0 + bool(group.get("momentum")) + bool(group.get("centered")),
     "Rprop": lambda group: 2.0,
 }
-"""Bytes of state for a byte of trainable parameter, by class of ``torch.optim`` (its sources: the tensors made like the
-parameter in ``_init_group``). Counters of a few bytes a parameter are left out."""
+"""Bytes of state per byte of trainable parameter, by class of ``torch.optim`` (from ``_init_group`` of its sources).
+Counters of a few bytes per parameter are omitted."""
 
 
 class ModelMemory:
@@ -66,8 +66,8 @@ class ModelMemory:
             return added
 
         self.parameters_bytes = sum(add("parameters_bytes", name, (p,)) for name, p in parameters)
-        # A tensor of gradients may be a view of a bucket that holds many: the first in it stands for all.
-        # They come and go: what takes their place later must not pass for counted.
+        # A gradient may be a view of a bucket of many gradients: the first one counts the whole bucket.
+        # Not added to ``count``: gradients are freed, and other tensors may get their memory.
         self.held_gradients_bytes = 0
         for owner, held in gradients_by_module(module, device).items():
             by_module[owner]["gradients_bytes"] = held

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,23 @@ from lightning_perf.records import Ceilings
 from lightning_perf.records.files import read_regular, require_room, write_whole
 
 from .machine import device_name, read_device, read_machine
+from .replay.state import matmul_precision
 
 _decode = msgspec.json.Decoder(Ceilings).decode  # built once: building it in two threads at once crashes
 
 BUDGET_S = 3.0
-"""Measuring takes no longer than this, whatever the device; starting a process for it comes on top."""
+"""The longest that measuring takes on any device, without starting a process for it."""
 
 _CHILD_PATIENCE_S = 30.0  # importing torch on a slow disk
 _FIRST_SIZE = 256
 _LARGEST_SIZE = {"cpu": 2048, "cuda": 8192}
-_LONG_ENOUGH_S = 4e-3  # a product of this length is no longer ruled by starting it
+_LONG_ENOUGH_S = 4e-3  # launching is negligible in a product of this length
 _CACHE_FACTOR_BYTES = {"cpu": 2**27, "cuda": 2**30}  # copies larger than any cache
 _TRANSFER_BYTES = 2**26
 _N_LAUNCHES = 500  # fewer than CUDA queues before the host has to wait (1,024 launches)
 _MATMUL_SHARE = 0.7  # of the time there is
 _ROUNDS = 3
-_LEAST_AGREEMENT = 0.85  # of the second best round with the best: below, something else disturbed all rounds but one
+_LEAST_AGREEMENT = 0.85  # of the second best round with the best; below it, other programs disturbed all rounds but one
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -121,7 +122,7 @@ def measure(
             return None
 
     with torch.no_grad():
-        # In turns: what else the machine does for a while must not hit one precision alone.
+        # Alternate, so that other programs do not slow down one precision alone.
         for precision in precisions * _ROUNDS:
             limit_s = _MATMUL_SHARE * budget_s / len(precisions) / _ROUNDS
             speed = attempt(f"matmul_flops_per_s.{precision}", partial(bench.matmul, precision, limit_s))
@@ -139,7 +140,7 @@ def measure(
     matmul = {precision: max(speeds) for precision, speeds in rounds.items()}
     for precision, speeds in rounds.items():
         if max(speeds) < matmul.get("fp32", 0.0):
-            continue  # slower than plain numbers: nobody will want it, and a product of it takes long enough to scatter
+            continue  # slower than fp32: nobody will use it, and its long products vary more
         if len(speeds) > 1 and sorted(speeds)[-2] < _LEAST_AGREEMENT * max(speeds):
             told = " and ".join(f"{speed / 1e9:.0f}" for speed in sorted(speeds)[-2:])
             missing["is_quiet"] = f"something else used the device: {told} GFLOP/s in {precision} in two rounds"
@@ -183,7 +184,7 @@ class _Bench:
                 best_s = min(once_s, self._best(product, part_s, once_s))
                 best = max(best, 2.0 * size**3 / best_s)
                 size *= 2
-                if self._clock() + 12 * best_s > until:  # the next takes eight times as long, after a first try
+                if self._clock() + 12 * best_s > until:  # the next size takes eight times as long
                     break
         return best
 
@@ -246,22 +247,9 @@ class _Bench:
             getattr(torch, self._device.type).synchronize()
 
 
-class _tf32:
-    """Sets whether fp32 products on CUDA may use TF32, and restores it."""
-
-    def __init__(self, device: torch.device, is_on: bool) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._is_on = is_on
-        self._before = ""
-
-    def __enter__(self) -> None:
-        if self._is_cuda:
-            self._before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high" if self._is_on else "highest")
-
-    def __exit__(self, *exception: object) -> None:
-        if self._is_cuda:
-            torch.set_float32_matmul_precision(self._before)
+def _tf32(device: torch.device, is_on: bool) -> AbstractContextManager[None]:
+    """Set whether fp32 products on CUDA may use TF32, and restore it."""
+    return matmul_precision("high" if is_on else "highest") if device.type == "cuda" else nullcontext()
 
 
 def _identity(device: torch.device) -> tuple[str, str, str, int | None]:

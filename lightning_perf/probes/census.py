@@ -26,14 +26,14 @@ from .module_walk import named_modules
 from .storages import Storage, storages_of, tensors_in
 
 LIMIT_S = 1.0
-"""The longest that one look may take; what was not reached by then is not looked at."""
+"""The longest that one snapshot may take; objects beyond it are not included."""
 
 MIN_ITEMS_PER_STEP = 0.5
-"""A container that gains less than one element in two steps is not what fills memory step by step."""
+"""A container that gains less than one element in two steps does not fill memory step by step."""
 
 ENOUGH_ITEMS = 64
-"""A leak holds something of most steps so far; from this many elements on one that began late is believed as well.
-Below, it may be a window of the last few steps that happens to fill up."""
+"""A leak holds an element of most steps so far, or at least this many if it began late. Fewer may be a window of the
+last few steps that is filling up."""
 
 _CONTAINERS = frozenset({list, dict, deque, set, OrderedDict, defaultdict})
 _MAX_SUSPECTS = 5
@@ -63,7 +63,7 @@ class Census:
         self._is_wide = is_wide
         self._limit_s = limit_s
         begin = time.perf_counter()
-        # Flat arrays: a dict of so many numbers would itself be the growth that is looked for.
+        # Flat arrays: a dict of so many numbers would look like a leak itself.
         self._ids, self._lengths = array("Q"), array("q")
         for container in self._containers(_Names(roots), begin):
             self._ids.append(id(container))
@@ -88,7 +88,7 @@ class Census:
         held.sort(key=lambda pair: (-pair[0].n_with_graph, -(pair[0].tensor_bytes or 0)))
         for suspect, container in held[:_MAX_SUSPECTS]:
             found.append(msgspec.structs.replace(suspect, name=names.of(container)))
-        # Not needed any more: freed here, for its owner to know what the look has taken and given back.
+        # Free the arrays now, so that the owner can measure what this snapshot allocated.
         self._ids, self._lengths = array("Q"), array("q")
         self.own_s += time.perf_counter() - begin
         return tuple(found[:_MAX_SUSPECTS])
@@ -109,7 +109,7 @@ class Census:
         ids, lengths = array("Q", (pair[0] for pair in known)), array("q", (pair[1] for pair in known))
         del known
         grown: dict[int, tuple[Any, int]] = {}
-        # One that was not there before may have been: only what had its length noted can be said to grow.
+        # Only containers with a recorded length are known to have grown.
         for container in self._containers(names, begin):
             if len(container) >= fewest:
                 place = bisect_left(ids, id(container))
@@ -118,7 +118,7 @@ class Census:
         return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
     def _containers(self, names: _Names, begin: float) -> Iterator[Any]:
-        yield from names.containers()  # first, for they are seen whatever the time allows
+        yield from names.containers()  # first: included whatever the time limit
         if not self._is_wide:
             return
         for i, value in enumerate(gc.get_objects()):
@@ -134,7 +134,7 @@ def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
         elements = list(container.values()) if plain.is_a(container, dict) else list(container)
     except RuntimeError:  # another thread changes it
         return None
-    # The newest, which is where a list grows; for the rest their mean stands.
+    # The newest elements; the others are estimated by their mean.
     inspected = elements[-_MAX_INSPECTED:]
     storages: dict[Any, Storage] = {}
     n_with_graph, n_holding = 0, 0
@@ -164,7 +164,7 @@ class _Names:
         self._known: dict[int, str] = {}
         self._known_owners: dict[int, str] = {}
         self._containers: list[Any] = []
-        # Looking an object up here costs nothing; asking the collector who refers to it walks over all objects.
+        # A lookup here is free; asking the collector for referrers walks over all objects.
         self._direct: dict[int, str] = {}
         for name, owner in _owners(roots):
             held = plain.attributes(owner)

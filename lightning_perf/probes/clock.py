@@ -12,7 +12,7 @@ now_ns: Callable[[], int] = time.perf_counter_ns
 """The host's clock: monotonic nanoseconds."""
 
 NEVER = 1 << 62
-"""A step that no training comes to."""
+"""A step that no training reaches."""
 
 
 class DeviceEvent(Protocol):
@@ -39,7 +39,7 @@ class DeviceClock:
     """
 
     MAX_PENDING = 1024
-    """A device this many steps behind is not being measured any more: new fetches are left out."""
+    """With this many pending steps the device is too far behind: new fetches are not measured."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DeviceClock:
         self._last_after: DeviceEvent | None = None
         self._has_gap = False  # fetches were left out since the last pair
         self.resolved: list[tuple[int, int]] = []
-        """(step_ns, starved_ns) of the fetches resolved since the owner last emptied the list."""
+        """(step_ns, starved_ns) of the resolved fetches, since the owner last emptied the list."""
 
     def before_fetch(self) -> None:
         """Mark the start of the wait for a batch."""
@@ -81,7 +81,7 @@ class DeviceClock:
         try:
             after = self._event()
             after.record()
-            # What lies between this pair and one before a gap is several steps.
+            # The time between this pair and one before a gap covers several steps.
             self._pending.append((self._open, after, is_counted and not self._has_gap))
             self._open = None
             self._has_gap = False

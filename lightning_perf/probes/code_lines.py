@@ -15,10 +15,10 @@ import torch
 USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
 
 MIN_REPEATS = 10
-"""Visits of one place within one call of a function, from which on it is a loop worth keeping."""
+"""Visits of one place within one call of a function that make it a loop."""
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_DEMO = os.path.join(_HERE, "demo.py")  # stands in this package, but is a user's training
+_DEMO = os.path.join(_HERE, "demo.py")  # part of this package, but counts as user code
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _PATHS = sysconfig.get_paths()
 _PACKAGES = tuple({_PATHS["purelib"], _PATHS["platlib"]})
@@ -235,8 +235,8 @@ class CodeLines:
             is_own = i == 0 and is_direct
             if visits is None:
                 visits = call.visits[at] = Visits(frame.f_lineno or 0, operator if is_own else "", now, phase)
-            # The innermost function is back at a place whenever it calls an operator there itself; another one, when
-            # it has made a new call from there. Many operators below one call of torch's are no loop.
+            # The innermost function revisits a place when it calls an operator there; an outer one when
+            # it makes a new call from there. Many operators below one call of torch are not a loop.
             if is_own or (i > 0 and visits.child is not child):
                 visits.n += 1
             visits.child = child

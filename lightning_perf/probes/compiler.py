@@ -55,7 +55,7 @@ class CompilerProbe:
         self._counted_before: dict[str, int] = {}
         self._has_begun = False
         self.error: Exception | None = None
-        """What went wrong while something was compiled, to be reported; None normally."""
+        """An error in a callback of dynamo, to be reported; None normally."""
 
     def begin(self) -> None:
         """Start, ignoring earlier compilations. Does nothing until dynamo is imported."""
@@ -109,7 +109,7 @@ class CompilerProbe:
                 callbacks.remove(own)
         self._handler = None
 
-    # Dynamo lets what its callbacks raise reach the user: these do not. Older versions give them nothing.
+    # Errors in dynamo's callbacks would reach the user, so these never raise. Older versions pass no arguments.
 
     def _starts(self, *args: Any) -> None:
         try:
@@ -164,7 +164,7 @@ class CompilerProbe:
                 continue
             place = _innermost(getattr(each, "user_stack", ()))
             if place.file.startswith(_OURS):
-                continue  # a hook of a probe's
+                continue  # a probe's hook
             reason = _first_line(getattr(each, "reason", ""))
             key = (place.file, place.line, reason)
             before = found.get(key)

@@ -44,7 +44,7 @@ class EdgeReadings:
         reading = self._allocator.read()
         self._device.setdefault(phase, []).append((reading.allocated, reading.reserved))
         del self._device[phase][:-_MAX_KEPT]
-        # Where a sampled step begins, whatever raised the peak before it is not known.
+        # At the start of a sampled step it is unknown what raised the peak.
         if self._last_peak and reading.peak_allocated > self._last_peak:
             self._peaks[phase] = reading.peak_allocated
             self.peak_phase = phase

@@ -41,7 +41,7 @@ class DeviceEnergy:
     def add(self, at_s: float, counter_j: float | None, power_w: float | None) -> None:
         """Add a sample; None for what the driver does not report."""
         if counter_j is not None:
-            # A counter that went back was reset with its driver: what passed meanwhile is not known.
+            # A counter that decreased was reset with its driver; the energy since then is unknown.
             if self._last_counter_j is not None:
                 self._counted_j = (self._counted_j or 0.0) + max(0.0, counter_j - self._last_counter_j)
             self._last_counter_j = counter_j

@@ -26,14 +26,14 @@ from .dispatch_modes import PassiveMode, leave_mode
 from .module_hooks import ModuleWatch
 from .module_walk import bare_profile, listed_modules, named_parameters, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
-from .plain import is_lazy, is_readable_tensor, n_elements, without_overrides
+from .plain import has_shape, n_elements, without_overrides
 from .replay.calls import CallLog
 
 Direction = Literal["forward", "backward"]
 
 MAX_OPERATORS = 50_000
-"""A step of more operators than that is not counted to its end: watching each takes 30 to 75 microseconds (ResNet-18
-and a small GPT on one core), which makes it some seconds at most."""
+"""A step with more operators is not counted to its end: each takes 30 to 75 us to count (ResNet-18 and a small GPT on
+one core), so this limits the step to some seconds."""
 
 MAX_OPERATORS_TOLD = 24
 
@@ -97,7 +97,7 @@ class ArithmeticCounter:
         if self._is_entered:
             return self
         try:
-            # Within a module that was entered before, as in manual optimization, none of its own is running.
+            # In manual optimization this is entered inside a module; no listed module is running then.
             self._running.clear()
             if not self.failure:
                 self.failure = _refusal()
@@ -116,7 +116,7 @@ class ArithmeticCounter:
         if not self._is_entered:
             return
         if not leave_mode(self._mode):
-            # Somebody entered a mode meanwhile and is to leave it first: until then this one only hands on.
+            # Another mode was entered meanwhile and must be left first; until then this one only passes on.
             self.failure = self.failure or "another dispatch mode was entered within the step, and not left again"
             return
         self._is_entered = False
@@ -340,7 +340,7 @@ def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
 def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for parameter in parameters(root):
-        if is_readable_tensor(parameter) and not is_lazy(parameter):
+        if has_shape(parameter):
             owner = owners.get(id(parameter), "")
             counts[owner] = counts.get(owner, 0) + n_elements(parameter)
     return counts

@@ -17,7 +17,7 @@ from .nvml import DeviceLostError, Driver, WantedDevice, find_device, text_of, w
 from .series import Series
 
 RARELY = 5
-"""Throughput and processes are read every so many samples: the driver takes 20 ms to measure throughput (NVML API
+"""Throughput and processes are read once per this many samples: the driver takes 20 ms to measure throughput (NVML API
 reference, nvmlDeviceGetPcieThroughput)."""
 
 THROTTLE_REASONS = {
@@ -31,7 +31,7 @@ THROTTLE_REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-"""Bits of nvmlClocksEventReasons*; 0x001 is idle and 0x100 follows a display, neither slows work down."""
+"""Bits of nvmlClocksEventReasons*; 0x001 (idle) and 0x100 (follows a display) do not slow work down."""
 
 # Constants of NVML's header, which every version of the bindings shares.
 _TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
@@ -228,7 +228,7 @@ class NvmlReader:
 
 
 MOST_POWER_W = 5000.0
-"""No device draws as much: torch documents milliwatts, and up to 2.13 hands on amdsmi's watts."""
+"""No device draws as much: torch documents milliwatts, but up to 2.13 returns amdsmi's watts."""
 
 
 class TorchReader:

@@ -16,35 +16,35 @@ WARMUP_STEPS = 8
 
 FIRST_STRIDE = 5
 MAX_READINGS = 128
-"""Readings kept; when there are more, every second one goes and the stride doubles: constant memory, any length."""
+"""Readings kept; when there are more, every second one is dropped and the stride doubles."""
 
 COST_NS_A_STEP = 500
-"""What reading may cost a step in the long run; dearer readings are made more rarely."""
+"""Average cost per step that readings may have; slower readings are made less often."""
 
 FREE_READINGS = 40
-"""The first ones are made whatever they cost, for a leak to be found within 200 steps: some milliseconds in all."""
+"""The first readings are made at any cost, to find a leak within 200 steps: some milliseconds in total."""
 
 FREE_NS = 40 * 10**6
-"""What the readings of one place may take together, once a run, beside ``COST_NS_A_STEP``. It is spread over the first
-``FREE_STEPS``; a place that has taken more is left out until the steps have made up for it. Reading a heap takes from a
-microsecond to tens of milliseconds; from four milliseconds on, a leak that only the heap shows takes longer to find."""
+"""What readings of one place may take in total besides ``COST_NS_A_STEP``, spread over the first ``FREE_STEPS``. A
+place that took more is skipped until its steps have paid for it. Reading a heap takes from a microsecond to tens of
+milliseconds; above four, a leak that only the heap shows takes longer to find."""
 
 FREE_STEPS = 200
 
 DEAR_NS = 50_000
-"""A reading that takes less is counted as what a step costs."""
+"""A faster reading counts as cost of the step."""
 
 CENSUS_STEPS = 32
-"""Steps between the two looks of a census."""
+"""Steps between the two snapshots of a census."""
 
 HEAP = "heap"
-"""The place where what the C heap has handed out is read; resident memory, of which it is a part, is ``host``."""
+"""The place of bytes in use on the C heap; resident memory, which contains it, is ``host``."""
 
 WORKERS = "workers"
-"""The place whose memory lies in other processes, into which no census looks."""
+"""The place whose memory is in other processes, which no census sees."""
 
 _MAX_CENSUSES = 2
-_MAX_STRETCH = 64  # times the usual stride, that a dear reading may be put off
+_MAX_STRETCH = 64  # times the usual stride: the longest delay of a slow reading
 
 
 class Readings:
@@ -121,9 +121,9 @@ class GrowthWatch:
         self._next_fit = MIN_READINGS
         self._spent_ns = dict.fromkeys(readers, 0)
         self.once_ns = 0
-        """Spent on dear readings within the ``FREE_NS`` of their places: it comes once, and is no cost of a step."""
+        """Spent on slow readings within ``FREE_NS``: a one-time cost, not a cost per step."""
         self.held_graphs: tuple[Suspect, ...] = ()
-        """Attributes that were seen to gather tensors with their graphs, whether memory climbs or not."""
+        """Attributes that collect tensors with their graphs, whether memory climbs or not."""
         self._census: Census | None = None
         self._attributes: Census | None = None
         self._has_looked_at_attributes = False
@@ -207,7 +207,7 @@ class GrowthWatch:
         self._forgive(before)
 
     def _second_look(self, census: Census, step: int) -> None:
-        if census is self._attributes:  # small: it makes nothing grow, and readings of a heap may be dear
+        if census is self._attributes:  # small: allocates little, and reading the heap may be slow
             self._attributes = None
             found = census.grown(self._roots(), step)
             self.held_graphs = tuple(s for s in found if s.kind == "graph" or s.n_with_graph)
@@ -234,7 +234,7 @@ class GrowthWatch:
         return self._n_looks >= self._next_fit and any(self.readings[place].may_climb() for place in self._own_places)
 
     def _is_climbing(self) -> bool:
-        # A fit takes as long as dozens of readings: the next one waits until it can say something new.
+        # A fit takes as long as dozens of readings: wait for enough new ones.
         self._next_fit = self._n_looks + max(4, self._n_looks // 4)
         fitted = (self.readings[place].trend() for place in self._own_places)
         return any(is_climb(each[0]) for each in fitted if each is not None)

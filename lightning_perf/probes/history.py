@@ -81,9 +81,8 @@ def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ..
     changes = [_change(event) for event in trace]
     # What was allocated before the ring's oldest event is known from the end: the live blocks minus all changes.
     device = traces.index(trace) if trace else 0
-    held_at_end = _live_bytes(snapshot, device)
-    level = held_at_end - sum(changes) if held_at_end else 0
-    level = max(0, level)
+    held_at_end = sum(int(block.get("size", 0)) for block in _live_blocks(snapshot, device))
+    level = max(0, held_at_end - sum(changes)) if held_at_end else 0
     curve: list[tuple[int, int]] = []
     for i, change in enumerate(changes):
         level += change
@@ -100,10 +99,6 @@ def _change(event: Mapping[str, Any]) -> int:
 def _live_blocks(snapshot: Mapping[str, Any], device: int) -> list[Mapping[str, Any]]:
     segments = [s for s in snapshot.get("segments", ()) if s.get("device", device) == device]
     return [b for segment in segments for b in segment.get("blocks", ()) if b.get("state") == "active_allocated"]
-
-
-def _live_bytes(snapshot: Mapping[str, Any], device: int) -> int:
-    return sum(int(block.get("size", 0)) for block in _live_blocks(snapshot, device))
 
 
 def _sites(snapshot: Mapping[str, Any], device: int) -> tuple[AllocationSite, ...]:

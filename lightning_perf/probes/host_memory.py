@@ -52,7 +52,7 @@ class ResidentMemory:
     def close(self) -> None:
         """Close the file. Can be called twice."""
         if self._file is not None:
-            file, self._file = self._file, None  # first: an interrupt must not have a number closed twice
+            file, self._file = self._file, None  # first: an interrupt must not close the descriptor twice
             os.close(file)
             self._process = psutil.Process(self.pid) if psutil.pid_exists(self.pid) else None
 
@@ -154,7 +154,7 @@ def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
 
 
 _PROBE_BYTES = 2**20
-"""Large enough for other threads not to free as much in the microseconds between two readings."""
+"""Large enough that other threads do not free as much in the microseconds between two readings."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -181,7 +181,7 @@ def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int
             allocator in malloc's place (jemalloc, mimalloc). ``find`` replaces the lookup in tests.
     """
     try:
-        # PyDLL keeps the GIL: to let go of it and get it back would take longer than the call.
+        # PyDLL keeps the GIL: releasing and acquiring it would take longer than the call.
         mallinfo2 = (find or (lambda: ctypes.PyDLL(None).mallinfo2))()
         mallinfo2.argtypes, mallinfo2.restype = [], _Mallinfo2
     except (AttributeError, OSError, TypeError):  # TypeError: Windows has no process to look into

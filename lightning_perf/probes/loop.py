@@ -13,17 +13,12 @@ from lightning_perf.records import PHASES, NamedTime
 from .action_spans import ActionSpans
 from .clock import DeviceClock
 from .processes import FetchWatch
-from .spans import (
-    N_COLUMNS,
-    PHASE_INDEX,
-    FetchSpan,
-    Timeline,
-)
+from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
 from .steps import StageProbe
 
 REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
-"""The named times in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
-whether one was told to end: in both a rank waits for the others."""
+"""Names of the times in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
+whether to end: in both a rank waits for the others."""
 
 
 _MAX_NAMES = 32
@@ -77,11 +72,12 @@ class LoopProbe(ActionSpans):
         if self._forget_spans is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = partial(self._span, "logging", "metrics", "loop")
-        self._keep(
-            seams.tap_logging(self.trainer, collecting, self._logger_span, self.timeline.fail, self._undos),
-            "steady.phases.logging",
-            "this Lightning has no logger connector",
-        )
+
+        def saving(logger: str, method: str) -> Span:
+            return self._span("logging", logger, "logger", method)
+
+        undo = seams.tap_logging(self.trainer, collecting, saving, self.timeline.fail, self._undos)
+        self._keep(undo, "steady.phases.logging", "this Lightning has no logger connector")
         if self.trainer.world_size > 1:
             reducing = self._span("logging", REDUCING, "loop", "reduce")
             undo = seams.tap_reduce(self.trainer, reducing, self._undos)
@@ -89,11 +85,8 @@ class LoopProbe(ActionSpans):
             broadcasting = self._span("other", BROADCASTING, "loop", "advance")
             seams.tap_sigterm_broadcast(self.trainer, broadcasting, self._undos)
         if self.stage == "fit":
-            self._keep(
-                seams.tap_validation(self.trainer, _Validation(self), self._undos),
-                "validation",
-                "the validation loop of this Lightning was not found",
-            )
+            undo = seams.tap_validation(self.trainer, _Validation(self), self._undos)
+            self._keep(undo, "validation", "the validation loop of this Lightning was not found")
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
         """Time what manual optimization calls itself; call ``after_step`` with each optimizer that stepped."""

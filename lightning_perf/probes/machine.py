@@ -38,7 +38,7 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
         os=platform.platform(),
         python=platform.python_version(),
         hostname=socket.gethostname(),
-        cpu_model=_read_cpu_model(root),
+        cpu_model=_read_cpuinfo(root, "model name") or _read_cpuinfo(root, "Hardware") or platform.processor() or None,
         n_logical_cores=psutil.cpu_count(logical=True),
         n_physical_cores=psutil.cpu_count(logical=False),
         usable_cores=read_usable_cores(root),
@@ -83,24 +83,14 @@ def read_device(device: torch.device) -> Device:
     if device.type == "cuda":
         return _read_cuda_device(device)
     backend = getattr(torch, device.type, None)
-    index = device.index or 0
+    index, name, memory_bytes = device.index or 0, device.type, None
     if device.type == "mps":
         recommended_bytes = getattr(backend, "recommended_max_memory", None)
-        return Device(
-            index=index,
-            name="Apple GPU",
-            kind="mps",
-            memory_bytes=recommended_bytes() if recommended_bytes else None,
-        )
-    if get_properties := getattr(backend, "get_device_properties", None):
+        name, memory_bytes = "Apple GPU", recommended_bytes() if recommended_bytes else None
+    elif get_properties := getattr(backend, "get_device_properties", None):
         properties = get_properties(index)
-        return Device(
-            index=index,
-            name=str(getattr(properties, "name", device.type)),
-            kind=device.type,
-            memory_bytes=getattr(properties, "total_memory", None),
-        )
-    return Device(index=index, name=device.type, kind=device.type)
+        name, memory_bytes = str(getattr(properties, "name", name)), getattr(properties, "total_memory", None)
+    return Device(index=index, name=name, kind=device.type, memory_bytes=memory_bytes)
 
 
 def _read_cuda_device(device: torch.device) -> Device:
@@ -132,10 +122,6 @@ def _read_cpuinfo(root: Path, key: str) -> str | None:
         if name.strip() == key:
             return value.strip()
     return None
-
-
-def _read_cpu_model(root: Path) -> str | None:
-    return _read_cpuinfo(root, "model name") or _read_cpuinfo(root, "Hardware") or platform.processor() or None
 
 
 def _read_memory_bytes() -> int | None:

@@ -36,7 +36,7 @@ from .saved_tensors import SavedTensors
 from .steps import size_reader
 
 FIRST_SAMPLED_STEPS = (1, 2)
-"""The very first step allocates what later ones reuse; the next ones show where the peak rises."""
+"""The first step allocates what later ones reuse; the next ones show where the peak rises."""
 
 SAMPLE_EVERY = 50
 _SAMPLES_BEFORE_RARER = 8  # then every so many steps become twice as many: a long run learns nothing new
@@ -45,7 +45,7 @@ _BREAKDOWN_ATTEMPTS = 3
 _HOST_EVERY_NS = 30 * 10**9
 
 PHASES_BY_EDGE = {"training_step": "forward", "zero_grad": "zero_grad", "backward": "backward"}
-"""``optimizer_step`` ends where the step does."""
+"""Without ``optimizer_step``, which ends with the step."""
 
 
 class MemoryProbe:

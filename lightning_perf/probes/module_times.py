@@ -23,7 +23,7 @@ from .clock import DeviceEvent
 from .machine import device_name
 from .module_hooks import ModuleWatch, can_have_hooks
 from .module_walk import bare_profile, listed_modules, named_modules, parameters
-from .plain import field, is_lazy, is_readable_tensor, n_elements, tensors_in
+from .plain import field, has_shape, n_elements, tensors_in
 
 REST = ""
 """What ran in none of the listed modules: the loss, the step itself."""
@@ -233,7 +233,7 @@ def with_times(
     for path in times:
         if path not in known:
             part = None if path == REST else parts.get(path)
-            own = [] if part is None else [p for p in parameters(part) if id(p) not in seen and _has_size(p)]
+            own = [] if part is None else [p for p in parameters(part) if id(p) not in seen and has_shape(p)]
             seen.update(map(id, own))
             name = "" if part is None else type(part).__name__
             modules = (
@@ -253,7 +253,3 @@ def with_times(
     ]
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
     return msgspec.structs.replace(profile, modules=tuple(timed))
-
-
-def _has_size(parameter: torch.Tensor) -> bool:
-    return is_readable_tensor(parameter) and not is_lazy(parameter)

@@ -11,7 +11,6 @@ from torch import nn
 from lightning_perf.records import ModelProfile
 
 from . import plain
-from .plain import is_lazy, is_readable_tensor, without_overrides
 
 
 def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -130,16 +129,12 @@ def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
 
 def bare_profile(root: nn.Module, device: str) -> ModelProfile:
     """Return a model's profile with only its parameters; those without a shape yet are omitted."""
-    own = [parameter for parameter in parameters(root) if is_readable_tensor(parameter) and not is_lazy(parameter)]
-    with without_overrides():
-        return _profile(root, device, own)
-
-
-def _profile(root: nn.Module, device: str, parameters: list[nn.Parameter]) -> ModelProfile:
-    return ModelProfile(
-        class_name=type(root).__name__,
-        device=device,
-        n_parameters=sum(p.numel() for p in parameters),
-        n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        parameters_bytes=sum(p.numel() * p.element_size() for p in parameters),
-    )
+    own = [parameter for parameter in parameters(root) if plain.has_shape(parameter)]
+    with plain.without_overrides():
+        return ModelProfile(
+            class_name=type(root).__name__,
+            device=device,
+            n_parameters=sum(p.numel() for p in own),
+            n_trainable=sum(p.numel() for p in own if p.requires_grad),
+            parameters_bytes=sum(p.numel() * p.element_size() for p in own),
+        )

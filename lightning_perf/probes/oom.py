@@ -183,7 +183,7 @@ def names_in(module: torch.nn.Module, optimizers: list[Any]) -> dict[Key, str]:
     named: dict[Key, str] = {}
 
     def note(tensor: Any, name: str) -> None:
-        if plain.is_readable_tensor(tensor) and not plain.is_lazy(tensor):
+        if plain.has_shape(tensor):
             for storage in storages_of(tensor):
                 named.setdefault(storage.key, name)
 

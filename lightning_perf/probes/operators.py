@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -65,7 +65,10 @@ def traffic_of(operator: Any) -> Traffic:
         return Traffic(False, lambda args, kwargs, out: _bytes_in(out))
     if name in _PICKS:
         place = _PICKS[name]
-        return Traffic(False, lambda args, kwargs, out: _picked(place, args, out))
+        return Traffic(
+            False,
+            lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, (*args[:place], *args[place + 1 :]))),
+        )
     written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
     names = [argument.name for argument in schema.arguments]
     written_names = {names[i] for i in written}
@@ -97,21 +100,12 @@ def unique_bytes(tensor: torch.Tensor) -> int:
     return n * base.element_size(tensor)
 
 
-def _picked(place: int, args: Sequence[Any], out: Any) -> int:
-    others = (value for i, value in enumerate(args) if i != place)
-    return 2 * _bytes_in(out) + sum(map(_bytes_in, others))
-
-
 def _bytes_in(value: Any) -> int:
     if is_readable_tensor(value):
         return unique_bytes(value) if field(value, "layout") is torch.strided else 0
     if isinstance(value, (list, tuple)):
-        return sum(map(_bytes_in, _tensors(value)))
+        return sum(_bytes_in(each) for each in value if is_readable_tensor(each))
     return 0
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    return (value for value in values if is_readable_tensor(value))
 
 
 class Operator(NamedTuple):

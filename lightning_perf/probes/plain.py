@@ -72,6 +72,11 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return issubclass(type(tensor), UninitializedTensorMixin)
 
 
+def has_shape(tensor: Any) -> bool:
+    """Return whether a value is a readable tensor that is not lazy."""
+    return is_readable_tensor(tensor) and not is_lazy(tensor)
+
+
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """Return the shape of a plain tensor or numpy array; None for anything else."""
     try:

@@ -50,10 +50,10 @@ from .telemetry import TelemetryProbe, open_telemetry
 from .window import WindowProbe
 
 BUDGET_US = 20.0
-"""What measuring may cost a step, beyond what Lightning charges for any callback."""
+"""Cost per step that measuring may have, beyond what Lightning charges for any callback."""
 
 _EVALUATION_BATCHES_LOOKED_AT = 3
-_DEAR_STEP_SHARE = 0.02  # of the median step: measuring that costs more than this and its budget is cut down
+_DEAR_STEP_SHARE = 0.02  # of the median step: back off if measuring costs more than this and the budget
 
 
 class Recorder:
@@ -219,7 +219,7 @@ class Recorder:
 
     def stop(self, error: BaseException | None = None) -> None:
         """Restore everything. Can be called again, and then completes a call that an interrupt ended."""
-        with ExitStack() as stop:  # each of them, whatever the others raise; the last one first
+        with ExitStack() as stop:  # calls all of them, last first, whatever they raise
             stop.callback(self.loader.close)
             stop.callback(self.pauses.stop)
             if self.host_lines is not None:
@@ -364,9 +364,9 @@ class Recorder:
         stepping_ns, reporting_ns = loop.own_ns()
         n_batches = loop.main.n_steps + loop.validation.n_steps
         spans_ns = loop.n_spans() * self._span_cost_ns
-        # The median, lest a step in which the system ran something else be charged to the hook that it hit.
+        # The median, to ignore steps in which another program ran during a hook.
         per_step_ns = loop.main.own_median_ns() + spans_ns / max(1, n_batches)
-        if self.memory is not None:  # read in few steps, which the median does not show
+        if self.memory is not None:  # read in few steps, so not in the median
             per_step_ns += self.memory.sampling_ns / max(1, loop.main.n_steps)
             reporting_ns += self.memory.outside_ns
         if self.looks is not None:

@@ -20,12 +20,12 @@ from .module_hooks import ModuleWatch, remove_global_hook
 from .storages import Key, StorageCount, storages_of
 
 _HOOKS: Any = torch._C._autograd
-"""Torch's stack of default hooks on saved tensors. ``disable_saved_tensors_hooks`` looks its functions up here at each
+"""Torch's stack of default hooks on saved tensors. ``disable_saved_tensors_hooks`` looks up its functions here at each
 call, under whatever name the user imported it."""
 
 _DISABLE = "_saved_tensors_hooks_disable"
 _APPLIES = "_are_functorch_transforms_active"
-"""``torch.autograd.Function.apply`` calls it before anything is saved, also where the user bound ``apply`` earlier."""
+"""``torch.autograd.Function.apply`` calls it before saving anything, even if the user bound ``apply`` earlier."""
 
 
 _APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]

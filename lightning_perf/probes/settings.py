@@ -37,7 +37,7 @@ SHUFFLED_SAMPLERS = (
     torch_samplers.WeightedRandomSampler,
 )
 SIZED_SAMPLERS = (*UNSHUFFLED_SAMPLERS, *SHUFFLED_SAMPLERS, DistributedSampler)
-"""torch's own: their length is arithmetic. A sampler of the user's may draw random numbers to tell its length."""
+"""torch's own: their length is arithmetic. A user's sampler may draw random numbers to compute its length."""
 
 
 def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str]]:

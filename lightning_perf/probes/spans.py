@@ -17,7 +17,7 @@ N_PHASES = len(PHASES)
 PHASE_INDEX = {name: index for index, name in enumerate(PHASES)}
 
 OWN = N_PHASES
-"""Behind the phases' columns stands the doctor's own time in its hooks; rows count it among the callbacks too."""
+"""Column of PerfDoctor's own time in its hooks, after the phases; rows also count it as callbacks."""
 
 N_COLUMNS = N_PHASES + 1
 
@@ -103,20 +103,19 @@ class EdgeSpan(Span):
 
     def __enter__(self) -> str | None:
         Span.__enter__(self)
-        if self.timeline.edges is not None:
-            try:
-                self.timeline.edges.enters(self.name)
-            except Exception as error:  # noqa: BLE001 - reported
-                self.timeline.fail(error)
+        self._notify("enters")
         return self.action
 
     def __exit__(self, *exception: object) -> None:
+        self._notify("leaves")
+        Span.__exit__(self, *exception)
+
+    def _notify(self, event: str) -> None:
         if self.timeline.edges is not None:
             try:
-                self.timeline.edges.leaves(self.name)
+                getattr(self.timeline.edges, event)(self.name)
             except Exception as error:  # noqa: BLE001 - reported
                 self.timeline.fail(error)
-        Span.__exit__(self, *exception)
 
 
 class FetchSpan(Span):

@@ -35,10 +35,10 @@ from .tally import (
 )
 
 ROWS_BEFORE_FIRST_FOLDING = 256
-"""Rows kept as they are until they say where the warm-up ended."""
+"""Rows kept until the end of the warm-up is known."""
 
 ROWS_BEFORE_FOLDING = 2048
-"""From then on. Half of a folding costs the same however many rows it adds: more of them make a step cheaper."""
+"""From then on. Folding has a fixed cost: more rows at once make a step cheaper."""
 
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _CALLBACKS = PHASE_INDEX["callbacks"]
@@ -70,7 +70,7 @@ class StageProbe:
         self.timeline = timeline
         self.row = timeline.phase_ns if row is None else row
         self.first_step_ns: tuple[int, ...] | None = None
-        """The phases of the run's very first step; None before it is over and where a profiler window held it."""
+        """Phases of the run's first step; None before it is over and if a profiler window held it."""
         self.device_clock = device_clock
         self.n_steps = 0
         self.epoch = 0
@@ -120,7 +120,7 @@ class StageProbe:
     def fetch_ends(self) -> None:
         """Handle the end of a fetch, with a batch or an exhausted loader."""
         if self.device_clock is not None:
-            # The device's step reaches from the last fetch to this one: work of the last row, waiting of this one.
+            # The device's step is the time between fetches: work of the last row, waiting of this one.
             is_left_out = self._is_row_left_out or self._was_row_left_out
             self.device_clock.after_fetch(not (self._is_first_of_epoch or is_left_out))
 
@@ -133,7 +133,7 @@ class StageProbe:
         self._row_has_step = True
         try:
             if type(batch) is self._batch_type:
-                self._samples = self._size_of(batch)  # written out: one function less at each step
+                self._samples = self._size_of(batch)  # inlined: one call less per step
                 return
         except Exception as error:  # noqa: BLE001 - a batch of another shape: looked into anew
             raise_if_from_signal(error)
@@ -222,7 +222,7 @@ class StageProbe:
             return None
         resolved = self.device_clock.resolved
         device = self._device
-        if self._tally is None:  # the warm-up may turn out longer: what is resolved so far is kept as it is
+        if self._tally is None:  # the warm-up may become longer: keep the resolved steps
             _, n_warmup = self._started(self._matrix())
             device = DeviceTally()
             device.add(resolved[n_warmup:])
@@ -233,7 +233,7 @@ class StageProbe:
 
     def recent_median_ns(self) -> float | None:
         """Return the median of the last few steps, or of all steps right after folding; None before the first."""
-        # Without numpy, which takes a millisecond for it where a training step has emptied the caches.
+        # Without numpy, which takes a millisecond here because a training step evicts the caches.
         rows = self._rows
         begins = range(len(rows) - ROW_WIDTH, max(-1, len(rows) - 2 * _RECENT_STEPS * ROW_WIDTH - 1), -ROW_WIDTH)
         usual_ns = [sum(rows[i + column] for column in _STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
@@ -288,7 +288,7 @@ class StageProbe:
 
     def _take_row(self) -> None:
         timeline = self.timeline
-        now = timeline.now_ns()  # ``charge`` is written out: here it is called at each step
+        now = timeline.now_ns()  # ``charge`` inlined: called at each step
         passed = now - timeline.last_ns
         timeline.current.ns += passed
         timeline.phase_ns[timeline.current.phase] += passed

@@ -26,7 +26,8 @@ from .written_attention import AttentionTrail
 _METHODS = ("tolist", "numpy", "cpu")
 
 Called = Callable[[str, Any, Any, Any, Any], Any]
-"""Given the word for a method, the tensor, the original and its arguments; calls the original and gives its result."""
+"""Receives the word for a method, the tensor, the original and its arguments; calls the original and returns its
+result."""
 
 
 class StandIns:
@@ -148,7 +149,7 @@ class StepLook(PassiveMode):
         self._own_ns = 0
         self._begin_ns = self._end_ns = 0
         self._is_open = False
-        self._is_inside = False  # a method that is stood in for
+        self._is_inside = False  # a patched method
         self._thread = threading.get_ident()
         self._stand_ins = StandIns(self._called)
         self._names: dict[Any, str] = {}

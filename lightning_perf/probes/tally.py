@@ -31,8 +31,8 @@ KIND, SAMPLES, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2
 ROW_WIDTH = N_COLUMNS + 3
 
 NOT_A_STEP, USUAL_STEP, FIRST_STEP, LEFT_OUT_STEP, LEFT_OUT_TIME = 0, 1, 2, 3, 4
-"""Kinds of rows: time between steps; a step; the first step of an epoch, which the medians leave out; a step and time
-between steps that all statistics leave out: inside a profiler window, or made longer by a look of ours."""
+"""Kinds of rows: time between steps; a step; the first step of an epoch, which medians exclude; a step and time between
+steps that all statistics exclude, because a profiler window or a probe made it longer."""
 
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
 _WAIT = PHASE_INDEX["data_wait"]
@@ -305,7 +305,7 @@ class EpochTally:
     def __init__(self) -> None:
         self.n_steps = 0
         self.boundary_ns = 0
-        """Of the rows after its last step."""
+        """Time of the rows after its last step."""
         self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
         self._samples: int | None = 0
         self._step_ns = LogHistograms(1)

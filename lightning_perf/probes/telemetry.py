@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
+from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
-from lightning_perf.records import Telemetry
+from lightning_perf.records import DatasetDisk, Telemetry
 
 from . import plain
 from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
@@ -24,17 +26,16 @@ from .gpu import GpuReader, open_gpu
 from .host import HostReader
 from .processes import FetchWatch
 from .series import Course
-from .storage import dataset_disk
 
 DEFAULT_HZ = 1.0
 HZ_RANGE = (1.0, 10.0)
 
 MAX_CORE_FRACTION = 0.005
-"""Of one core, what sampling may use: where a sample costs more than that allows, it samples less often."""
+"""Share of one core that sampling may use: slower samples are taken less often."""
 FIRST_HZ = 10.0
 FIRST_S = 3.0
 FIRST_CORE_FRACTION = 0.01
-"""The first seconds are sampled more often, so that a run of a few seconds is told too."""
+"""The first seconds are sampled more often, to cover runs of a few seconds."""
 
 _JOIN_S = 5.0
 _ON_COURSE = {
@@ -108,7 +109,7 @@ class TelemetryProbe:
                 thread.join(_JOIN_S)
             self._thread = None
             if thread.is_alive():
-                # Inside a call of a driver that does not return. It ends by itself when that does, or with the process.
+                # A driver call does not return. The thread ends when it does, or with the process.
                 self.missing["telemetry"] = f"the driver did not answer for {_JOIN_S:g} s; sampling was abandoned"
                 return
             if self.error is None:
@@ -154,7 +155,7 @@ class TelemetryProbe:
         host = self._host.read(at_s) if self._host is not None else {}
         cpu_j = self._packages.read()
         is_aside, self._was_aside = self._is_aside or self._was_aside, self._is_aside
-        # No lock is held while something is asked: a driver may take its time.
+        # No lock is held during readings: a driver may be slow.
         with self._lock:
             weight_s = passed_s if step > 0 and not is_aside else 0.0
             if weight_s > 0:
@@ -279,3 +280,76 @@ def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
     elif depth:
         for _, value in plain.items_of(batch) or ():
             yield from _tensor_bytes(value, depth - 1)
+
+
+NETWORK_FILE_SYSTEMS = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.mount-s3",
+    "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs",
+}  # fmt: skip
+
+# Names under which datasets usually keep their folder or their files.
+_PATH_FIELDS = (
+    "root", "path", "data_dir", "directory", "folder", "file", "filename", "img_dir", "image_dir",
+    "paths", "files", "filenames", "samples", "imgs", "images",
+)  # fmt: skip
+
+
+def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
+    """Return the first existing path in the fields of a dataset, or of the datasets it wraps; None without one.
+
+    Reads instance attributes only: no user code runs.
+    """
+    fields = plain.attributes(dataset)
+    for name in _PATH_FIELDS:
+        value = fields.get(name)
+        while type(value) in (list, tuple) and value:
+            value = value[0]
+        is_path = type(value) is str or (plain.is_a(value, PurePath) and plain.is_library(type(value)))
+        if is_path and value:  # only then: the truth value of an array or tensor raises
+            path = Path(value)
+            with contextlib.suppress(OSError, ValueError):  # a text, too long for a path or with a null in it
+                if path.exists():
+                    return path
+    inner = fields.get("dataset")
+    several = fields.get("datasets")
+    if inner is None and type(several) in (list, tuple) and several:
+        inner = several[0]
+    return None if inner is None or depth == 0 else dataset_path(inner, depth - 1)
+
+
+def dataset_disk(dataset: Any, root: Path = Path("/")) -> DatasetDisk | None:
+    """Return the disk of a dataset; None if it has no path, or if mounts are unknown."""
+    path = dataset_path(dataset)
+    text = read_text(root / "proc" / "self" / "mountinfo")
+    if path is None or text is None:
+        return None
+    path = path.resolve()
+    best: tuple[int, list[str], list[str]] | None = None
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        place, kind = left.split(), right.split()
+        if len(place) < 5 or len(kind) < 2:
+            continue
+        mount = Path(place[4].encode().decode("unicode_escape"))
+        # Of mounts at one place the last covers those before.
+        if (mount == path or mount in path.parents) and (best is None or len(mount.parts) >= best[0]):
+            best = (len(mount.parts), place, kind)
+    if best is None:
+        return None
+    _, place, kind = best
+    return DatasetDisk(
+        mount=place[4],
+        file_system=kind[0],
+        source=kind[1],
+        is_network=kind[0] in NETWORK_FILE_SYSTEMS,
+        is_rotational=_is_rotational(place[2], root),
+    )
+
+
+def _is_rotational(numbers: str, root: Path) -> bool | None:
+    disk = root / "sys" / "dev" / "block" / numbers
+    for folder in (disk, disk.resolve().parent):  # a partition's queue is its disk's
+        flag = read_text(folder / "queue" / "rotational")
+        if flag is not None:
+            return flag == "1"
+    return None

@@ -22,20 +22,20 @@ REQUEST_FILE = "PROFILE_NOW"
 """Touching a file of this name in the run's folder opens a window, with ``schedule="auto"``."""
 
 AUTO_SHARE = 0.01
-"""What automatic windows may cost at most: the first one of the run as long as it is expected to take, further ones of
-the time that has passed, since an epoch without end promises any length."""
+"""Share of time that automatic windows may cost: the first one of the run's expected length, later ones of the time so
+far, since an endless epoch promises any length."""
 
 _AUTO_FIRST_COST_S = {"cpu": 0.3}  # seen for small models on CPUs; the first CUPTI start takes seconds
 _AUTO_FIRST_COST_ELSEWHERE_S = 3.0
 _AUTO_STEPS_BEFORE = 60  # enough to have left the warm-up behind
 _AUTO_CHECK_EVERY = 64
-_AUTO_MAX_CHECK_EVERY = 512  # where so many steps take no time to speak of
-_AUTO_CHECKED_S = 0.25  # looks that follow one another faster than this become rarer
-_AUTO_MAX_MEDIAN_EVERY = 512  # a median is asked for ever more rarely
+_AUTO_MAX_CHECK_EVERY = 512  # for very short steps
+_AUTO_CHECKED_S = 0.25  # checks that follow each other faster become less frequent
+_AUTO_MAX_MEDIAN_EVERY = 512  # the interval between medians grows up to this
 _AUTO_MAX_WINDOWS = 4
-_AUTO_CHANGE = 1.3  # a median step this many times the one at the last window asks for another
+_AUTO_CHANGE = 1.3  # a median step that changed by this factor opens another window
 _REQUEST_CHECK_S = 2.0
-_MAX_TRACES = 64  # kept of the last windows: a schedule without end must not fill memory
+_MAX_TRACES = 64  # windows with a trace in memory, so that an endless schedule does not fill it
 
 
 class WindowProbe:
@@ -78,7 +78,7 @@ class WindowProbe:
         self._next_median = 0
         self._check_every = _AUTO_CHECK_EVERY
         self._checked_s = -math.inf
-        self._has_changed = False  # whether the median step stood elsewhere at the last look
+        self._has_changed = False  # whether the median step had changed at the last check
         self._is_closed = False
         self._no_files: str | None = None  # why trace files are written no more
         self._n_scheduled = 0
@@ -252,7 +252,7 @@ class WindowProbe:
         if not before:
             return None
         has_changed = max(median_ns / before, before / median_ns) >= _AUTO_CHANGE
-        # A change has to last from one look to the next: other programs on the machine make steps slower for a while.
+        # A change must last for two checks: other programs slow steps down temporarily.
         is_lasting, self._has_changed = has_changed and self._has_changed, has_changed
         if is_lasting:
             return f"the median step changed from {before / 1e6:.1f} to {median_ns / 1e6:.1f} ms"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_perf.probes.device_syncs import DeviceWarnings, sync_debug_of
+from lightning_perf.probes.looks import DeviceWarnings, sync_debug_of
 
 HERE = Path(__file__).name
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at ...)"

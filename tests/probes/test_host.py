@@ -21,7 +21,7 @@ from lightning_perf.probes import host
 from lightning_perf.probes.host import HostReader, numa_nodes, throttling
 from lightning_perf.probes.processes import FetchWatch, ScheduleClock, WorkerProcesses
 from lightning_perf.probes.series import MAX_KEPT, MAX_POINTS, Course, Series
-from lightning_perf.probes.storage import dataset_disk, dataset_path
+from lightning_perf.probes.telemetry import dataset_disk, dataset_path
 
 from .test_machine import tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_perf.probes.startup import startup_parts
+from lightning_perf.probes.session_builder import startup_parts
 from lightning_perf.records import PHASES, Distribution, PhaseTime, StageTimes
 from lightning_perf.rules.loop import pd604_slow_start
 

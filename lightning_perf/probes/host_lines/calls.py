@@ -19,11 +19,11 @@ _IS_OPERATOR = frozenset(
      "TO_BOOL", "BINARY_ADD", "BINARY_SUBTRACT", "BINARY_MULTIPLY", "BINARY_TRUE_DIVIDE", "BINARY_MATRIX_MULTIPLY",
      "BINARY_POWER", "INPLACE_ADD", "INPLACE_SUBTRACT", "INPLACE_MULTIPLY", "INPLACE_TRUE_DIVIDE"}
 )  # fmt: skip
-"""Instructions after which the interpreter does not look whether another thread wants its lock: where a sample finds a
-thread on one of them, what it runs has given the lock away, as torch's operators do and Python's own never do."""
+"""Instructions after which the interpreter does not check for lock requests of other threads. A sample that finds a
+thread on one of them runs code that released the lock, as torch's operators do and Python's own never do."""
 
 _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
-"""The truth of a tensor; Python 3.10 looks for other threads at each of its jumps."""
+"""The truth value of a tensor; Python 3.10 checks for other threads at each of its jumps."""
 
 _CONVERSIONS = ("float", "int", "bool")  # of a tensor, for which they wait; of anything else they take no time
 

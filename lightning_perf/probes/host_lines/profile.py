@@ -13,15 +13,15 @@ from .calls import OwnCode, library_call, shown_file
 from .stacks import OPERATOR, Stack, StackReader, Visit
 
 MAX_STACKS = 4096
-"""Different stacks kept; of others only the outermost line."""
+"""Different stacks kept; of further ones only the outermost line."""
 
 _MAX_LINES = 8
 _MIN_LINE_SHARE = 0.01
-_DESCENT_SHARE = 0.5  # a line's time is told by the lines of the function it calls where these hold most of it
+_DESCENT_SHARE = 0.5  # report the called function's lines if they hold most of a line's time
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 _LATE_NS = 200_000
-"""A sample this much later than asked for had to wait for the interpreter lock: a thread that runs Python gives it away
-after the switch interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
+"""A sample this late had to wait for the interpreter lock: a thread that runs Python releases it after the switch
+interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
 
 
 class Sums:

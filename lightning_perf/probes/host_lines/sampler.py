@@ -34,7 +34,7 @@ from .profile import PhaseSamples, ProfileBuilder
 from .stacks import StackReader
 
 MAX_SHARE = 0.005
-"""Of the time of the run, what sampling may cost."""
+"""Share of the run's time that sampling may cost."""
 
 PAUSE_S = 2e-3
 BURST_S = 0.05
@@ -49,7 +49,7 @@ _JOIN_S = 2.0
 _MAX_BURSTS_OUTSIDE = 2
 
 _lowered: list[float] = []
-"""The usual switch interval while it is lowered; a process forked meanwhile gets it back."""
+"""The usual switch interval while it is lowered; a process forked meanwhile restores it."""
 
 
 class LineSampler:
@@ -127,7 +127,7 @@ class LineSampler:
         self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _HANDING_OVER_NS
         self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
-            self._stopping.set()  # the run is over, and nobody said so
+            self._stopping.set()  # the run ended without a call to stop
         return self._rest_s()
 
     def _rest_s(self) -> float:
@@ -152,7 +152,7 @@ class LineSampler:
         if frame is None:
             return None
         stack = self._reader.read(frame)
-        del frame  # what it holds may be freed by the training only once nobody else has it
+        del frame  # a reference would keep its variables alive
         if stack is None:
             return False
         if not self._is_undisturbed():

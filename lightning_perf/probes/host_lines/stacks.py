@@ -43,7 +43,7 @@ class StackReader:
 
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
-        """The global names that code on one of the user's lines sees."""
+        """Global names seen by the user's code."""
         self.modules: dict[CodeType, str] = {}
         """Modules of the functions that the user's lines call."""
         self._owners: dict[str, str] = {}

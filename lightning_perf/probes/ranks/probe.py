@@ -29,8 +29,8 @@ from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_
 from .exchange import gather_ranks, open_exchange
 
 EPOCH_LIMIT_S = 2.0
-"""How long rank 0 waits for late ranks at the end of an epoch: where batches are synchronised none is later than that
-unless it is the one to report about."""
+"""How long rank 0 waits for late ranks at the end of an epoch: with synchronized batches, only a rank with a problem is
+later than that."""
 
 RUN_LIMIT_S = 10.0
 """The same at the end of the run."""
@@ -175,7 +175,7 @@ def rank_summary(
     waiting_s = watch.waiting_s() if watch is not None and watch.is_on_device else None
     compute_s: float | None
     if waiting_s is not None:
-        # Where the host waits for the device says nothing of what the device does then: its work is what is left.
+        # The host's waits do not show what the device does: its work is the remaining time.
         waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - data_s - host_s))
         compute_s = max(0.0, steady.step_s.mean - data_s - host_s - waiting_s)
         own_p50_s = max(0.0, steady.step_s.p50 - waiting_s)
@@ -189,7 +189,7 @@ def rank_summary(
         waiting_s = None if own_backward_s is None else mean_s("backward") - backward_s + outside_s
     told = {"data": data_s, "compute": compute_s, "host": host_s}
     parts_s = {part: seconds for part, seconds in told.items() if seconds is not None}
-    if waiting_s is not None:  # phases also hold the step that an error cut short, perhaps for want of another rank
+    if waiting_s is not None:  # phases include a step ended by an error, perhaps of another rank
         waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - sum(parts_s.values())))
     hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]
     slowest = max(hosts, key=lambda one: one.share, default=None)

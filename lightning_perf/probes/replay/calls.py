@@ -18,10 +18,10 @@ MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
 
 OPAQUE = object()
-"""Stands for an argument that cannot be made anew, e.g. a generator or a sparse tensor."""
+"""An argument that cannot be created again, e.g. a generator or a sparse tensor."""
 
 DENORMAL_LEVELS = (0.0, 0.125, 0.5, 1.0)
-"""Shares of denormal numbers that replays tell apart, so that equal layers stay one call."""
+"""Distinguished shares of denormal numbers, so that equal layers stay one call."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 

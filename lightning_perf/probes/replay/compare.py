@@ -17,12 +17,12 @@ from lightning_perf.records import Interval
 
 MIN_ROUNDS = 4
 LEVEL = 0.99
-"""Of each interval. Rounds end once an interval decides, which favors those that are narrow by chance: with at least
-four rounds at 99 % the last interval still holds the ratio in 96 % of simulated comparisons or more, whether passes
-vary normally, with heavy tails or with interruptions; at 95 % it would be 80 to 90 % (tests/probes/replay)."""
+"""Of each interval. Rounds end once an interval decides, which favors intervals that are narrow by chance: with at
+least four rounds at 99 % the last interval still holds the ratio in at least 96 % of simulated comparisons, whether
+passes vary normally, with heavy tails or with interruptions; at 95 % it would be 80 to 90 % (tests/probes/replay)."""
 
 MIN_TRIMMED_ROUNDS = 10
-"""From fewer rounds nothing is trimmed, which would leave Student's t with too few degrees of freedom."""
+"""Fewer rounds are not trimmed, which would leave Student's t with too few degrees of freedom."""
 
 MAX_ROUNDS = 60
 HALF_WIDTH = 0.05
@@ -32,7 +32,7 @@ HOPELESS = 3.0
 """Passes with the treatment end when they take this many times as long as one without it."""
 
 HOPELESS_ROUNDS = 2
-"""After so many rounds a treatment is given up whose shortest pass takes ``HOPELESS`` times the longest without it."""
+"""After so many rounds, stop if the shortest treated pass takes ``HOPELESS`` times the longest without it."""
 
 SHORT_S = 0.01
 """Below this, allocating and choosing a kernel may take most of an operator's first run."""

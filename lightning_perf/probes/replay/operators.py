@@ -16,14 +16,14 @@ from .rewrites import specs_in
 from .treatments import Scope, Treated
 
 CACHED = 2**24
-"""Elements beyond which more of them would not change how often one is in a cache: 64 MiB of float32."""
+"""More elements would not change how often one is in a cache: 64 MiB of float32."""
 
 COVERED = 0.95
-"""Of the time of the operators that a treatment concerns, the part that is replayed, largest first."""
+"""Share of the concerned operators' time that is replayed, largest first."""
 
 MAX_OPERATORS = 64
 MAX_SHARED_USES = 8
-"""Calls with the same parameter that are replayed within one autocast context, which casts the parameter once."""
+"""Calls with the same parameter replayed within one autocast context, which casts the parameter once."""
 
 
 _DISTINCT = 2**18

@@ -17,7 +17,7 @@ from .calls import CallLog
 from .compare import MIN_ROUNDS, DeviceWatch, HostWatch, Item, Stopwatch, compare
 from .operators import Arena, OperatorItem, arena_elements, chosen, elements_for
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
-from .state import CudaRoom, HostRoom, Room, refusal, unchanged
+from .state import CudaRoom, Room, refusal, unchanged
 from .threads import OwnThreads
 from .treatments import Treated, treated_by
 
@@ -26,10 +26,10 @@ LEAST_S, MOST_S = 0.5, 10.0
 """Replays take at most 1 % of the time trained so far; always half a second, never more than ten."""
 
 LEAST_EACH_S = 0.25
-"""For each hypothesis while there is time: rather one of them decided than none."""
+"""For each hypothesis while there is time: one decided is better than none."""
 
 RETRIED_PART = 0.2
-"""Of the budget: what is left of it after all hypotheses is used for the largest undecided one."""
+"""Share of the budget: more than that left is used for the largest undecided hypothesis."""
 
 _OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}}
 _ZEROING = "zero-grad-none"
@@ -59,7 +59,7 @@ class ReplayProbe:
             self._watch = HostWatch(now_ns)
         elif make_event is not None:
             self._watch = DeviceWatch(make_event)
-        self._room: Room = room or (CudaRoom(self._device) if self._device.type == "cuda" else HostRoom())
+        self._room: Room = room or (CudaRoom(self._device) if self._device.type == "cuda" else Room())
         self._results: dict[str, Replayed] = {}
         self._log: CallLog | None = None
         self._budget_s = LEAST_S

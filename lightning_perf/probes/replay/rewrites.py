@@ -48,15 +48,10 @@ def without_bias(log: CallLog) -> list[Work]:
     for index in sorted(feeding - {-1}):
         call = log.calls[index]
         if call.name == "aten::convolution" and isinstance(call.args[2], TensorSpec):
-            found.extend(works_of(call, _convolve_without_bias))
+            found.extend(works_of(call, lambda bound: (bound[0], (*bound[1][:2], None, *bound[1][3:]), bound[2])))
         elif call.name == "aten::addmm":
             found.extend(works_of(call, lambda bound: (torch.mm, bound[1][1:3], {})))
     return found
-
-
-def _convolve_without_bias(bound: Bound) -> Bound:
-    function, args, kwargs = bound
-    return function, (*args[:2], None, *args[3:]), kwargs
 
 
 def double_batch(log: CallLog) -> list[Work]:

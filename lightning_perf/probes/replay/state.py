@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
@@ -12,20 +12,10 @@ from torch.utils import _python_dispatch
 from lightning_perf.cgroups import free_bytes
 
 MEMORY_PART = 0.25
-"""Of the memory that is free, the most that replaying uses."""
+"""Share of free memory that replays may use."""
 
 
-class Room(Protocol):
-    """The memory that replays may use."""
-
-    def free_bytes(self) -> int:
-        """Return how many bytes may be allocated."""
-
-    def scope(self) -> Any:
-        """Return a context in which allocations come out of this room."""
-
-
-class HostRoom:
+class Room:
     """Part of the host's free memory."""
 
     def free_bytes(self) -> int:
@@ -38,7 +28,7 @@ class HostRoom:
         yield
 
 
-class CudaRoom:
+class CudaRoom(Room):
     """A separate memory pool below the training's own peak, so that peaks do not change."""
 
     def __init__(self, device: Any, cuda: Any = torch.cuda) -> None:
@@ -78,17 +68,13 @@ def unchanged(device: torch.device) -> Iterator[None]:
         undo.callback(torch.set_rng_state, torch.get_rng_state())
         if device.type == "cuda":
             undo.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
-        undo.callback(_restore_threads, torch.get_num_threads())
+        n_threads = torch.get_num_threads()
+        undo.callback(lambda: torch.get_num_threads() != n_threads and torch.set_num_threads(n_threads))
         undo.enter_context(torch._C.DisableTorchFunction())
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.enable_grad())
         undo.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
-
-
-def _restore_threads(n_threads: int) -> None:
-    if torch.get_num_threads() != n_threads:
-        torch.set_num_threads(n_threads)
 
 
 @contextmanager
@@ -109,7 +95,7 @@ def matmul_precision(value: str) -> Iterator[None]:
     torch writes it to both backends, and "highest" as "ieee" where "none" stood (2.9 and newer).
     """
     own = (getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn))
-    backends: list[Any] = [each for each in own if _has_precision(each)]
+    backends: list[Any] = [each for each in own if getattr(each, "fp32_precision", None) is not None]
     before = [each.fp32_precision for each in backends]
     try:
         with setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, value):
@@ -117,7 +103,3 @@ def matmul_precision(value: str) -> Iterator[None]:
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
-
-
-def _has_precision(backend: Any) -> bool:
-    return getattr(backend, "fp32_precision", None) is not None

@@ -60,12 +60,15 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
         return _each(log.calls, lambda call: call.has_denormals)._replace(in_thread=flushed_denormals)
     if name == "matmul-precision-high":
         around = partial(matmul_precision, "high")
-        return _each(log.calls, _has_float32)._replace(around_pass=around)
+        return _each(log.calls, lambda call: any(spec.dtype is torch.float32 for spec in call.specs))._replace(
+            around_pass=around
+        )
     if name == "cudnn-benchmark":
         if device.type != "cuda":
             raise ValueError(f"cudnn.benchmark changes nothing on {device.type}")
+        cudnn = torch.backends.cudnn
         # cuDNN's choices are kept by thread: in other threads the training's stay as they are.
-        around = partial(setting, _is_benchmark_on, partial(setattr, torch.backends.cudnn, "benchmark"), True)
+        around = partial(setting, lambda: cudnn.benchmark, partial(setattr, cudnn, "benchmark"), True)
         return _of(convolutions_alone(log))._replace(around_pass=around, in_thread=nullcontext)
     respec = {"float32": _to_float32, "channels-last": _to_channels_last}.get(name)
     if respec is not None:
@@ -99,10 +102,6 @@ def _is_changed_by(respec: Respec, call: Call) -> bool:
     return any(respec(spec) != spec for spec in call.specs)
 
 
-def _has_float32(call: Call) -> bool:
-    return any(spec.dtype is torch.float32 for spec in call.specs)
-
-
 def _to_float32(spec: TensorSpec) -> TensorSpec:
     return spec._replace(dtype=torch.float32) if spec.dtype is torch.float64 else spec
 
@@ -123,10 +122,6 @@ def _threads(log: CallLog, n_threads: int) -> Treated:
     if has_mkl():
         raise ValueError("MKL's number of threads cannot be changed here without changing it for the training")
     return treated._replace(around_pass=partial(setting, torch.get_num_threads, torch.set_num_threads, n_threads))
-
-
-def _is_benchmark_on() -> bool:
-    return torch.backends.cudnn.benchmark
 
 
 def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
