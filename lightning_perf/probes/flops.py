@@ -234,7 +234,7 @@ class ArithmeticCounter:
         elif known.is_uncounted:
             self.uncounted.add(known.name)
 
-    # -- what it comes to ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def profile(self, device: str, n_samples: int | None = None, step: int | None = None) -> ModelProfile:
         """Return what was counted on ``device``, in a batch of ``n_samples``, after ``step`` steps."""

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lightning_perf.cgroups import read_text
 from lightning_perf.records import GpuTelemetry
@@ -39,33 +39,45 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_SEND, _PCIE_RECEIVE = 0, 1
 
 
-class GpuReader(Protocol):
+class GpuReader:
     """Samples one device. Reading and counting are separate, so that no lock is held during driver calls.
 
-    ``device`` is torch's name; ``lost_reason`` says why it is no longer read, and is empty normally.
+    Attributes:
+        device: torch's name of the device.
+        lost_reason: Why it is no longer read; empty normally.
+        missing: Why a figure is None, by its name.
     """
 
-    device: str
-    lost_reason: str
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """Why a figure is None, by its name."""
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.lost_reason = ""
+        self.missing: dict[str, str] = {}
+        self._n_samples = 0
+        self._series: dict[str, Series] = {}
 
     def read(self) -> dict[str, float]:
         """Return one sample by metric; empty once the device is lost. ``energy_j`` is a counter."""
+        raise NotImplementedError
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
         """Count a sample that covers ``weight_s`` seconds."""
+        self._n_samples += bool(sample)
+        for name, value in sample.items():
+            if name not in _NOT_SERIES:
+                self._series.setdefault(name, Series()).add(value, weight_s)
 
     def record(self) -> GpuTelemetry:
         """Return the record of all samples."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release the driver."""
 
+    def _spreads(self) -> dict[str, Any]:
+        return {"n_samples": self._n_samples, **{name: series.spread() for name, series in self._series.items()}}
 
-class NvmlReader:
+
+class NvmlReader(GpuReader):
     """Samples one device through NVML. ``family`` returns the ids of this process and its descendants.
 
     Raises:
@@ -81,8 +93,8 @@ class NvmlReader:
         root: Path = Path("/"),
         family: Callable[[], set[int]] = lambda: {os.getpid()},
     ) -> None:
-        self.device = f"cuda:{wanted.index}"
-        self.lost_reason = ""
+        super().__init__(f"cuda:{wanted.index}")
+        self.missing = driver.missing
         self._driver = driver
         self._family = family
         self._handle, self._matched_by = find_device(driver, wanted, environ)
@@ -90,17 +102,12 @@ class NvmlReader:
         self._is_mig = whole is not self._handle or _is_mig_on(driver, self._handle)
         self._whole = whole
         self._throttle_function = _throttle_function(driver, whole)
-        self._n_samples = self._n_reads = 0
-        self._series: dict[str, Series] = {}
+        self._n_reads = 0
         self._throttled_s: Counter[str] = Counter()
         self._throttle_known_s = 0.0
         self._link = (0, 0)
         self._others: tuple[int, int | None] | None = None
         self._facts = self._read_facts(wanted, root)
-
-    @property
-    def missing(self) -> dict[str, str]:
-        return dict(self._driver.missing)
 
     def close(self) -> None:
         # NVML counts its users.
@@ -119,10 +126,7 @@ class NvmlReader:
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
         if not sample:
             return
-        self._n_samples += 1
-        for name, value in sample.items():
-            if name not in _NOT_SERIES:
-                self._series.setdefault(name, Series()).add(value, weight_s)
+        super().add(sample, weight_s)
         if "throttle_bits" in sample:
             self._throttle_known_s += weight_s
             bits = int(sample["throttle_bits"])
@@ -137,19 +141,15 @@ class NvmlReader:
 
     def record(self) -> GpuTelemetry:
         known_s = self._throttle_known_s
-        spreads: dict[str, Any] = {name: series.spread() for name, series in self._series.items()}
         return GpuTelemetry(
             **self._facts,
-            **spreads,
-            n_samples=self._n_samples,
+            **self._spreads(),
             throttle_fractions={r: s / known_s for r, s in sorted(self._throttled_s.items())} if known_s else None,
             pcie_generation=self._link[0] or None,
             pcie_width=self._link[1] or None,
             other_processes=None if self._others is None else self._others[0],
             other_memory_bytes=None if self._others is None else self._others[1],
         )
-
-    # -- inside ------------------------------------------------------------
 
     def _whole_device(self) -> Any:
         if self._driver.find("nvmlDeviceIsMigDeviceHandle", self._handle):
@@ -231,37 +231,26 @@ MOST_POWER_W = 5000.0
 """No device draws as much: torch documents milliwatts, but up to 2.13 returns amdsmi's watts."""
 
 
-class TorchReader:
+class TorchReader(GpuReader):
     """Samples an AMD device through torch's functions, which call amdsmi.
 
     ``cuda`` is ``torch.cuda`` or a replacement, ``index`` torch's.
     """
 
     def __init__(self, cuda: Any, index: int, name: str, memory_total_bytes: int) -> None:
-        self.device = f"cuda:{index}"
-        self.lost_reason = ""
-        self._missing: dict[str, str] = {}
+        super().__init__(f"cuda:{index}")
         self._cuda, self._index = cuda, index
         self._name, self._memory_total_bytes = name, memory_total_bytes
-        self._series: dict[str, Series] = {}
-        self._n_samples = 0
-
-    @property
-    def missing(self) -> dict[str, str]:
-        return dict(self._missing)
-
-    def close(self) -> None:
-        """Do nothing: torch keeps amdsmi for itself."""
 
     def read(self) -> dict[str, float]:
         sample = {}
         for metric, function, factor in _TORCH_FUNCTIONS:
-            if metric in self._missing:
+            if metric in self.missing:
                 continue
             try:
                 value = float(getattr(self._cuda, function)(self._index)) * factor
             except Exception as error:  # noqa: BLE001 - told in missing; amdsmi has errors of many kinds
-                self._missing[metric] = f"torch.cuda.{function}: {type(error).__name__}: {error}"
+                self.missing[metric] = f"torch.cuda.{function}: {type(error).__name__}: {error}"
                 continue
             if metric != "power_w":
                 sample[metric] = value
@@ -269,21 +258,14 @@ class TorchReader:
                 sample[metric] = value / 1e3 if value > MOST_POWER_W else value
         return sample
 
-    def add(self, sample: Mapping[str, float], weight_s: float) -> None:
-        self._n_samples += bool(sample)
-        for name, value in sample.items():
-            self._series.setdefault(name, Series()).add(value, weight_s)
-
     def record(self) -> GpuTelemetry:
-        spreads: dict[str, Any] = {name: series.spread() for name, series in self._series.items()}
         return GpuTelemetry(
             device=self.device,
             name=self._name,
             source="torch",
             matched_by="index",
-            n_samples=self._n_samples,
             memory_total_bytes=self._memory_total_bytes,
-            **spreads,
+            **self._spreads(),
         )
 
 

@@ -129,8 +129,6 @@ class HostReader:
             fields["off_device_node_fraction"] = sums["off_node"] / sums["node_known"]
         return HostTelemetry(n_samples=self._n_samples, n_workers=self._most_workers, **fields)
 
-    # -- inside ------------------------------------------------------------
-
     def _counters(self) -> dict[str, float]:
         """Return counters that only grow."""
         counters: dict[str, float] = {"process_cpu_s": time.process_time()}

@@ -262,7 +262,7 @@ class StepLooks:
             self._on_fail(error)
             self.close()
 
-    # -- what it comes to ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def sync_calls(self) -> SyncCalls | None:
         """Return what the sampled steps called; None before the first."""

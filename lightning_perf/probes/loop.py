@@ -64,7 +64,7 @@ class LoopProbe(ActionSpans):
         self._is_validation_between = True
         self._undos = seams.Undos()
 
-    # -- in and out ------------------------------------------------------------
+    # -- setup and restoring ------------------------------------------------------------
 
     def install(self) -> None:
         """Install all spans and hooks."""

@@ -285,7 +285,7 @@ class MemoryProbe:
             self._history.close()
             self._history = None
 
-    # -- what it comes to ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def record(self) -> Memory:
         """Return what is known now."""
@@ -360,8 +360,6 @@ class MemoryProbe:
     def _dataset(self) -> Any:
         """Return the dataset of the training loader; None if it is unknown."""
         return plain.stored(getattr(self._trainer, "train_dataloader", None), "dataset")
-
-    # -- inside -------------------------------------------------------------------------------------------------------
 
     def _count(self, batch: Any) -> ModelMemory:
         copies = modules_held_by(self._trainer.callbacks, self._module)

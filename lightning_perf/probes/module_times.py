@@ -176,7 +176,7 @@ class ModuleTimes:
         self.failure = self.failure or text
         self._last = None
 
-    # -- what it comes to ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def is_resolved(self) -> bool:
         """Return whether the device reached the end of the step; never waits."""

@@ -65,10 +65,11 @@ def traffic_of(operator: Any) -> Traffic:
         return Traffic(False, lambda args, kwargs, out: _bytes_in(out))
     if name in _PICKS:
         place = _PICKS[name]
-        return Traffic(
-            False,
-            lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, (*args[:place], *args[place + 1 :]))),
-        )
+
+        def picked(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+            return 2 * _bytes_in(out) + sum(_bytes_in(value) for i, value in enumerate(args) if i != place)
+
+        return Traffic(False, picked)
     written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
     names = [argument.name for argument in schema.arguments]
     written_names = {names[i] for i in written}

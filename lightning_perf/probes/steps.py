@@ -203,7 +203,7 @@ class StageProbe:
         if self.device_clock is not None:
             self.device_clock.forget()
 
-    # -- what it comes to ------------------------------------------------------------
+    # -- results ------------------------------------------------------------
 
     def stage_times(self) -> StageTimes | None:
         """Return the steps so far; None before the first steady one."""
@@ -283,8 +283,6 @@ class StageProbe:
         if self.device_clock is not None:
             self._device.add(self.device_clock.resolved)
             self.device_clock.resolved.clear()
-
-    # -- inside ------------------------------------------------------------
 
     def _take_row(self) -> None:
         timeline = self.timeline

@@ -156,7 +156,7 @@ class StepLook(PassiveMode):
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
 
-    # -- in and out ---------------------------------------------------------------------------------------------------
+    # -- setup and restoring ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Begin the step."""
@@ -245,7 +245,7 @@ class StepLook(PassiveMode):
         text = error_text(error)
         self.failure = self.failure or text
 
-    # -- what it comes to ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def step_s(self) -> float:
         """Return the step's duration without the known tracing cost."""

@@ -199,7 +199,7 @@ class TelemetryProbe:
     def _elapsed_s(self) -> float:
         return (self._now_ns() - self._start_ns) / 1e9
 
-    # -- what it comes to ------------------------------------------------------------
+    # -- results ------------------------------------------------------------
 
     def record(self) -> Telemetry:
         """Return what is known now, without cost."""

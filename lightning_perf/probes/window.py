@@ -148,8 +148,6 @@ class WindowProbe:
             self._is_closed = True
             self._close_recording(error)
 
-    # -- inside ------------------------------------------------------------
-
     def _close_recording(self, error: BaseException | None) -> None:
         recording = self._recording
         if recording is None:

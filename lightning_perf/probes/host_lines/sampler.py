@@ -175,7 +175,7 @@ class LineSampler:
         passed_ns = sum(timeline.phase_ns) + self._now_ns() - timeline.last_ns
         return phase in STEP_PHASES and max(passed_ns, late_ns) > self._slow_ns
 
-    # -- what it comes to ---------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------
 
     def record(self, steady: StageTimes | None) -> HostProfile | None:
         """Return what is known now; None before the first sample."""

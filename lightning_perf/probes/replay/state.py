@@ -68,13 +68,17 @@ def unchanged(device: torch.device) -> Iterator[None]:
         undo.callback(torch.set_rng_state, torch.get_rng_state())
         if device.type == "cuda":
             undo.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device)
-        n_threads = torch.get_num_threads()
-        undo.callback(lambda: torch.get_num_threads() != n_threads and torch.set_num_threads(n_threads))
+        undo.callback(_restore_threads, torch.get_num_threads())
         undo.enter_context(torch._C.DisableTorchFunction())
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.enable_grad())
         undo.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
+
+
+def _restore_threads(n_threads: int) -> None:
+    if torch.get_num_threads() != n_threads:
+        torch.set_num_threads(n_threads)
 
 
 @contextmanager

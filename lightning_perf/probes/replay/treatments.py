@@ -60,9 +60,8 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
         return _each(log.calls, lambda call: call.has_denormals)._replace(in_thread=flushed_denormals)
     if name == "matmul-precision-high":
         around = partial(matmul_precision, "high")
-        return _each(log.calls, lambda call: any(spec.dtype is torch.float32 for spec in call.specs))._replace(
-            around_pass=around
-        )
+        treated = _each(log.calls, lambda call: any(spec.dtype is torch.float32 for spec in call.specs))
+        return treated._replace(around_pass=around)
     if name == "cudnn-benchmark":
         if device.type != "cuda":
             raise ValueError(f"cudnn.benchmark changes nothing on {device.type}")
