@@ -156,7 +156,7 @@ class StepLook(PassiveMode):
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
 
-    # -- setup and restoring ---------------------------------------------------------------------------------------------------
+    # -- setup and restoring ------------------------------------------------------------
 
     def open(self) -> None:
         """Begin the step."""
