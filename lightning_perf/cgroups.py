@@ -107,3 +107,9 @@ def read_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
+
+
+def read_number(path: Path) -> int | None:
+    """Return the whole number in a small file; None where there is none."""
+    text = read_text(path)
+    return int(text) if text is not None and text.isdecimal() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.probes.allocator import AllocatorReading
+from lightning_perf.probes.allocator import Allocator, AllocatorReading
 
 
 class FakeClock:
@@ -59,7 +59,7 @@ class FakeEvent:
         return (end._reached_at_ns - self._reached_at_ns) / 1e6
 
 
-class FakeAllocator:
+class FakeAllocator(Allocator):
     """A made-up caching allocator: blocks of fixed size are held until told otherwise, and a cap can run out."""
 
     def __init__(self, device: str = "cuda:0", total_bytes: int = 16 * 2**30) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 
 class AllocatorReading(NamedTuple):
@@ -28,19 +28,7 @@ class AllocatorReading(NamedTuple):
     n_ooms: int | None = None
 
 
-class Allocator(Protocol):
-    """A device's allocator."""
-
-    device: str
-    """E.g. ``"cuda:0"``."""
-    total_bytes: int | None
-    """The device's memory; None when not told."""
-
-    def read(self) -> AllocatorReading:
-        """Return its current state."""
-
-
-class TorchAllocator:
+class Allocator:
     """The allocator of a torch device.
 
     ``statistics`` returns torch's nested statistics: ``{"allocated_bytes": {"all": {"current": …, "peak": …}}}``.
@@ -82,10 +70,10 @@ def allocator_of(device: Any) -> tuple[Allocator | None, str]:
     if device.type == "cuda":
         total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
         # Nested as the allocator gives it: flattening and sorting the names costs several times the reading.
-        return TorchAllocator(device, lambda: torch.cuda.memory_stats_as_nested_dict(device), total_bytes), ""
+        return Allocator(device, lambda: torch.cuda.memory_stats_as_nested_dict(device), total_bytes), ""
     backend = getattr(torch, device.type, None)
     statistics = getattr(backend, "memory_stats_as_nested_dict", None)
     if statistics is None:
         return None, f"torch {torch.__version__} keeps no allocator statistics for {device.type}"
     properties = getattr(backend, "get_device_properties", lambda _: None)(device)
-    return TorchAllocator(device, lambda: statistics(device), getattr(properties, "total_memory", None)), ""
+    return Allocator(device, lambda: statistics(device), getattr(properties, "total_memory", None)), ""

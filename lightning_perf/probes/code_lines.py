@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,6 +70,12 @@ class Place(NamedTuple):
     def text(self) -> str:
         """Return the line itself, shortened; empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip()[:120] if self.file else ""
+
+
+def short_place(file: str, line: Any, function: Any) -> str:
+    """Return e.g. ``"model.py:31 in forward"``."""
+    name = file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{name}:{line} in {function}"
 
 
 NOWHERE = Place(OTHER, "", 0, "")

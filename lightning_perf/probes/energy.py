@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.cgroups import read_text
+from lightning_perf.cgroups import read_number, read_text
 from lightning_perf.records import Cost, Energy
 
 JOULES_A_KWH = 3.6e6
@@ -74,18 +74,18 @@ class PackageEnergy:
         if not packages:
             self.missing_reason = "this host shows no RAPL counters (/sys/class/powercap)"
         for folder in packages:
-            now_uj = _whole(folder / "energy_uj")
+            now_uj = read_number(folder / "energy_uj")
             if now_uj is None:
                 self.missing_reason = f"{folder.name}/energy_uj cannot be read; Linux lets only root read it by default"
                 self._domains = []
                 return
-            self._domains.append((folder, _whole(folder / "max_energy_range_uj") or 0))
+            self._domains.append((folder, read_number(folder / "max_energy_range_uj") or 0))
             self._last_uj[folder] = now_uj
 
     def read(self) -> float | None:
         """Return joules since creation; None if unknown. Call it before a counter wraps twice."""
         for folder, range_uj in self._domains:
-            now_uj = _whole(folder / "energy_uj")
+            now_uj = read_number(folder / "energy_uj")
             if now_uj is None:
                 self.missing_reason = f"{folder.name}/energy_uj could not be read any more"
                 self._domains = []
@@ -184,8 +184,3 @@ def cost_of(energy: Energy | None, rates: Rates, wall_s: float, epoch_s: float |
         gco2_basis=rates.gco2_basis,
         run_gco2=None if gco2 is None or metered_j is None else gco2 * metered_j / JOULES_A_KWH,
     )
-
-
-def _whole(path: Path) -> int | None:
-    text = read_text(path)
-    return int(text) if text is not None and text.isdecimal() else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_perf.cgroups import read_text
+from lightning_perf.cgroups import read_number
 from lightning_perf.records import GpuTelemetry
 
 from .nvml import DeviceLostError, Driver, WantedDevice, find_device, text_of, wanted_device
@@ -332,8 +332,7 @@ def _numa_node(bus: str, root: Path) -> int | None:
         return None
     # sysfs writes four digits of the domain, NVML eight.
     folder = f"{int(match[1], 16):04x}:{match[2].lower()}"
-    node = read_text(root / "sys" / "bus" / "pci" / "devices" / folder / "numa_node")
-    return int(node) if node is not None and node.isdecimal() else None
+    return read_number(root / "sys" / "bus" / "pci" / "devices" / folder / "numa_node")
 
 
 def _scaled(value: Any, factor: float) -> float | None:

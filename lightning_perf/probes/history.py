@@ -12,7 +12,7 @@ from typing import Any
 from lightning_perf.records import AllocationSite
 from lightning_perf.records.files import RoomKeeper, require_room, whole_file
 
-from .code_lines import USER, owner_of
+from .code_lines import USER, owner_of, short_place
 
 MAX_ENTRIES = 100_000
 """Events kept in a ring: about 100 MB of host memory with Python stacks; the last seconds of a training."""
@@ -22,21 +22,19 @@ _MAX_SITES = 10
 
 
 class AllocationHistory:
-    """Records allocations and frees of a device through torch's functions."""
+    """Records allocations and frees of a device through ``torch.cuda.memory``."""
 
-    def __init__(
-        self, start: Callable[[int], None], stop: Callable[[], None], snapshot: Callable[[], dict[str, Any]]
-    ) -> None:
-        self._start, self._stop = start, stop
-        self._snapshot = snapshot
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
 
     def start(self) -> None:
         """Start recording."""
-        self._start(MAX_ENTRIES)
+        self._memory._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
 
     def read(self) -> dict[str, Any]:
         """Return the snapshot as torch gives it."""
-        return self._snapshot()
+        snapshot: dict[str, Any] = self._memory._snapshot()
+        return snapshot
 
     @staticmethod
     def write(snapshot: Mapping[str, Any], file: Path) -> None:
@@ -47,7 +45,7 @@ class AllocationHistory:
 
     def close(self) -> None:
         """Stop recording."""
-        self._stop()
+        self._memory._record_memory_history(enabled=None)
 
 
 def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
@@ -62,11 +60,7 @@ def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
     is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
     if is_recording():
         return None, "memory_snapshot=True: a history is recorded already, and is left to whoever began it"
-
-    def start(max_entries: int) -> None:
-        memory._record_memory_history(enabled="all", stacks="python", max_entries=max_entries)
-
-    return AllocationHistory(start, lambda: memory._record_memory_history(enabled=None), memory._snapshot), ""
+    return AllocationHistory(memory), ""
 
 
 def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], tuple[AllocationSite, ...]]:
@@ -117,8 +111,7 @@ def _where(frames: Sequence[Mapping[str, Any]], is_users: Callable[[str], bool])
     for frame in frames:
         name = str(frame.get("filename", ""))
         if is_users(name):
-            name = name.replace("\\", "/")
-            return f"{name.rsplit('/', 1)[-1]}:{frame.get('line')} in {frame.get('name')}"
+            return short_place(name, frame.get("line"), frame.get("name"))
     with contextlib.suppress(IndexError):
         return str(frames[0].get("name"))
     return "allocated before the history began"

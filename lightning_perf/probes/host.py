@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from lightning_perf.cgroups import cgroup_folders, read_text
+from lightning_perf.cgroups import cgroup_folders, read_number, read_text
 from lightning_perf.records import HostTelemetry
 
 from .processes import ScheduleClock, WorkerProcesses, read_bytes
@@ -217,7 +217,7 @@ class HostReader:
         import torch
 
         frequency = self._root / "sys" / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
-        base_khz, max_khz = (_number(frequency / name) for name in ("base_frequency", "cpuinfo_max_freq"))
+        base_khz, max_khz = (read_number(frequency / name) for name in ("base_frequency", "cpuinfo_max_freq"))
         if max_khz is None:
             self.missing["cpu_mhz"] = "the kernel does not tell clocks (no cpufreq)"
         return {
@@ -351,8 +351,3 @@ def _used_bytes(folder: str) -> int | None:
 def _threads_by(variable: str) -> int | None:
     first = os.environ.get(variable, "").split(",")[0].strip()
     return int(first) if first.isdecimal() else None
-
-
-def _number(path: Path) -> float | None:
-    text = read_text(path)
-    return float(text) if text is not None and text.isdecimal() else None

@@ -18,7 +18,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LiveTensor, OutOfMemory
 
 from . import plain
-from .code_lines import USER, owner_of
+from .code_lines import USER, owner_of, short_place
 from .module_walk import named_buffers, named_parameters, states_of
 from .storages import Key, Storage, storages_of
 
@@ -113,8 +113,7 @@ def code_of(error: BaseException) -> str:
     entries = traceback.extract_tb(error.__traceback__)
     for entry in reversed(entries):
         if owner_of(entry.filename) == USER:
-            name = entry.filename.replace("\\", "/")
-            return f"{name.rsplit('/', 1)[-1]}:{entry.lineno} in {entry.name}"
+            return short_place(entry.filename, entry.lineno, entry.name)
     return ""
 
 

@@ -45,7 +45,7 @@ from .replay import ReplayProbe
 from .session_builder import SessionBuilder
 from .session_builder import Status as Status
 from .settings import read_settings
-from .spans import OWN, Timeline, span_cost_ns
+from .spans import OWN, span_cost_ns
 from .telemetry import TelemetryProbe, open_telemetry
 from .window import WindowProbe
 
@@ -115,7 +115,7 @@ class Recorder:
         self.evaluation_has_graph: bool | None = None
         self.zero_grad_watch: ZeroGradWatch | None = None
         self.saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
-        self._span_cost_ns = span_cost_ns(lambda: Timeline(clock, lambda _: None))
+        self._span_cost_ns = span_cost_ns(clock)
         events = None
         if wants_device_clock:
             found = self.tried("device", lambda: device_clock(trainer.strategy.root_device, partial(on_fail, "device")))

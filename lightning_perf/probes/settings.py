@@ -49,16 +49,13 @@ def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str
     """
     missing: dict[str, str] = {}
     with plain.without_overrides():
-        return _read(trainer, pl_module, missing), missing
-
-
-def _read(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Settings:
-    return Settings(
-        trainer=_read_trainer(trainer, pl_module, missing),
-        loaders=tuple(_read_loaders(trainer, missing)),
-        model=_guard(missing, "settings.model", lambda: read_model(pl_module, trainer.optimizers)),
-        torch=TorchSettings(**_read_fields(missing, "settings.torch", _TORCH_FIELDS)),
-    )
+        settings = Settings(
+            trainer=_read_trainer(trainer, pl_module, missing),
+            loaders=tuple(_read_loaders(trainer, missing)),
+            model=_guard(missing, "settings.model", lambda: read_model(pl_module, trainer.optimizers)),
+            torch=TorchSettings(**_read_fields(missing, "settings.torch", _TORCH_FIELDS)),
+        )
+    return settings, missing
 
 
 def read_step_logging(trainer: Any) -> tuple[int | None, bool | None]:

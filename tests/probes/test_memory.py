@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
-from lightning_perf.probes.allocator import TorchAllocator, allocator_of
+from lightning_perf.probes.allocator import Allocator, allocator_of
 from lightning_perf.probes.edges import EdgeReadings
 from lightning_perf.probes.history import AllocationHistory, read_history
 from lightning_perf.probes.host_memory import read_host_memory
@@ -226,8 +226,8 @@ def test_torch_statistics_are_read_as_they_come_nested() -> None:
         "inactive_split_bytes": {"all": {"current": 5, "peak": 6}},
         "num_alloc_retries": 7, "num_ooms": 8,
     }  # fmt: skip
-    assert tuple(TorchAllocator("cuda:0", lambda: statistics).read()) == (1, 3, 2, 4, 6, 7, 8)
-    assert tuple(TorchAllocator("xpu:0", dict).read()) == (0, 0, 0, 0, None, None, None)
+    assert tuple(Allocator("cuda:0", lambda: statistics).read()) == (1, 3, 2, 4, 6, 7, 8)
+    assert tuple(Allocator("xpu:0", dict).read()) == (0, 0, 0, 0, None, None, None)
 
 
 def test_cpu_has_no_allocator_and_says_why() -> None:
@@ -297,11 +297,21 @@ def test_history_gives_curve_and_sites_when_a_snapshot_is_read() -> None:
     assert [(s.where, s.n_bytes, s.n) for s in sites] == [("model.py:31 in encode", 800, 2)]
 
 
+class FakeCudaMemory:
+    """``torch.cuda.memory`` with an empty history."""
+
+    def _record_memory_history(self, **settings: Any) -> None:
+        pass
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {"segments": [], "device_traces": []}
+
+
 @pytest.mark.parametrize(("world_size", "name"), [(1, "memory_snapshot.pickle"), (4, "memory_snapshot_rank3.pickle")])
 def test_each_rank_writes_a_history_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world_size: int, name: str
 ) -> None:
-    history = AllocationHistory(lambda _: None, lambda: None, lambda: {"segments": [], "device_traces": []})
+    history = AllocationHistory(FakeCudaMemory())
     monkeypatch.setattr("lightning_perf.probes.memory.history_of", lambda _: (history, ""))
     probe = Training(world_size=world_size, wants_history=True).probe
     probe.run_ends(tmp_path)

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,28 +25,12 @@ _runs = itertools.count()
 """Runs of this process. Every rank runs the same script, so the same run has the same number everywhere."""
 
 
-class Store(Protocol):
-    """What is used of ``torch.distributed.Store``."""
-
-    def set(self, key: str, value: Any) -> None:
-        """Keep a value."""
-
-    def get(self, key: str) -> bytes:
-        """Return a value; wait until it exists."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys exist; never wait."""
-
-    def delete_key(self, key: str) -> bool:
-        """Remove a value."""
-
-
 class Exchange:
-    """Exchanges the ranks' summaries through a store that all ranks share."""
+    """Exchanges the ranks' summaries through a ``torch.distributed.Store`` that all ranks share."""
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         rank: int,
         world_size: int,
         now_s: Callable[[], float] = time.monotonic,
@@ -113,7 +97,7 @@ class Exchange:
         """Return all values in one call if the store can: one call per rank takes seconds for a thousand ranks."""
         has_more = getattr(self._store, "has_extended_api", None)
         if has_more is not None and has_more() and keys:
-            values: list[bytes] = self._store.multi_get(keys)  # type: ignore[attr-defined]
+            values: list[bytes] = self._store.multi_get(keys)
             return values
         return [self._store.get(key) for key in keys]
 
