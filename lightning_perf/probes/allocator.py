@@ -66,7 +66,7 @@ def allocator_of(device: Any) -> tuple[Allocator | None, str]:
     import torch
 
     if device.type == "cpu":
-        return None, "the CPU has no allocator that keeps statistics: resident memory says what is used"
+        return None, "the CPU's allocator keeps no statistics; see resident memory"
     if device.type == "cuda":
         total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
         # Nested as the allocator gives it: flattening and sorting the names costs several times the reading.

@@ -108,9 +108,9 @@ class ArithmeticProbe:
     def _refusal(self) -> str:
         strategy = type(self._trainer.strategy).__name__
         if has_compiled() or is_compiled(self._module):
-            return "a compiled model runs its operators where they cannot be counted: quick_profile counts them outside"
+            return "operators of a compiled model cannot be counted here; use quick_profile"
         if strategy not in _STRATEGIES:
-            return f"{strategy} shards or moves tensors by itself: only part of the arithmetic would be counted"
+            return f"{strategy} shards or moves tensors by itself: only part of the operations would be counted"
         return ""
 
     def enters(self, name: str) -> None:
@@ -194,7 +194,7 @@ class ArithmeticProbe:
     def record(self) -> tuple[ModelProfile | None, Ceilings | None]:
         """Return what was counted and the device's ceilings; None where unknown."""
         if self._profile is None:
-            self.missing.setdefault("model_profile", "no step was counted: the run was too short, or had no such step")
+            self.missing.setdefault("model_profile", "no step was counted: the run was too short")
             return None, None
         found = self._look_up()
         if found is None and not self._wants_ceilings:

@@ -167,7 +167,7 @@ def modules_held_by(callbacks: Iterable[Any], module: nn.Module) -> list[nn.Modu
 
 def _activations_basis(saved: SavedTensors | None) -> str:
     if saved is None:
-        return "no forward pass was looked at"
+        return "no forward pass was sampled"
     return saved.failure or "saved tensors"
 
 

@@ -143,7 +143,7 @@ def measure(
             continue  # slower than fp32: nobody will use it, and its long products vary more
         if len(speeds) > 1 and sorted(speeds)[-2] < _LEAST_AGREEMENT * max(speeds):
             told = " and ".join(f"{speed / 1e9:.0f}" for speed in sorted(speeds)[-2:])
-            missing["is_quiet"] = f"something else used the device: {told} GFLOP/s in {precision} in two rounds"
+            missing["is_quiet"] = f"another program used the device: {told} GFLOP/s in {precision} in two rounds"
     kind, name, version, n_threads = _identity(device)
     return Ceilings(
         device=kind,

@@ -125,7 +125,7 @@ def device_clock(device: Any, on_fail: Callable[[Exception], None] | None = None
     import torch
 
     if device.type == "cpu":
-        return None, "the CPU has no device clock: the host's clock says it all"
+        return None, "the CPU has no device clock; the host's clock covers it"
     kind: Any = torch.cuda.Event if device.type == "cuda" else partial(torch.Event, device=device)
 
     def make_event() -> DeviceEvent:

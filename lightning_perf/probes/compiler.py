@@ -140,7 +140,7 @@ class CompilerProbe:
             return None
         missing = {}
         if self._handler is None and not self._compiled_steps:
-            missing["n_compiled_steps"] = "this version of torch does not tell when it compiles"
+            missing["n_compiled_steps"] = "this version of torch does not report when it compiles"
         functions = {_function(m) for _, m in compiled}
         recompiles = _recompiles(compiled)
         seconds = sum(_seconds(m) for _, m in self._metrics)

@@ -162,7 +162,7 @@ class ArithmeticCounter:
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator and count it. Return its result even if counting fails."""
         if not self.failure and not isinstance(func, OpOverload):
-            self.failure = f"the step ran {func}, whose inner operators are not seen"
+            self.failure = f"the step ran {func}, whose inner operators are not visible"
         if self.failure:
             return func(*args, **kwargs)
         known = self._known.get(func)
@@ -323,7 +323,7 @@ def _refusal() -> str:
     mode = _python_dispatch._get_current_dispatch_mode()
     if mode is None:
         return ""
-    return f"the script's own dispatch mode {type(mode).__name__} is in place, which would see what counting does"
+    return f"the script's own dispatch mode {type(mode).__name__} is in place and would see what counting does"
 
 
 def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:

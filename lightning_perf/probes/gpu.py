@@ -293,7 +293,7 @@ def open_gpu(device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any 
     if device.type == "cpu":
         return None, "the training runs on the CPU"
     if device.type != "cuda":
-        return None, f"devices of type {device.type} tell nothing"
+        return None, f"devices of type {device.type} report nothing"
     index = torch.cuda.current_device() if device.index is None else device.index
     properties = torch.cuda.get_device_properties(index)
     if getattr(torch.version, "hip", None) is not None:

@@ -218,7 +218,7 @@ class GrowthWatch:
         self._suspects = found
         part = "" if census.is_complete else "some of "
         self._census_text = (
-            f"{part}the live Python objects were looked at after steps {census.step} and {step}, "
+            f"{part}the live Python objects were compared after steps {census.step} and {step}, "
             f"in {census.own_s * 1e3:.0f} ms"
         )
         self._forgive(before)

@@ -59,7 +59,7 @@ def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
         return None, f"memory_snapshot=True: torch {torch.__version__} has no history of allocations"
     is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
     if is_recording():
-        return None, "memory_snapshot=True: a history is recorded already, and is left to whoever began it"
+        return None, "memory_snapshot=True: another history is being recorded"
     return AllocationHistory(memory), ""
 
 

@@ -146,7 +146,7 @@ class HostReader:
         if read_write is not None:
             counters |= {"read_bytes": read_write[0], "write_bytes": read_write[1]}
         elif "read_bytes_per_s" not in self.missing:
-            self.missing["read_bytes_per_s"] = "the kernel does not tell what this process reads"
+            self.missing["read_bytes_per_s"] = "the kernel does not report what this process reads"
         counters |= _core_times(self._cores)
         return counters | throttling(self._quota_files)
 
@@ -219,7 +219,7 @@ class HostReader:
         frequency = self._root / "sys" / "devices" / "system" / "cpu" / "cpu0" / "cpufreq"
         base_khz, max_khz = (read_number(frequency / name) for name in ("base_frequency", "cpuinfo_max_freq"))
         if max_khz is None:
-            self.missing["cpu_mhz"] = "the kernel does not tell clocks (no cpufreq)"
+            self.missing["cpu_mhz"] = "the kernel does not report clocks (no cpufreq)"
         return {
             "n_torch_threads": torch.get_num_threads(),
             "n_openmp_threads": _threads_by("OMP_NUM_THREADS"),

@@ -185,7 +185,7 @@ def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int
         mallinfo2 = (find or (lambda: ctypes.PyDLL(None).mallinfo2))()
         mallinfo2.argtypes, mallinfo2.restype = [], _Mallinfo2
     except (AttributeError, OSError, TypeError):  # TypeError: Windows has no process to look into
-        return None, "the C library does not tell what its heap has handed out (mallinfo2, glibc 2.33 and later)"
+        return None, "the C library does not report bytes in use on its heap (mallinfo2, glibc 2.33 and later)"
 
     def read() -> int:
         info = mallinfo2()
@@ -197,5 +197,5 @@ def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int
     risen = read() - before
     del block
     if risen < _PROBE_BYTES // 2:
-        return None, "tensors do not lie on the C library's heap: another allocator is in its place"
+        return None, "tensors are not on the C library's heap: another allocator replaces it"
     return read, ""

@@ -205,14 +205,14 @@ class StepLooks:
         is_any_compiled = has_compiled() or is_compiled(self._module)
         if kind == "modules":
             if is_any_compiled:
-                self.missing["model_profile.modules"] = "hooks on modules would make torch compile them anew"
+                self.missing["model_profile.modules"] = "hooks on modules would make torch recompile them"
                 return None
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
         if kind == "device":
             return DeviceWarnings(self._debug) if self._debug is not None else None
         if is_any_compiled and not can_look_at_compiled():
             self.missing["sync_calls"] = (
-                "something is compiled, and this version of torch would run it uncompiled while its operators are seen"
+                "compiled code would run uncompiled while this version of torch traces operators"
             )
             return None
         if self._entry_ns is None:
@@ -239,7 +239,7 @@ class StepLooks:
             self._open = None
             self.outside_ns += look.all_spent_ns()
             if look.failure:
-                self.missing["sync_calls"] = f"looking at a step's operators failed: {look.failure}"
+                self.missing["sync_calls"] = f"tracing a step's operators failed: {look.failure}"
             else:
                 self._operators.append(look)
 

@@ -178,7 +178,7 @@ class MemoryProbe:
         self._model_memory, self._gradients = memory, {}
         # Hooks on all modules make torch warn about compiled ones, and compile again whatever calls modules.
         if has_compiled() or is_compiled(self._module):
-            self.missing["memory.breakdown.activations"] = "compiled modules save their tensors unseen"
+            self.missing["memory.breakdown.activations"] = "tensors saved by compiled modules are not visible"
             return
         self._saved = SavedTensors(memory.count, memory.modules, self._now_ns)
 
@@ -215,7 +215,7 @@ class MemoryProbe:
         if saved is not None:
             self.outside_ns += saved.own_ns
             if saved.n_tensors == 0 and not saved.failure:
-                saved.failure = "the step that was looked at ran no forward pass with gradients"
+                saved.failure = "the sampled step ran no forward pass with gradients"
         record = with_gradients(memory.record(saved), self._gradients)
         self._breakdown = msgspec.structs.replace(record, n_samples=self._batch_size, step=self._loop.main.n_steps)
 
@@ -384,7 +384,7 @@ class MemoryProbe:
                 self._loop.watch_edges(None)
 
 
-_WORKERS_CENSUS = "containers of the dataset, as this process sees them: workers fill copies of their own"
+_WORKERS_CENSUS = "containers of the dataset in this process; workers fill their own copies"
 
 
 def _rank_of(trainer: Any) -> str:

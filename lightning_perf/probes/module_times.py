@@ -226,7 +226,7 @@ def with_times(
     modules = () if profile is None else profile.modules
     if profile is None:
         profile = bare_profile(root, device_name(device))
-        profile = msgspec.structs.replace(profile, missing={"forward_flops": "the arithmetic of no step was counted"})
+        profile = msgspec.structs.replace(profile, missing={"forward_flops": "no step's operations were counted"})
     known = {module.path for module in modules}
     parts = dict(named_modules(root))  # a part that was timed may be gone since
     seen: set[int] = set()

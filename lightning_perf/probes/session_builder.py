@@ -112,7 +112,9 @@ class SessionBuilder:
         probes, loop = self._probes, self._loop
         steady = loop.main.stage_times()
         if steady is None:
-            self.missing.setdefault("steady", f"{loop.main.n_steps} steps: too few to tell warm-up from steady state")
+            self.missing.setdefault(
+                "steady", f"{loop.main.n_steps} steps: too few to separate warm-up from steady state"
+            )
             return None
         device = loop.main.device_times()
         if device is None:

@@ -243,7 +243,7 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
         "is_plain": kind is DataLoader,
     }
     if not plain.is_a(loader, DataLoader):
-        missing[path] = f"{kind.__qualname__} is not a torch DataLoader: its settings are its own"
+        missing[path] = f"{kind.__qualname__} is not a torch DataLoader: its settings are unknown"
         return LoaderSettings(**known)
     readers: dict[str, Callable[[], Any]] = {
         "dataset_class": lambda: type(_get(loader, "dataset")).__name__,
@@ -306,7 +306,7 @@ def _n_samples(dataset: Any) -> int:
     """Return a dataset's length unless user code counts it: that may be slow, or draw random numbers."""
     n_samples = plain.length_of(dataset)
     if n_samples is None:
-        raise _Unknown(f"{type(dataset).__name__} is not asked for a length: only its own code could tell")
+        raise _Unknown(f"{type(dataset).__name__} is not asked for its length: only user code could compute it")
     return n_samples
 
 
@@ -332,7 +332,7 @@ def _n_batches(loader: DataLoader[Any], stage: str, index: int, trainer: Any) ->
         is_whole = is_unlimited or (isinstance(limit, int) and bool(told) and told < limit)
         if told and is_whole and math.isfinite(told):
             return int(told)
-    raise _Unknown("unsized, or only code of the user's could tell")
+    raise _Unknown("unsized, or only user code could count them")
 
 
 def _counted_batches(loader: DataLoader[Any]) -> int | None:

@@ -13,7 +13,7 @@ from .written_attention import Attention
 _MAX_SITES = 32
 _MAX_LOOPS = 8
 _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dense", "index_select", "gather"})
-_UNSEEN_BACKWARD = "a device's backward pass runs in a thread of its own, in which no line of yours is on the stack"
+_UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
 def sync_calls(looks: list[StepLook], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:

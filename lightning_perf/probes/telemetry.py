@@ -129,7 +129,7 @@ class TelemetryProbe:
         """Find the disk of the training dataset."""
         self._disk_of = dataset_disk(dataset)
         if self._disk_of is None:
-            self.missing["telemetry.host.dataset_disk"] = "the dataset names no path"
+            self.missing["telemetry.host.dataset_disk"] = "the dataset has no attribute with an existing path"
 
     def set_aside(self, is_aside: bool) -> None:
         """Exclude samples from now on, while PerfDoctor itself uses cores; energy is still counted.

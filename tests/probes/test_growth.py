@@ -214,7 +214,7 @@ def test_census_names_what_grows_when_the_watch_sees_a_climb() -> None:
     watch = watched(reading, roots=roots_of(model, [], []))
     (record,) = watch.records()
     assert [s.name for s in record.suspects] == ["Model.losses"]
-    assert "looked at after steps" in record.census
+    assert "compared after steps" in record.census
 
 
 def test_readings_halve_when_they_are_full() -> None:

@@ -124,7 +124,7 @@ def test_planted_leak_is_found_and_named_within_200_steps(make_trainer: Make, ke
     assert finding.severity == ("low" if keeps == "losses" else "high")
 
 
-@pytest.mark.skipif(heap_in_use()[0] is None, reason="the C library does not tell what its heap has handed out")
+@pytest.mark.skipif(heap_in_use()[0] is None, reason="the C library does not report bytes in use on its heap")
 @pytest.mark.usefixtures("freed_memory")
 @pytest.mark.parametrize(("keeps", "name"), [("unused losses", "LitModel.losses"), ("tensors", "LitModel.kept")])
 def test_leak_is_found_when_freed_memory_of_the_heap_takes_it(
