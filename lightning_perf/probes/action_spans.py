@@ -42,7 +42,10 @@ _CHEAP_HOOK_NS = 20_000  # hooks that take less than the budget of a step are no
 
 
 class ActionSpans:
-    """The spans of one run. Subclasses choose spans of actions with ``_span_for``."""
+    """The spans of one run.
+
+    A subclass chooses the span of an action in ``_span_for``, with ``_usual_span`` for those that it does not know.
+    """
 
     def __init__(self, trainer: Any, pl_module: Any, owner: Any, timeline: Timeline) -> None:
         self.trainer, self.pl_module, self.owner = trainer, pl_module, owner
@@ -203,15 +206,15 @@ class ActionSpans:
 class _LastHookSpan:
     """A callback's ``on_exception``: if it raises, Lightning calls no further hook."""
 
-    def __init__(self, spans: ActionSpans, span: Span, is_own: bool) -> None:
-        self._spans, self._span, self._is_own = spans, span, is_own
+    def __init__(self, actions: ActionSpans, span: Span, is_own: bool) -> None:
+        self._actions, self._span, self._is_own = actions, span, is_own
         self.action: str | None = None
 
     def __enter__(self) -> str | None:
         try:
             self._span.__enter__()
         except BaseException as error:  # an interrupt: the hook itself is not called
-            self._spans.is_lost(error, is_own=True)
+            self._actions.is_lost(error, is_own=True)
             raise
         return self.action
 
@@ -219,7 +222,7 @@ class _LastHookSpan:
         try:
             self._span.__exit__(*exception)
         except BaseException as error:  # an interrupt
-            self._spans.is_lost(error, is_own=True)
+            self._actions.is_lost(error, is_own=True)
             raise
         if exception and exception[1] is not None:
-            self._spans.is_lost(exception[1], self._is_own)
+            self._actions.is_lost(exception[1], self._is_own)
