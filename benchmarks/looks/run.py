@@ -36,7 +36,7 @@ PLAIN, WARMUP = "plain", 4  # steps that nobody looks at before the first of the
 KINDS = {
     "ArithmeticProbe": "arithmetic counted",
     "ModuleTimes": "modules timed",
-    "StepLook": "operators seen",
+    "OperatorTracer": "operators seen",
     "MemoryProbe": "memory read",
 }
 

@@ -24,7 +24,7 @@ from .loop import LoopProbe
 from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
 from .sync_record import sync_calls
-from .syncs import StepLook, entry_cost_ns
+from .syncs import OperatorTracer, entry_cost_ns
 
 ROUNDS = (20, 220, 2020)
 """Steps before each round: after the first batches, which allocate and tune, and then ten times less often."""
@@ -124,9 +124,9 @@ class StepLooks:
         self._plan: list[tuple[str, bool]] = []  # what to look at, and whether it was looked at in this round before
         self._next = self._rounds.pop(0)
         self._entry_ns: float | None = None
-        self._open: StepLook | ModuleTimes | DeviceWarnings | None = None
-        self._unclosed: list[StepLook] = []
-        self._operators: list[StepLook] = []
+        self._open: OperatorTracer | ModuleTimes | DeviceWarnings | None = None
+        self._unclosed: list[OperatorTracer] = []
+        self._operators: list[OperatorTracer] = []
         self._modules: list[dict[str, ModuleTime]] = []
         self._unresolved: list[ModuleTimes] = []
         self._warned: dict[Place, int] | None = None
@@ -197,7 +197,7 @@ class StepLooks:
         first_ns = self._loop.first_step_end_ns
         return first_ns is None or self.outside_ns > MAX_SHARE * (self._now_ns() - first_ns)
 
-    def _begun(self, kind: str) -> StepLook | ModuleTimes | DeviceWarnings | None:
+    def _begun(self, kind: str) -> OperatorTracer | ModuleTimes | DeviceWarnings | None:
         if _python_dispatch._get_current_dispatch_mode() is not None:  # it would see what ours does
             path = "model_profile.modules" if kind == "modules" else "sync_calls"
             self.missing[path] = "a dispatch mode of the script is in place"
@@ -217,7 +217,7 @@ class StepLooks:
             return None
         if self._entry_ns is None:
             self._entry_ns = entry_cost_ns()
-        return StepLook(self._device, self._entry_ns, self._loop.timeline.phase, self._now_ns)
+        return OperatorTracer(self._device, self._entry_ns, self._loop.timeline.phase, self._now_ns)
 
     def _close(self) -> None:
         look = self._open
@@ -233,7 +233,7 @@ class StepLooks:
             self._open = None
             self.outside_ns += look.spent_ns
             self._unresolved.append(look)
-        elif isinstance(look, StepLook):
+        elif isinstance(look, OperatorTracer):
             if not look.close():
                 self._unclosed.append(look)
             self._open = None

@@ -26,12 +26,12 @@ from .allocator import Allocator, allocator_of
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
 from .census import containers_of, roots_of
 from .compiler import has_compiled
-from .edges import EdgeReadings
 from .growth import HEAP, WORKERS, GrowthWatch
 from .history import AllocationHistory, history_of, read_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory
 from .loop import LoopProbe
 from .model import is_compiled
+from .phase_memory import PhaseReadings
 from .saved_tensors import SavedTensors
 from .steps import size_reader
 
@@ -100,7 +100,7 @@ class MemoryProbe:
             readers[device_allocator.device] = lambda: device_allocator.read().allocated
         self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
         self._workers.on_change = self._growth.readings[WORKERS].clear
-        self._edges = EdgeReadings(self._allocator, self._own)
+        self._edges = PhaseReadings(self._allocator, self._own)
         self._next_sample = FIRST_SAMPLED_STEPS[0]
         self._n_samples = 0
         self._sample_every = SAMPLE_EVERY

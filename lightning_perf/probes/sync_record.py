@@ -7,7 +7,7 @@ import msgspec
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
 
 from .code_lines import MIN_REPEATS, USER, Call, Place
-from .syncs import StepLook
+from .syncs import OperatorTracer
 from .written_attention import Attention
 
 _MAX_SITES = 32
@@ -16,7 +16,7 @@ _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dens
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
-def sync_calls(looks: list[StepLook], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
+def sync_calls(looks: list[OperatorTracer], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
     """Return the record of traced steps; None before the first.
 
     ``warned`` counts the device's own warnings by line, in one step; None if they were not requested.
@@ -38,7 +38,7 @@ def sync_calls(looks: list[StepLook], device: str, warned: dict[Place, int] | No
     )
 
 
-def _calls(looks: list[StepLook], device: str, warned: dict[Place, int]) -> tuple[SyncCall, ...]:
+def _calls(looks: list[OperatorTracer], device: str, warned: dict[Place, int]) -> tuple[SyncCall, ...]:
     merged: dict[tuple[Place, str, str], list[float]] = {}
     texts: dict[Place, str] = {}
     for look in looks:
@@ -80,7 +80,7 @@ def _calls(looks: list[StepLook], device: str, warned: dict[Place, int]) -> tupl
     return tuple(sorted(calls, key=lambda call: (call.owner != USER, -call.per_step))[:_MAX_SITES])
 
 
-def _loops(looks: list[StepLook]) -> tuple[TensorLoop, ...]:
+def _loops(looks: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
     found: dict[tuple[str, int, str], list[TensorLoop]] = {}
     for look in looks:
         in_step: dict[tuple[str, int, str], TensorLoop] = {}
@@ -97,7 +97,7 @@ def _loops(looks: list[StepLook]) -> tuple[TensorLoop, ...]:
     return tuple(sorted(means, key=lambda loop: -loop.cost_s)[:_MAX_LOOPS])
 
 
-def _loop(look: StepLook, call: Call) -> TensorLoop | None:
+def _loop(look: OperatorTracer, call: Call) -> TensorLoop | None:
     """Return the loop of a call that unpacks a tensor; None if it repeats something else."""
     taking = [v for v in call.visits.values() if v.operator in _INDEXING and v.n >= MIN_REPEATS]
     repeated = [v for v in call.visits.values() if v.n >= MIN_REPEATS]
@@ -149,9 +149,9 @@ def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
     )
 
 
-def _attentions(looks: list[StepLook], device: str) -> tuple[AttentionCall, ...]:
+def _attentions(looks: list[OperatorTracer], device: str) -> tuple[AttentionCall, ...]:
     n = len(looks)
-    found: dict[Place, list[tuple[StepLook, Attention]]] = {}
+    found: dict[Place, list[tuple[OperatorTracer, Attention]]] = {}
     for look in looks:
         for place, attention in look.attention.found.items():
             found.setdefault(place, []).append((look, attention))

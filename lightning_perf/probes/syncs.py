@@ -30,7 +30,7 @@ Called = Callable[[str, Any, Any, Any, Any], Any]
 result."""
 
 
-class StandIns:
+class TensorPatches:
     """Patches methods of tensors, from ``put`` to ``take_away``, to call ``called`` instead."""
 
     def __init__(self, called: Called) -> None:
@@ -122,7 +122,7 @@ class Site:
         self.text = text
 
 
-class StepLook(PassiveMode):
+class OperatorTracer(PassiveMode):
     """Traces one step's operators, from ``open`` to ``close``.
 
     Args:
@@ -151,7 +151,7 @@ class StepLook(PassiveMode):
         self._is_open = False
         self._is_inside = False  # a patched method
         self._thread = threading.get_ident()
-        self._stand_ins = StandIns(self._called)
+        self._patches = TensorPatches(self._called)
         self._names: dict[Any, str] = {}
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
@@ -161,7 +161,7 @@ class StepLook(PassiveMode):
     def open(self) -> None:
         """Begin the step."""
         self._is_open = True
-        self._stand_ins.put()
+        self._patches.put()
         self.lines.begin(sys._getframe(1))
         self.__enter__()
         self._begin_ns = self._now_ns()
@@ -173,7 +173,7 @@ class StepLook(PassiveMode):
         if not self._end_ns:
             self._end_ns = self._now_ns()
         self.lines.end()
-        self._stand_ins.take_away()
+        self._patches.take_away()
         if not leave_mode(self):
             return False
         self._is_open = False

@@ -12,10 +12,10 @@ from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
 from lightning_perf.probes.allocator import Allocator, allocator_of
-from lightning_perf.probes.edges import EdgeReadings
 from lightning_perf.probes.history import AllocationHistory, read_history
 from lightning_perf.probes.host_memory import read_host_memory
 from lightning_perf.probes.memory import MemoryProbe
+from lightning_perf.probes.phase_memory import PhaseReadings
 from lightning_perf.records import Machine, Run, Session
 from lightning_perf.rules.engine import diagnose
 from tests.fakes import FakeAllocator, FakeClock
@@ -238,7 +238,7 @@ def test_cpu_has_no_allocator_and_says_why() -> None:
 
 def test_peak_of_an_earlier_phase_is_not_laid_at_a_later_step() -> None:
     device = FakeAllocator()
-    readings = EdgeReadings(device, _Nothing())  # type: ignore[arg-type]
+    readings = PhaseReadings(device, _Nothing())  # type: ignore[arg-type]
     device.allocate(GIB)
     readings.begin(4)
     readings.read("transfer")

@@ -365,7 +365,7 @@ def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypa
     def broken(*args: Any) -> Callable[..., None]:
         raise ValueError("planted")
 
-    monkeypatch.setattr(looks.StepLook, "open", broken)
+    monkeypatch.setattr(looks.OperatorTracer, "open", broken)
     doctor = PerfDoctor(schedule=None, reports=(), memory=False)
     loader = DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH)
     make_trainer(doctor).fit(Planted(), loader)

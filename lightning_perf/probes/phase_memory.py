@@ -13,7 +13,7 @@ _PHASES = ("transfer", "forward", "zero_grad", "backward", "optimizer")
 _MAX_KEPT = 64
 
 
-class EdgeReadings:
+class PhaseReadings:
     """Readings at the ends of phases in sampled steps."""
 
     def __init__(self, allocator: Allocator | None, own: ResidentMemory) -> None:
