@@ -16,7 +16,7 @@ UNLIMITED_BYTES = 2**60
 def read_usable_cores(root: Path = Path("/")) -> float:
     """Cores that this process may use at once, at least 1: by its affinity and its cgroups' quota."""
     quota_cores = read_cpu_quota_cores(root)
-    return max(1.0, min(float(_n_affine_cores()), math.inf if quota_cores is None else quota_cores))
+    return max(1.0, min(float(n_affine_cores()), math.inf if quota_cores is None else quota_cores))
 
 
 def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
@@ -91,7 +91,7 @@ def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (base / level for level in (inside, *inside.parents))
 
 
-def _n_affine_cores() -> int:
+def n_affine_cores() -> int:
     """Cores that the scheduler may put this process on; all of them where the platform has no affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -113,7 +113,7 @@ class ModelMemory:
             copies_bytes=self.copies_bytes,
             batch_bytes=self.batch_bytes,
             activations_bytes=saved.n_bytes if has_activations and saved is not None else None,
-            activations_basis=_activations_basis(saved),
+            activations_basis="no forward pass was sampled" if saved is None else saved.failure or "saved tensors",
             modules=tuple(modules[:_MAX_MODULES]),
             elsewhere_bytes=self.count.elsewhere_bytes,
         )
@@ -163,12 +163,6 @@ def modules_held_by(callbacks: Iterable[Any], module: nn.Module) -> list[nn.Modu
     own = set(map(id, module_walk.modules(module)))
     values = (value for callback in callbacks for value in plain.attributes(callback).values())
     return list({id(v): v for v in values if plain.is_a(v, nn.Module) and id(v) not in own}.values())
-
-
-def _activations_basis(saved: SavedTensors | None) -> str:
-    if saved is None:
-        return "no forward pass was sampled"
-    return saved.failure or "saved tensors"
 
 
 def _owners(modules: dict[str, nn.Module]) -> Any:

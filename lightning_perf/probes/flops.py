@@ -86,7 +86,7 @@ class ArithmeticCounter:
         self._rows: dict[tuple[Direction, str, str, str], _Row] = {}
         self._known: dict[Any, Operator] = {}
         self._mode = _Mode(self)
-        self._is_entered = False
+        self.is_entered = False
         self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
         self._running: list[str] = []
         self._thread = threading.get_ident()
@@ -94,7 +94,7 @@ class ArithmeticCounter:
         self._paths: list[str] = []
 
     def __enter__(self) -> ArithmeticCounter:
-        if self._is_entered:
+        if self.is_entered:
             return self
         try:
             # In manual optimization this is entered inside a module; no listed module is running then.
@@ -104,7 +104,7 @@ class ArithmeticCounter:
             if self.failure:
                 return self
             self._watch.put()
-            self._is_entered = True  # first: an interrupt may come right after entering
+            self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
         except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
             self.failure = error_text(error)
@@ -113,18 +113,13 @@ class ArithmeticCounter:
 
     def __exit__(self, *exception: object) -> None:
         self._watch.remove()
-        if not self._is_entered:
+        if not self.is_entered:
             return
         if not leave_mode(self._mode):
             # Another mode was entered meanwhile and must be left first; until then this one only passes on.
             self.failure = self.failure or "another dispatch mode was entered within the step, and not left again"
             return
-        self._is_entered = False
-
-    @property
-    def is_entered(self) -> bool:
-        """Whether it is still among torch's dispatch modes."""
-        return self._is_entered
+        self.is_entered = False
 
     # -- modules ------------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ class NvmlReader(GpuReader):
         self._family = family
         self._handle, self._matched_by = find_device(driver, wanted, environ)
         whole = self._whole_device()
-        self._is_mig = whole is not self._handle or _is_mig_on(driver, self._handle)
+        mode = driver.find("nvmlDeviceGetMigMode", self._handle)
+        self._is_mig = whole is not self._handle or bool(mode and mode[0])
         self._whole = whole
         self._throttle_function = _throttle_function(driver, whole)
         self._n_reads = 0
@@ -313,11 +314,6 @@ def open_gpu(device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any 
     except (LookupError, DeviceLostError) as error:
         driver.find("nvmlShutdown")
         return None, str(error)
-
-
-def _is_mig_on(driver: Driver, handle: Any) -> bool:
-    mode = driver.find("nvmlDeviceGetMigMode", handle)
-    return bool(mode and mode[0])
 
 
 def _throttle_function(driver: Driver, handle: Any) -> str:

@@ -112,13 +112,13 @@ def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]
     entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     entry = entries[wanted.index] if wanted.index < len(entries) else ""
     # A MIG instance must be asked for by its own name: torch may tell the UUID of the device that it is cut from.
-    if entry.startswith("MIG-") and (handle := driver.find("nvmlDeviceGetHandleByUUID", _bytes(entry))) is not None:
+    if entry.startswith("MIG-") and (handle := driver.find("nvmlDeviceGetHandleByUUID", entry.encode())) is not None:
         return handle, "visible devices"
     for prefix in ("GPU-", "MIG-") if wanted.uuid else ():
-        if (handle := driver.find("nvmlDeviceGetHandleByUUID", _bytes(f"{prefix}{wanted.uuid}"))) is not None:
+        if (handle := driver.find("nvmlDeviceGetHandleByUUID", f"{prefix}{wanted.uuid}".encode())) is not None:
             return handle, "uuid"
     if wanted.pci_bus_id:
-        handle = driver.find("nvmlDeviceGetHandleByPciBusId", _bytes(wanted.pci_bus_id))
+        handle = driver.find("nvmlDeviceGetHandleByPciBusId", wanted.pci_bus_id.encode())
         if handle is not None:
             return handle, "pci"
     n_devices = driver.find("nvmlDeviceGetCount") or 0
@@ -142,7 +142,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return "" if value is None else str(value)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode()

@@ -64,7 +64,8 @@ def recognise(error: BaseException) -> Where | None:
             return "device"
         if isinstance(each, RuntimeError) and _WORKER_KILLED.search(text):
             return "worker"
-        if isinstance(each, (RuntimeError, OSError)) and _has(text, _SHM_SIGNS) and _is_about_shm(text):
+        is_other_disk = "No space left" in text and not _has(text, ("shm", "torch_"))
+        if isinstance(each, (RuntimeError, OSError)) and _has(text, _SHM_SIGNS) and not is_other_disk:
             return "shm"
         if isinstance(each, MemoryError) or (isinstance(each, (RuntimeError, OSError)) and _has(text, _HOST_SIGNS)):
             return "host"
@@ -250,8 +251,3 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 def _has(text: str, signs: tuple[str, ...]) -> bool:
     return any(sign in text for sign in signs)
-
-
-def _is_about_shm(text: str) -> bool:
-    """Return whether a full disk is /dev/shm: only its name differs from other full disks."""
-    return "No space left" not in text or "shm" in text or "torch_" in text

@@ -285,7 +285,9 @@ class Recorder:
             self.loop.batch_ends()
         if self._evaluation_batches_seen < _EVALUATION_BATCHES_LOOKED_AT and not self.trainer.sanity_checking:
             self._evaluation_batches_seen += 1
-            self.evaluation_has_graph = bool(self.evaluation_has_graph) or _has_graph(outputs)
+            tensors = plain.tensors_in(outputs, depth=3, in_objects=False)
+            has_graph = any(plain.field(tensor, "grad_fn") is not None for tensor in tensors)
+            self.evaluation_has_graph = bool(self.evaluation_has_graph) or has_graph
 
     def evaluation_epoch_ends(self) -> None:
         """Handle the end of the last such batch."""
@@ -382,9 +384,3 @@ class Recorder:
             budget_us=BUDGET_US,
             backed_off=tuple(self.loop.backed_off),
         )
-
-
-def _has_graph(outputs: Any) -> bool:
-    return any(
-        plain.field(tensor, "grad_fn") is not None for tensor in plain.tensors_in(outputs, depth=3, in_objects=False)
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ _DISABLE = "_saved_tensors_hooks_disable"
 _APPLIES = "_are_functorch_transforms_active"
 """``torch.autograd.Function.apply`` calls it before saving anything, even if the user bound ``apply`` earlier."""
 
+
+_DISABLED = "hooks on saved tensors were disabled during the step, as transforms of torch.func do"
 
 _APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
@@ -81,7 +84,8 @@ class SavedTensors:
         pack = self._pack if dynamo is None else dynamo.disable(self._pack)
         self._hooks = (pack, _unpack)  # first: an interrupt may come right after they are in place
         _HOOKS._push_saved_tensors_default_hooks(pack, _unpack)
-        self._stand_in_for(_HOOKS, _DISABLE, self._before_disabling)
+        # Torch's function that disables hooks raises while any are in place.
+        self._stand_in_for(_HOOKS, _DISABLE, partial(self._step_aside, _DISABLED))
         self._stand_in_for(torch._C, _APPLIES, self._before_applying)
 
     @property
@@ -111,10 +115,6 @@ class SavedTensors:
             return original(*args, **kwargs)
 
         change_attribute(owner, name, stand_in, self._undos)
-
-    def _before_disabling(self) -> None:
-        """Step aside: torch's function that disables hooks raises while any are in place."""
-        self._step_aside("hooks on saved tensors were disabled during the step, as transforms of torch.func do")
 
     def _before_applying(self) -> None:
         """Step aside for an autograd function of the user's."""

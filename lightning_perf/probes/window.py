@@ -165,7 +165,7 @@ class WindowProbe:
         reason = f"{recording.reason}; {cause}"
         n_active = max(0, recording.n_done - self.options.warmup)
         self.windows.append(_window(recording.first_step, n_active, status, reason, recording.cost_s))
-        self._leave()
+        self._loop.leave_window()
 
     def _look(self) -> None:
         reason = self._reason_to_open()
@@ -186,7 +186,7 @@ class WindowProbe:
             if self._recording is not None:
                 self._recording.abandon()
                 self._recording = None
-            self._leave()
+            self._loop.leave_window()
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
             self._look_at = self._planned_at = NEVER
 
@@ -283,7 +283,7 @@ class WindowProbe:
         self._recording = None
         self.windows.append(window)
         self._forget_old()
-        self._leave()
+        self._loop.leave_window()
 
     def _forget_old(self) -> None:
         """Drop the traces of old windows, but keep their files."""
@@ -301,9 +301,6 @@ class WindowProbe:
         if self._is_requested:
             return self._step
         return self._step + _AUTO_CHECK_EVERY if options.is_auto else self._planned_at
-
-    def _leave(self) -> None:
-        self._loop.leave_window()
 
     def _read(self, recording: Recording) -> Window:
         started = time.perf_counter()

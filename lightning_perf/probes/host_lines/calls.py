@@ -58,7 +58,7 @@ class OwnCode:
             return
         root, _, method = function.partition(".")
         target = names.get(root)
-        self.call = _bare(function)
+        self.call = function.removeprefix("self.")
         if function in _CONVERSIONS and function not in names:
             self.is_operator = True
             return
@@ -74,11 +74,6 @@ def _module_of(target: Any) -> str:
     if isinstance(target, ModuleType):
         return target.__name__
     return getattr(target, "__module__", None) or "" if callable(target) else ""
-
-
-def _bare(function: str) -> str:
-    """Return the function without ``self.``."""
-    return function.removeprefix("self.")
 
 
 def _instruction(code: CodeType, offset: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
-from types import CodeType
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
@@ -185,7 +184,8 @@ class ProfileBuilder:
     def _running(self, stack: Stack, sums: Sums, late: float) -> tuple[str, bool]:
         """Return what ran below the innermost line, and whether it was an operator."""
         if stack.below is not None:
-            return self._named(stack.below), stack.leaf == OPERATOR
+            name = library_call(stack.below, self._reader.modules.get(stack.below, ""))
+            return name, stack.leaf == OPERATOR
         if not stack.lines or stack.leaf != "user":
             return "", stack.leaf == OPERATOR
         visit = stack.lines[-1]
@@ -195,9 +195,6 @@ class ProfileBuilder:
         if own.is_operator is None:
             return own.call, not (sums.n_late > sums.n / 2 and late < 0.5)
         return own.call, own.is_operator
-
-    def _named(self, code: CodeType) -> str:
-        return library_call(code, self._reader.modules.get(code, ""))
 
 
 def _places(lines: tuple[Visit, ...]) -> list[Place]:

@@ -8,7 +8,6 @@ OpenMP workers, which inherit them. In a new thread they change without affectin
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from lightning_perf.cgroups import n_affine_cores
 
 from .compare import Item, Stopwatch
 
@@ -69,10 +70,6 @@ def flushed_denormals() -> Iterator[None]:
     yield
 
 
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _require_threads(n: int) -> None:
     """Raise ValueError unless ``n`` threads can be started: OpenMP ends the process if it cannot start its own."""
     gate, started = threading.Event(), list[threading.Thread]()
@@ -103,7 +100,7 @@ class OwnThreads:
         self._threads: dict[bool, ThreadPoolExecutor] = {}
 
     def __enter__(self) -> OwnThreads:
-        _require_threads(2 * max(torch.get_num_threads(), _n_cores()))
+        _require_threads(2 * max(torch.get_num_threads(), n_affine_cores()))
         with ExitStack() as undo:
             for is_treated, scopes in self._scopes.items():
                 thread = undo.enter_context(ThreadPoolExecutor(1, thread_name_prefix="lightning-perf-replay"))

@@ -148,7 +148,8 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
             key = bound[0], tuple(respec(spec).dtype for spec in call.specs)
             if key not in seen:
                 with torch.no_grad(), around():
-                    out = bound[0](*fill(mapped(respec, bound[1])), **_filled(fill, respec, bound[2]))
+                    kwargs = {name: fill(mapped(respec, value)) for name, value in bound[2].items()}
+                    out = bound[0](*fill(mapped(respec, bound[1])), **kwargs)
                 seen[key] = next((value.dtype for value in flat(out) if isinstance(value, torch.Tensor)), None)
                 del out
             found = seen[key]
@@ -160,7 +161,3 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
             concerned.add(call.index)
     treated = _each(log.calls, lambda call: call.index in concerned, respec)
     return treated._replace(around_forward=around, are_uses_shared=True)
-
-
-def _filled(fill: Callable[[Any], Any], respec: Respec, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: fill(mapped(respec, value)) for name, value in kwargs.items()}
