@@ -117,7 +117,7 @@ def measure(
     def attempt(name: str, function: Callable[[], float]) -> float | None:
         try:
             return function()
-        except Exception as error:  # noqa: BLE001 - told in the record
+        except Exception as error:  # noqa: BLE001 - recorded
             missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
             return None
 
@@ -142,8 +142,8 @@ def measure(
         if max(speeds) < matmul.get("fp32", 0.0):
             continue  # slower than fp32: nobody will use it, and its long products vary more
         if len(speeds) > 1 and sorted(speeds)[-2] < _LEAST_AGREEMENT * max(speeds):
-            told = " and ".join(f"{speed / 1e9:.0f}" for speed in sorted(speeds)[-2:])
-            missing["is_quiet"] = f"another program used the device: {told} GFLOP/s in {precision} in two rounds"
+            both = " and ".join(f"{speed / 1e9:.0f}" for speed in sorted(speeds)[-2:])
+            missing["is_quiet"] = f"another program used the device: {both} GFLOP/s in {precision} in two rounds"
     kind, name, version, n_threads = _identity(device)
     return Ceilings(
         device=kind,

@@ -106,7 +106,7 @@ class ArithmeticCounter:
             self._watch.put()
             self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
-        except Exception as error:  # noqa: BLE001 - told in the record: it was not counted
+        except Exception as error:  # noqa: BLE001 - recorded: it was not counted
             self.failure = error_text(error)
             self.__exit__()
         return self
@@ -164,7 +164,7 @@ class ArithmeticCounter:
         if known is None:
             try:
                 known = self._known[func] = describe(func)
-            except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
+            except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
                 self.failure = error_text(error)
                 return func(*args, **kwargs)
         if known.is_composite:  # as it stays whole in inference mode
@@ -181,7 +181,7 @@ class ArithmeticCounter:
                 self._count(known, args, kwargs, out, end - begin, denormals)
                 if self.log is not None:
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
-        except Exception as error:  # noqa: BLE001 - told in the record; the step goes on uncounted
+        except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"
         if self._now_ns is not None:
             self.own_ns += self._now_ns() - end

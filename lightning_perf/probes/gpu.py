@@ -221,11 +221,11 @@ class NvmlReader(GpuReader):
         family = self._family()
         others = [process for process in processes if process.pid not in family]
         if len(others) == len(processes) and others:
-            # Inside a container the driver tells the host's ids: one of these is this process itself.
+            # Inside a container the driver reports ids of the host: one of these is this process itself.
             return {"other_processes": len(others) - 1}
         used = [process.usedGpuMemory for process in others]
-        told = {} if None in used else {"other_memory_bytes": sum(used)}
-        return {"other_processes": len(others), **told}
+        memory = {} if None in used else {"other_memory_bytes": sum(used)}
+        return {"other_processes": len(others), **memory}
 
 
 MOST_POWER_W = 5000.0
@@ -250,12 +250,12 @@ class TorchReader(GpuReader):
                 continue
             try:
                 value = float(getattr(self._cuda, function)(self._index)) * factor
-            except Exception as error:  # noqa: BLE001 - told in missing; amdsmi has errors of many kinds
+            except Exception as error:  # noqa: BLE001 - recorded in missing; amdsmi has errors of many kinds
                 self.missing[metric] = f"torch.cuda.{function}: {type(error).__name__}: {error}"
                 continue
             if metric != "power_w":
                 sample[metric] = value
-            elif value > 0:  # torch gives 0 for what amdsmi does not tell
+            elif value > 0:  # torch gives 0 for what amdsmi does not report
                 sample[metric] = value / 1e3 if value > MOST_POWER_W else value
         return sample
 

@@ -31,7 +31,7 @@ milliseconds; above four, a leak that only the heap shows takes longer to find."
 
 FREE_STEPS = 200
 
-DEAR_NS = 50_000
+SLOW_READING_NS = 50_000
 """A faster reading counts as cost of the step."""
 
 CENSUS_STEPS = 32
@@ -127,7 +127,7 @@ class GrowthWatch:
         self._census: Census | None = None
         self._attributes: Census | None = None
         self._has_looked_at_attributes = False
-        self._forgiven: dict[str, int] = {}
+        self._own_bytes: dict[str, int] = {}
         self._n_censuses = 0
         self._suspects: tuple[Suspect, ...] = ()
         self._census_text = ""
@@ -142,7 +142,7 @@ class GrowthWatch:
                 continue
             self._read(place, step)
             taken_ns = self._spent_ns[place] - spent_ns
-            if taken_ns >= DEAR_NS and spent_ns <= free_ns:
+            if taken_ns >= SLOW_READING_NS and spent_ns <= free_ns:
                 self.once_ns += taken_ns
         if self._is_thinned:
             self._stride *= 2
@@ -155,7 +155,7 @@ class GrowthWatch:
         begin = self._now_ns()
         value = self._readers[place]()
         if value is not None:
-            self._is_thinned |= self.readings[place].add(step, value - self._forgiven.get(place, 0))
+            self._is_thinned |= self.readings[place].add(step, value - self._own_bytes.get(place, 0))
         self._spent_ns[place] += self._now_ns() - begin
 
     def end(self, step: int) -> None:
@@ -204,7 +204,7 @@ class GrowthWatch:
         self._n_censuses += 1
         before = {place: read() for place, read in self._readers.items()}
         self._census = Census(self._roots(), step)
-        self._forgive(before)
+        self._subtract_own(before)
 
     def _second_look(self, census: Census, step: int) -> None:
         if census is self._attributes:  # small: allocates little, and reading the heap may be slow
@@ -221,14 +221,14 @@ class GrowthWatch:
             f"{part}the live Python objects were compared after steps {census.step} and {step}, "
             f"in {census.own_s * 1e3:.0f} ms"
         )
-        self._forgive(before)
+        self._subtract_own(before)
 
-    def _forgive(self, before: dict[str, int | None]) -> None:
+    def _subtract_own(self, before: dict[str, int | None]) -> None:
         """Subtract this probe's own allocations from later readings."""
         for place, read in self._readers.items():
             now, earlier = read(), before[place]
             if now is not None and earlier is not None:
-                self._forgiven[place] = self._forgiven.get(place, 0) + now - earlier
+                self._own_bytes[place] = self._own_bytes.get(place, 0) + now - earlier
 
     def _may_climb(self) -> bool:
         return self._n_looks >= self._next_fit and any(self.readings[place].may_climb() for place in self._own_places)

@@ -22,7 +22,7 @@ from .series import Series
 _KHZ_A_MHZ = 1e3
 
 
-class _WorkerStand(msgspec.Struct):
+class _WorkerCounters(msgspec.Struct):
     """Counters of one worker at its last reading; ``clock`` is its main thread's."""
 
     clock: ScheduleClock
@@ -54,7 +54,7 @@ class HostReader:
         self._quota_files = [str(file) for file in folders if file.exists()]
         self._clock_file = str(root / "sys" / "devices" / "system" / "cpu" / "cpu%d" / "cpufreq" / "scaling_cur_freq")
         self._shm = str(root / "dev" / "shm")
-        self._worker_stands: dict[int, _WorkerStand] = {}
+        self._worker_counters: dict[int, _WorkerCounters] = {}
         self._series: dict[str, Series] = {}
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._n_samples = self._most_workers = 0
@@ -66,9 +66,9 @@ class HostReader:
     def close(self) -> None:
         """Close all files."""
         self._clock.close()
-        for stand in self._worker_stands.values():
-            stand.clock.close()
-        self._worker_stands.clear()
+        for now in self._worker_counters.values():
+            now.clock.close()
+        self._worker_counters.clear()
 
     # -- one sample ------------------------------------------------------------
 
@@ -154,9 +154,9 @@ class HostReader:
         """Return what the workers used since their last readings."""
         found = self.workers.processes()
         used: defaultdict[str, float] = defaultdict(float)
-        stands: dict[int, _WorkerStand] = {}
+        counters: dict[int, _WorkerCounters] = {}
         for process in found:
-            before = self._worker_stands.pop(process.pid, None)
+            before = self._worker_counters.pop(process.pid, None)
             clock = before.clock if before is not None else ScheduleClock(
                 str(self._root / "proc" / str(process.pid) / "schedstat")
             )  # fmt: skip
@@ -167,16 +167,16 @@ class HostReader:
                 clock.close()
                 continue
             read_write = _storage_bytes(process) or (0, 0)
-            stand = _WorkerStand(clock, at_s, times.user + times.system, clock.read(), read_write)
-            stands[process.pid] = stand
+            now = _WorkerCounters(clock, at_s, times.user + times.system, clock.read(), read_write)
+            counters[process.pid] = now
             if before is not None:
-                for name, amount in _used_between(before, stand).items():
+                for name, amount in _used_between(before, now).items():
                     used[name] += amount
-        for gone in self._worker_stands.values():
+        for gone in self._worker_counters.values():
             gone.clock.close()
-        self._worker_stands = stands
-        if stands:
-            used["n_workers"] = len(stands)
+        self._worker_counters = counters
+        if counters:
+            used["n_workers"] = len(counters)
         return dict(used)
 
     def _share_core_time(self, sample: dict[str, float]) -> None:
@@ -283,7 +283,7 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, set[int]]:
     return nodes
 
 
-def _used_between(before: _WorkerStand, now: _WorkerStand) -> dict[str, float]:
+def _used_between(before: _WorkerCounters, now: _WorkerCounters) -> dict[str, float]:
     passed_s = now.at_s - before.at_s
     used = {
         "read_bytes": float(now.bytes[0] - before.bytes[0]),
@@ -335,7 +335,7 @@ def _disks_busy_s() -> dict[str, float]:
 def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:
     try:
         counters = process.io_counters()
-    except (AttributeError, OSError, psutil.Error):  # macOS tells nothing; a sandbox may forbid it
+    except (AttributeError, OSError, psutil.Error):  # macOS reports nothing; a sandbox may forbid it
         return None
     return counters.read_bytes, counters.write_bytes
 

@@ -186,14 +186,14 @@ class StepLooks:
             kinds = (*_PLAN, "device") if self._debug is not None and self._warned is None else _PLAN
             self._plan = [*((kind, False) for kind in kinds), *((kind, True) for kind in _PLAN)]
         kind, is_again = self._plan.pop(0)
-        if is_again and self._is_dear():
+        if is_again and self._is_expensive():
             kind = ""
             self._plan.clear()
         if not self._plan:
             self._next = self._rounds.pop(0) if self._rounds else NEVER
         return kind
 
-    def _is_dear(self) -> bool:
+    def _is_expensive(self) -> bool:
         first_ns = self._loop.first_step_end_ns
         return first_ns is None or self.outside_ns > MAX_SHARE * (self._now_ns() - first_ns)
 

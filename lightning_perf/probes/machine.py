@@ -146,7 +146,7 @@ def device_name(device: torch.device) -> str:
 
 def local_world_size(trainer: Any) -> int:
     """Return the number of ranks on this node."""
-    told = os.environ.get("LOCAL_WORLD_SIZE")
-    if told and told.isdigit():
-        return max(1, int(told))
+    n_ranks = os.environ.get("LOCAL_WORLD_SIZE")
+    if n_ranks and n_ranks.isdigit():
+        return max(1, int(n_ranks))
     return max(1, int(trainer.world_size) // max(1, int(trainer.num_nodes)))

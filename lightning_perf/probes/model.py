@@ -259,7 +259,7 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
         address = local.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a subclass without storage of its own
         address = 0
-    # Meta and fake tensors have no address: there only the object tells them apart.
+    # Meta and fake tensors have no address: only the object identifies them.
     return (address, local.storage_offset(), local.shape, local.dtype) if address else (id(tensor),)
 
 

@@ -113,7 +113,7 @@ class ModuleTimes:
                 self._hook(tensor, self._current)
             self._running.append(self._current)
             self._mark(path)
-        except Exception as error:  # noqa: BLE001 - told in the record; the step goes on
+        except Exception as error:  # noqa: BLE001 - recorded; the step goes on
             self._fail(error)
         self.spent_ns += self._now_ns() - begin
 

@@ -111,7 +111,7 @@ def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]
     """
     entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     entry = entries[wanted.index] if wanted.index < len(entries) else ""
-    # A MIG instance must be asked for by its own name: torch may tell the UUID of the device that it is cut from.
+    # A MIG instance must be asked for by its own name: torch may report the UUID of its parent device.
     if entry.startswith("MIG-") and (handle := driver.find("nvmlDeviceGetHandleByUUID", entry.encode())) is not None:
         return handle, "visible devices"
     for prefix in ("GPU-", "MIG-") if wanted.uuid else ():

@@ -163,7 +163,7 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
                 known = largest.get(storage.key)
                 if known is None or plain.n_elements(value) > plain.n_elements(known[1]):
                     largest[storage.key] = (storage, value)
-        except Exception as error:  # noqa: BLE001 - a tensor without readable storage holds nothing that could be told
+        except Exception as error:  # noqa: BLE001 - a tensor without readable storage is left out
             raise_if_from_signal(error)
             continue
     ordered = sorted(largest.values(), key=lambda pair: -pair[0].n_bytes)[:_MAX_TENSORS]

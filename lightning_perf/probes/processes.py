@@ -143,7 +143,7 @@ class FetchWatch:
         self._now_ns, self._ran_clock_ns = now_ns, ran_ns
         self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self.next_step = self.EVERY
-        """Steps done before the next fetch to be looked at: of others it need not be told."""
+        """Index of the next step whose fetch is sampled."""
         self._n_looks = 0
         self._before: tuple[int, int, int] | None = None
         self.is_looking = False
@@ -153,8 +153,8 @@ class FetchWatch:
         """Handle the start of a fetch. ``n_steps`` is at least ``next_step``."""
         self._n_looks += 1
         self.next_step = n_steps + (self.EVERY if self._n_looks < self.ENOUGH else self.RARELY)
-        stand = self._clock.read()
-        self._before = None if stand is None else (self._now_ns(), self._ran_clock_ns(), stand[1])
+        reading = self._clock.read()
+        self._before = None if reading is None else (self._now_ns(), self._ran_clock_ns(), reading[1])
         self.is_looking = True
 
     def ends(self) -> None:
@@ -164,11 +164,11 @@ class FetchWatch:
             return
         before_ns, ran_ns, queued_ns = self._before
         self._before = None
-        stand = self._clock.read()
-        if stand is not None:
+        reading = self._clock.read()
+        if reading is not None:
             self._wall_ns += self._now_ns() - before_ns
             self._ran_ns += self._ran_clock_ns() - ran_ns
-            self._queued_ns += stand[1] - queued_ns
+            self._queued_ns += reading[1] - queued_ns
 
     def fractions(self) -> tuple[float | None, float | None]:
         """Return the fraction of sampled fetch time off a core and not queueing, and the fraction queueing."""

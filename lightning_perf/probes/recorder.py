@@ -53,7 +53,7 @@ BUDGET_US = 20.0
 """Cost per step that measuring may have, beyond what Lightning charges for any callback."""
 
 _EVALUATION_BATCHES_LOOKED_AT = 3
-_DEAR_STEP_SHARE = 0.02  # of the median step: back off if measuring costs more than this and the budget
+_EXPENSIVE_SHARE = 0.02  # of the median step: back off if measuring costs more than this and the budget
 
 
 class Recorder:
@@ -317,8 +317,8 @@ class Recorder:
     def _keep_to_budget(self) -> None:
         step_ns = self.loop.main.recent_median_ns()
         per_step_us = self.overhead(self.loop.wall_ns() / 1e9).per_step_us
-        is_dear = step_ns is not None and per_step_us > max(BUDGET_US, _DEAR_STEP_SHARE * step_ns / 1e3)
-        if is_dear and not self.loop.backed_off:
+        is_expensive = step_ns is not None and per_step_us > max(BUDGET_US, _EXPENSIVE_SHARE * step_ns / 1e3)
+        if is_expensive and not self.loop.backed_off:
             self.loop.back_off()
 
     # -- the session ------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class SavedTensors:
             self.failure = self.failure or _refusal()
             if not self.failure:
                 self._put()
-        except Exception as error:  # noqa: BLE001 - told in the record: it was not measured
+        except Exception as error:  # noqa: BLE001 - recorded: it was not measured
             self.failure = error_text(error)
             self._remove()
         self.own_ns += self._now_ns() - begin
@@ -147,7 +147,7 @@ class SavedTensors:
                         self.n_bytes -= n_bytes
                         self.by_module[name] -= n_bytes
                         self._count.forget(storage.key)
-        except Exception as error:  # noqa: BLE001 - told in the record; the step goes on whatever happens
+        except Exception as error:  # noqa: BLE001 - recorded; the step goes on whatever happens
             self.failure = error_text(error)
         self.own_ns += self._now_ns() - begin
 
@@ -161,7 +161,7 @@ class SavedTensors:
             self.by_module[name] = self.by_module.get(name, 0) + added
             if added:
                 self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))
-        except Exception as error:  # noqa: BLE001 - told in the record; the step needs its tensor whatever happens
+        except Exception as error:  # noqa: BLE001 - recorded; the step needs its tensor whatever happens
             self.failure = error_text(error)
         self.own_ns += self._now_ns() - begin
         return tensor

@@ -327,11 +327,11 @@ def _n_batches(loader: DataLoader[Any], stage: str, index: int, trainer: Any) ->
     limit = getattr(trainer, f"limit_{stage}_batches", None)
     is_unlimited = isinstance(limit, float) and limit == 1.0  # the integer 1 is one batch
     if not is_train or trainer.train_dataloader is loader:
-        told = trainer.num_training_batches if is_train else getattr(trainer, f"num_{stage}_batches")
-        told = told[index] if isinstance(told, list) else told
-        is_whole = is_unlimited or (isinstance(limit, int) and bool(told) and told < limit)
-        if told and is_whole and math.isfinite(told):
-            return int(told)
+        count = trainer.num_training_batches if is_train else getattr(trainer, f"num_{stage}_batches")
+        count = count[index] if isinstance(count, list) else count
+        is_whole = is_unlimited or (isinstance(limit, int) and bool(count) and count < limit)
+        if count and is_whole and math.isfinite(count):
+            return int(count)
     raise _Unknown("unsized, or only user code could count them")
 
 

@@ -191,7 +191,7 @@ class OperatorTracer(PassiveMode):
             try:
                 if tensor.device.type == self._device.type:
                     self._count(self.lines.place(), name, self._now_ns() - begin)
-            except Exception as error:  # noqa: BLE001 - told in the record; the user's call has been made
+            except Exception as error:  # noqa: BLE001 - recorded; the user's call has been made
                 self._fail(error)
 
     # -- operators ----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class OperatorTracer(PassiveMode):
             try:
                 name = self._name(func)
                 sight = self.lines.see(sys._getframe(1), name, begin, self._own_ns, self._phase())
-            except Exception as error:  # noqa: BLE001 - told in the record; the operator itself must be called
+            except Exception as error:  # noqa: BLE001 - recorded; the operator itself must be called
                 self._fail(error)
         called = self._now_ns()
         out = func(*args, **(kwargs or {}))
@@ -214,7 +214,7 @@ class OperatorTracer(PassiveMode):
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
                 for visits in sight.touched:
                     visits.last = moment
-            except Exception as error:  # noqa: BLE001 - told in the record
+            except Exception as error:  # noqa: BLE001 - recorded
                 self._fail(error)
         self._own_ns += self._now_ns() - done + called - begin
         return out

@@ -259,7 +259,7 @@ def open_telemetry(
         missing["telemetry.devices"] = reason
     try:
         host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
-    except Exception as error:  # noqa: BLE001 - told in missing; the device can be sampled without it
+    except Exception as error:  # noqa: BLE001 - recorded in missing; the device can be sampled without it
         missing["telemetry.host"] = error_text(error)
         _log.debug("the host could not be read", exc_info=True)
     probe = TelemetryProbe(host, gpu, PackageEnergy(), now_ns=now_ns, start_ns=start_ns, step=step, hz=hz)

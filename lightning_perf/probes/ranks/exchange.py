@@ -65,11 +65,11 @@ class Exchange:
             return None if summary is None else together((summary,), self._world_size)
         reported = self._wait(begin + limit_s)
         missing: list[MissingRank] = []
-        for rank, told in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
+        for rank, encoded in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
             try:
-                found = _decode(told)
+                found = _decode(encoded)
             except msgspec.DecodeError as error:
-                missing.append(MissingRank(rank=rank, reason=f"it told what cannot be read: {error}"))
+                missing.append(MissingRank(rank=rank, reason=f"its report cannot be read: {error}"))
                 continue
             if found is None:
                 missing.append(MissingRank(rank=rank, reason="it measured nothing"))

@@ -94,7 +94,7 @@ class RankProbe:
     def summary(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> RankSummary | None:
         """Return this rank's summary, with the findings of its last diagnosis."""
         main = loop.main
-        told = rank_summary(
+        summary = rank_summary(
             self._trainer.global_rank,
             main.stage_times(),
             loop.named(),
@@ -104,7 +104,7 @@ class RankProbe:
         )
         names = {f"{finding.code} {finding.name}": finding for finding in found[:MAX_FOUND]}
         lines = {name: line for name, finding in names.items() if (line := costly_line(finding))}
-        return msgspec.structs.replace(told, found=tuple(names), found_lines=lines) if told is not None else None
+        return msgspec.structs.replace(summary, found=tuple(names), found_lines=lines) if summary is not None else None
 
     def end_alone(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> None:
         """Keep this rank's summary without asking others, who may be gone after an error."""
@@ -187,8 +187,8 @@ def rank_summary(
         compute_s = mean_s("forward", "optimizer") + backward_s
         own_p50_s = median_s("data_wait", "transfer", "forward", "optimizer", "callbacks", "logging") + backward_s
         waiting_s = None if own_backward_s is None else mean_s("backward") - backward_s + outside_s
-    told = {"data": data_s, "compute": compute_s, "host": host_s}
-    parts_s = {part: seconds for part, seconds in told.items() if seconds is not None}
+    parts = {"data": data_s, "compute": compute_s, "host": host_s}
+    parts_s = {part: seconds for part, seconds in parts.items() if seconds is not None}
     if waiting_s is not None:  # phases include a step ended by an error, perhaps of another rank
         waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - sum(parts_s.values())))
     hosts = [one for one in named if one.kind in _HOST_KINDS and one.phase in ("callbacks", "logging")]

@@ -141,7 +141,7 @@ class ReplayProbe:
         try:
             with unchanged(self._device), self._room.scope():
                 found = self._measured(hypothesis, begin + round(limit_s * 1e9))
-        except Exception as error:  # noqa: BLE001 - told in the record; the training goes on
+        except Exception as error:  # noqa: BLE001 - recorded; the training goes on
             raise_if_from_signal(error)
             message = str(error).splitlines()[0][:200] if str(error) else ""
             found = Replayed(treatment=hypothesis.treatment, reason=f"{type(error).__name__}: {message}".rstrip(": "))

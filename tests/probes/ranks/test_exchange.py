@@ -104,7 +104,7 @@ def test_rank_that_tells_nonsense_is_told_of() -> None:
     world = World(2)
     world.store.set("0/1", "{")
     together = world.ranks[0].share(summary(0), 1.0)
-    assert together.missing[0].reason.startswith("it told what cannot be read")
+    assert together.missing[0].reason.startswith("its report cannot be read")
 
 
 def test_store_does_not_grow_with_the_reports() -> None:
