@@ -36,6 +36,11 @@ class PassiveMode(_Base):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+def current_mode() -> Any:
+    """Return the innermost dispatch mode in place; None without one."""
+    return _python_dispatch._get_current_dispatch_mode()
+
+
 def can_look_at_compiled() -> bool:
     """Return whether compiled regions stay compiled below a dispatch mode; older torch falls back to eager."""
     return hasattr(_Base, "ignore_compile_internals")

@@ -16,13 +16,12 @@ import msgspec
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch.utils import _python_dispatch
 
 from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
-from .dispatch_modes import PassiveMode, leave_mode
+from .dispatch_modes import PassiveMode, current_mode, leave_mode
 from .module_hooks import ModuleWatch
 from .module_walk import bare_profile, listed_modules, named_parameters, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
@@ -315,7 +314,7 @@ class _Mode(PassiveMode):
 
 def _refusal() -> str:
     """Return why operators cannot be counted now; empty if they can."""
-    mode = _python_dispatch._get_current_dispatch_mode()
+    mode = current_mode()
     if mode is None:
         return ""
     return f"the script's own dispatch mode {type(mode).__name__} is in place and would see what counting does"

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
 from lightning_perf.records import SyncCalls
 
 from .clock import NEVER, DeviceEvent
 from .code_lines import CodeLines, Place
 from .compiler import has_compiled
-from .dispatch_modes import can_look_at_compiled
+from .dispatch_modes import can_look_at_compiled, current_mode
 from .loop import LoopProbe
 from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
@@ -198,7 +197,7 @@ class StepLooks:
         return first_ns is None or self.outside_ns > MAX_SHARE * (self._now_ns() - first_ns)
 
     def _begun(self, kind: str) -> OperatorTracer | ModuleTimes | DeviceWarnings | None:
-        if _python_dispatch._get_current_dispatch_mode() is not None:  # it would see what ours does
+        if current_mode() is not None:  # it would see what ours does
             path = "model_profile.modules" if kind == "modules" else "sync_calls"
             self.missing[path] = "a dispatch mode of the script is in place"
             return None

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils import _python_dispatch
 
 from lightning_perf.interrupts import error_text
 from lightning_perf.seams import Undos, change_attribute
 
 from . import module_walk
+from .dispatch_modes import current_mode
 from .module_hooks import ModuleWatch, remove_global_hook
 from .storages import Key, StorageCount, storages_of
 
@@ -177,7 +177,7 @@ def _refusal() -> str:
         return "hooks on saved tensors are disabled in this step"
     if _HOOKS._top_saved_tensors_default_hooks(True) is not None:
         return "the script's own hooks on saved tensors are in place"
-    if _python_dispatch._get_current_dispatch_mode() is not None:  # torch detaches what it hands to hooks
+    if current_mode() is not None:  # torch detaches what it hands to hooks
         return "a dispatch mode of the script is in place"
     return ""
 

@@ -85,7 +85,9 @@ class StageProbe:
         self.is_fetched_within = False
         """Whether steps fetch their batches themselves."""
         self._is_first_of_epoch = True
-        self._is_profiled = self._is_row_left_out = self._was_profiled = False
+        self._is_profiled = self._was_profiled = False
+        self.is_left_out = False
+        """Whether the current row counts in no statistic."""
         self._was_row_left_out = False  # the row before the one under way
         self._is_first_step_profiled = False
         self._has_begun_first_step = False
@@ -121,7 +123,7 @@ class StageProbe:
         """Handle the end of a fetch, with a batch or an exhausted loader."""
         if self.device_clock is not None:
             # The device's step is the time between fetches: work of the last row, waiting of this one.
-            is_left_out = self._is_row_left_out or self._was_row_left_out
+            is_left_out = self.is_left_out or self._was_row_left_out
             self.device_clock.after_fetch(not (self._is_first_of_epoch or is_left_out))
 
     def batch_begins(self, batch: Any) -> None:
@@ -174,29 +176,24 @@ class StageProbe:
     def profiling(self, is_on: bool) -> None:
         """Open or close a profiler window: its rows count in no statistic."""
         self._is_profiled = is_on
-        self._is_row_left_out = True
+        self.is_left_out = True
         if not self._has_begun_first_step:
             self._is_first_step_profiled = True
         self.pause()
 
-    @property
-    def is_left_out(self) -> bool:
-        """Whether the current row counts in no statistic."""
-        return self._is_row_left_out
-
     def leave_out(self) -> None:
         """Exclude the current row from all statistics, because PerfDoctor makes it longer."""
-        self._is_row_left_out = True
+        self.is_left_out = True
 
     def reporting(self, is_on: bool) -> None:
         """Begin or end PerfDoctor's own reporting between epochs, which is not training time."""
         if is_on:
             self._take_row()  # what other callbacks did before is the training's
             self._was_profiled = self._is_profiled
-            self._is_profiled = self._is_row_left_out = True
+            self._is_profiled = self.is_left_out = True
         else:
             self._take_row()
-            self._is_profiled = self._is_row_left_out = self._was_profiled
+            self._is_profiled = self.is_left_out = self._was_profiled
 
     def pause(self) -> None:
         """Discard pending device measurements: another stage runs inside this one."""
@@ -293,7 +290,7 @@ class StageProbe:
         timeline.last_ns = now
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
-        has_step, is_left_out, samples = self._row_has_step, self._is_row_left_out, self._samples
+        has_step, is_left_out, samples = self._row_has_step, self.is_left_out, self._samples
         self._was_row_left_out = is_left_out
         if has_step:
             kind = LEFT_OUT_STEP if is_left_out else FIRST_STEP if self._is_first_of_epoch else USUAL_STEP
@@ -306,7 +303,7 @@ class StageProbe:
         else:
             kind, samples = NOT_A_STEP, 0
         if is_left_out:
-            self._is_row_left_out = self._is_profiled
+            self.is_left_out = self._is_profiled
         self._rows.frombytes(_pack_row(*phase_ns, kind, samples, self.epoch))
         phase_ns[:] = _ZEROS
 

@@ -44,6 +44,8 @@ class BackwardWatch:
         self._parameters = tuple(parameters)
         self._timeline = timeline
         self._make_event = make_event
+        self.is_on_device = make_event is not None
+        """Whether times come from a device's clock."""
         self._marks: list[tuple[DeviceEvent, DeviceEvent, DeviceEvent]] = []
         """Of each backward of a step: its begin, the latest gradient, its end."""
         self._broadcast_marks = (make_event(), make_event()) if make_event is not None else None
@@ -57,11 +59,6 @@ class BackwardWatch:
         self._n_backwards = 0
         self._n_gradients = 0
         self._begin_ns = self._last_ns = self._step_ns = 0
-
-    @property
-    def is_on_device(self) -> bool:
-        """Whether times come from a device's clock."""
-        return self._make_event is not None
 
     def batch_begins(self) -> bool:
         """Begin a step; return whether its backward is sampled."""

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
 from lightning_perf.cgroups import free_bytes
+from lightning_perf.probes.dispatch_modes import current_mode
 
 MEMORY_PART = 0.25
 """Share of free memory that replays may use."""
@@ -50,7 +50,7 @@ class CudaRoom(Room):
 
 def refusal(device: torch.device) -> str:
     """Return why replaying operators now would be noticed; empty if it would not."""
-    if _python_dispatch._get_current_dispatch_mode() is not None:
+    if current_mode() is not None:
         return "a dispatch mode of the training's own would see the replayed operators"
     if torch._C._autograd._profiler_enabled():
         return "a profiler is recording, which would see the replayed operators"
