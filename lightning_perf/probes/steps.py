@@ -82,8 +82,6 @@ class StageProbe:
         self._row_has_step = False
         self._is_row_fresh = False
         self.is_in_batch = False
-        self.is_fetched_within = False
-        """Whether steps fetch their batches themselves."""
         self._is_first_of_epoch = True
         self._is_profiled = self._was_profiled = False
         self.is_left_out = False
@@ -109,7 +107,6 @@ class StageProbe:
         epoch share a row.
         """
         if self.is_in_batch:
-            self.is_fetched_within = True
             self._samples = -1  # the step was begun with the last step's batch
         elif not (self._is_row_fresh and self._is_first_of_epoch):
             self._take_row()
