@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
-from lightning_perf.probes.tally import FIRST_STEP, KIND, NOT_A_STEP, ROW_WIDTH, SAMPLES, USUAL_STEP, Tally
+from lightning_perf.probes.step_aggregator import (
+    FIRST_STEP,
+    KIND,
+    NOT_A_STEP,
+    ROW_WIDTH,
+    SAMPLES,
+    USUAL_STEP,
+    StepAggregator,
+)
 from lightning_perf.records import Epoch, Machine, Run, Session
 
 STEP_S = 0.05
@@ -55,7 +63,7 @@ def simulated(
     """
     rng = np.random.default_rng(seed)
     level = math.exp(between * rng.standard_normal())
-    tally, epochs = Tally(), []
+    aggregator, epochs = StepAggregator(), []
     for epoch in range(n_epochs):
         rows = np.zeros((steps_an_epoch + 1, ROW_WIDTH), dtype=np.int64)
         steps = STEP_S * level * np.exp(within * correlated(steps_an_epoch, phi, rng))
@@ -66,9 +74,9 @@ def simulated(
         rows[-1, PHASE_INDEX["validation"]] = 1e9 * validation_s * level
         rows[:-1, KIND], rows[0, KIND], rows[-1, KIND] = USUAL_STEP, FIRST_STEP, NOT_A_STEP
         rows[:, SAMPLES] = 32
-        tally.add(rows)
+        aggregator.add(rows)
         epochs.append(Epoch(index=epoch, n_steps=steps_an_epoch, wall_s=int(rows[:, :N_PHASES].sum()) / 1e9, phases={}))
-    steady = tally.stage_times(n_warmup_steps=0)
+    steady = aggregator.stage_times(n_warmup_steps=0)
     session = Session(
         run=Run(
             id=str(fields.pop("id", seed)),

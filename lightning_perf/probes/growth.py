@@ -9,7 +9,7 @@ from typing import Any
 from lightning_perf.records import Growth, Suspect
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP, MIN_READINGS, Trend, fit_trend
 
-from .census import Census
+from .heap_diff import HeapDiff
 
 WARMUP_STEPS = 8
 """Allocators and caches fill up in the first steps of any training."""
@@ -34,16 +34,16 @@ FREE_STEPS = 200
 SLOW_READING_NS = 50_000
 """A faster reading counts as cost of the step."""
 
-CENSUS_STEPS = 32
-"""Steps between the two snapshots of a census."""
+HEAP_DIFF_STEPS = 32
+"""Steps between the two snapshots of a comparison of the heap."""
 
 HEAP = "heap"
 """The place of bytes in use on the C heap; resident memory, which contains it, is ``host``."""
 
 WORKERS = "workers"
-"""The place whose memory is in other processes, which no census sees."""
+"""The place whose memory is in other processes, which no comparison of the heap sees."""
 
-_MAX_CENSUSES = 2
+_MAX_HEAP_DIFFS = 2
 _MAX_STRETCH = 64  # times the usual stride: the longest delay of a slow reading
 
 
@@ -92,11 +92,11 @@ def is_climb(trend: Trend) -> bool:
 
 
 class GrowthWatch:
-    """Readings of several places, and the census that follows a climb.
+    """Readings of several places, and the comparison of the heap that follows a climb.
 
     Args:
         readers: By place; return bytes, or None if it cannot be read at the moment.
-        roots: Returns the objects that a census starts from.
+        roots: Returns the objects that a comparison of the heap starts from.
         now_ns: The host's clock.
         once: Runs a function that takes long enough to make this step's time unusable.
     """
@@ -124,16 +124,16 @@ class GrowthWatch:
         """Spent on slow readings within ``FREE_NS``: a one-time cost, not a cost per step."""
         self.held_graphs: tuple[Suspect, ...] = ()
         """Attributes that collect tensors with their graphs, whether memory climbs or not."""
-        self._census: Census | None = None
-        self._attributes: Census | None = None
+        self._heap_diff: HeapDiff | None = None
+        self._attributes: HeapDiff | None = None
         self._has_looked_at_attributes = False
         self._own_bytes: dict[str, int] = {}
-        self._n_censuses = 0
+        self._n_heap_diffs = 0
         self._suspects: tuple[Suspect, ...] = ()
-        self._census_text = ""
+        self._heap_diff_text = ""
 
     def look(self, step: int) -> None:
-        """Read all places, and take a census if there is reason to. ``step`` is at least ``next_step``."""
+        """Read all places, and compare the heap if there is reason to. ``step`` is at least ``next_step``."""
         begin = self._now_ns()
         self._is_thinned = False
         free_ns = FREE_NS * min(1.0, step / FREE_STEPS)
@@ -160,9 +160,9 @@ class GrowthWatch:
 
     def end(self, step: int) -> None:
         """Take the second snapshots that are due at the end of the run."""
-        for census in filter(None, (self._census, self._attributes)):
-            if step - census.step >= MIN_READINGS:
-                self._second_look(census, step)
+        for heap_diff in filter(None, (self._heap_diff, self._attributes)):
+            if step - heap_diff.step >= MIN_READINGS:
+                self._second_look(heap_diff, step)
 
     def records(self) -> tuple[Growth, ...]:
         """Return the trends of places with enough readings."""
@@ -182,44 +182,49 @@ class GrowthWatch:
             high_bytes_per_step=trend.high,
             is_steady=trend.is_steady,
             suspects=self._suspects if is_own and is_climb(trend) else (),
-            census=self._census_text if is_own and is_climb(trend) else "",
+            census=self._heap_diff_text if is_own and is_climb(trend) else "",
         )
 
     def _follow_up(self, step: int) -> None:
         if self._attributes is None and not self._has_looked_at_attributes:
             self._has_looked_at_attributes = True
             self._once(partial(self._look_at_attributes, step))
-        for census in filter(None, (self._census, self._attributes)):
-            if step - census.step >= CENSUS_STEPS:
-                self._once(partial(self._second_look, census, step))
-        if self._census is None and self._n_censuses < _MAX_CENSUSES and not self._suspects and self._may_climb():
+        for heap_diff in filter(None, (self._heap_diff, self._attributes)):
+            if step - heap_diff.step >= HEAP_DIFF_STEPS:
+                self._once(partial(self._second_look, heap_diff, step))
+        if (
+            self._heap_diff is None
+            and self._n_heap_diffs < _MAX_HEAP_DIFFS
+            and not self._suspects
+            and self._may_climb()
+        ):
             self._once(partial(self._first_look_if_climbing, step))
 
     def _look_at_attributes(self, step: int) -> None:
-        self._attributes = Census(self._roots(), step, is_wide=False)
+        self._attributes = HeapDiff(self._roots(), step, is_wide=False)
 
     def _first_look_if_climbing(self, step: int) -> None:
         if not self._is_climbing():
             return
-        self._n_censuses += 1
+        self._n_heap_diffs += 1
         before = {place: read() for place, read in self._readers.items()}
-        self._census = Census(self._roots(), step)
+        self._heap_diff = HeapDiff(self._roots(), step)
         self._subtract_own(before)
 
-    def _second_look(self, census: Census, step: int) -> None:
-        if census is self._attributes:  # small: allocates little, and reading the heap may be slow
+    def _second_look(self, heap_diff: HeapDiff, step: int) -> None:
+        if heap_diff is self._attributes:  # small: allocates little, and reading the heap may be slow
             self._attributes = None
-            found = census.grown(self._roots(), step)
+            found = heap_diff.grown(self._roots(), step)
             self.held_graphs = tuple(s for s in found if s.kind == "graph" or s.n_with_graph)
             return
         before = {place: read() for place, read in self._readers.items()}
-        found = census.grown(self._roots(), step)
-        self._census = None
+        found = heap_diff.grown(self._roots(), step)
+        self._heap_diff = None
         self._suspects = found
-        part = "" if census.is_complete else "some of "
-        self._census_text = (
-            f"{part}the live Python objects were compared after steps {census.step} and {step}, "
-            f"in {census.own_s * 1e3:.0f} ms"
+        part = "" if heap_diff.is_complete else "some of "
+        self._heap_diff_text = (
+            f"{part}the live Python objects were compared after steps {heap_diff.step} and {step}, "
+            f"in {heap_diff.own_s * 1e3:.0f} ms"
         )
         self._subtract_own(before)
 

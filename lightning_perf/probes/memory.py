@@ -24,9 +24,9 @@ from lightning_perf.records import (
 from . import oom, plain
 from .allocator import Allocator, allocator_of
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
-from .census import containers_of, roots_of
 from .compiler import has_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
+from .heap_diff import containers_of, roots_of
 from .history import AllocationHistory, history_of, read_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory
 from .loop import LoopProbe
@@ -351,7 +351,7 @@ class MemoryProbe:
     def _growth_records(self) -> tuple[Growth, ...]:
         """Return the trends; for workers also the containers of the dataset."""
         return tuple(
-            msgspec.structs.replace(growth, suspects=containers_of(self._dataset()), census=_WORKERS_CENSUS)
+            msgspec.structs.replace(growth, suspects=containers_of(self._dataset()), census=_WORKERS_BASIS)
             if growth.where == WORKERS
             else growth
             for growth in self._growth.records()
@@ -384,7 +384,7 @@ class MemoryProbe:
                 self._loop.watch_edges(None)
 
 
-_WORKERS_CENSUS = "containers of the dataset in this process; workers fill their own copies"
+_WORKERS_BASIS = "containers of the dataset in this process; workers fill their own copies"
 
 
 def _rank_of(trainer: Any) -> str:

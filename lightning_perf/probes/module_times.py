@@ -204,16 +204,16 @@ class ModuleTimes:
 _PHASES = {"training_step": "forward", "backward": "backward"}
 
 
-def mean_times(looks: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
+def mean_times(steps: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
     """Return the mean over several steps; a module that did not run in a step counts as 0 there."""
-    n = len(looks)
-    paths = {path: None for look in looks for path in look}
+    n = len(steps)
+    paths = {path: None for step in steps for path in step}
     nothing = ModuleTime(0.0, 0.0, 0)
     return {
         path: ModuleTime(
-            sum(look.get(path, nothing).forward_s for look in looks) / n,
-            sum(look.get(path, nothing).backward_s for look in looks) / n,
-            max(look.get(path, nothing).calls for look in looks),
+            sum(step.get(path, nothing).forward_s for step in steps) / n,
+            sum(step.get(path, nothing).backward_s for step in steps) / n,
+            max(step.get(path, nothing).calls for step in steps),
         )
         for path in paths
     }

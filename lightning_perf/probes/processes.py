@@ -57,7 +57,7 @@ class WorkerProcesses:
         if self._n_scans % RESCAN_EVERY == 0:
             tasks = os.listdir(f"{self._proc}/{self._pid}/task")
         waiting = {pid for task in tasks for pid in self._children(self._pid, task)}
-        # Those seen before may be children of a thread that is not looked at now.
+        # Those seen before may be children of a thread that is not scanned now.
         waiting |= {pid for pid in self._descendants if os.path.exists(f"{self._proc}/{pid}")}
         found: set[int] = set()
         while waiting:

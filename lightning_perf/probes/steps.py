@@ -19,7 +19,7 @@ from lightning_perf.stats.steady import warmup_length
 from .clock import DeviceClock
 from .plain import size_reader as size_reader
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NoSpan, Span, Timeline
-from .tally import (
+from .step_aggregator import (
     EPOCH,
     FIRST_STEP,
     KIND,
@@ -28,9 +28,9 @@ from .tally import (
     NOT_A_STEP,
     ROW_WIDTH,
     USUAL_STEP,
-    DeviceTally,
-    EpochTally,
-    Tally,
+    DeviceAggregator,
+    EpochAggregator,
+    StepAggregator,
     are_steps,
 )
 
@@ -77,7 +77,7 @@ class StageProbe:
         self.epochs: list[Epoch] = []
         self._rows = array("q")
         self._fold_at = ROWS_BEFORE_FIRST_FOLDING * ROW_WIDTH
-        self._tally: Tally | None = None  # none until the warm-up is known
+        self._aggregator: StepAggregator | None = None  # none until the warm-up is known
         self._n_warmup_steps = 0
         self._row_has_step = False
         self._is_row_fresh = False
@@ -92,8 +92,8 @@ class StageProbe:
         self._samples = -1
         self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
         self._batch_type: type | None = None
-        self._device = DeviceTally()
-        self._epoch = EpochTally()
+        self._device = DeviceAggregator()
+        self._epoch = EpochAggregator()
         self._summed_rows = 0
         self._n_epochs = 0
         self._last_counted_epoch: int | None = None
@@ -202,12 +202,12 @@ class StageProbe:
     def stage_times(self) -> StageTimes | None:
         """Return the steps so far; None before the first steady one."""
         self._take_row()
-        if self._tally is not None:
+        if self._aggregator is not None:
             self.fold()
-            times = self._tally.stage_times(self._n_warmup_steps)
+            times = self._aggregator.stage_times(self._n_warmup_steps)
         else:
-            tally, warmup = self._started(self._matrix())
-            times = tally.stage_times(warmup)
+            aggregator, warmup = self._started(self._matrix())
+            times = aggregator.stage_times(warmup)
         return times
 
     def device_times(self) -> DeviceTimes | None:
@@ -216,9 +216,9 @@ class StageProbe:
             return None
         resolved = self.device_clock.resolved
         device = self._device
-        if self._tally is None:  # the warm-up may become longer: keep the resolved steps
+        if self._aggregator is None:  # the warm-up may become longer: keep the resolved steps
             _, n_warmup = self._started(self._matrix())
-            device = DeviceTally()
+            device = DeviceAggregator()
             device.add(resolved[n_warmup:])
         else:
             device.add(resolved)
@@ -231,9 +231,9 @@ class StageProbe:
         rows = self._rows
         begins = range(len(rows) - ROW_WIDTH, max(-1, len(rows) - 2 * _RECENT_STEPS * ROW_WIDTH - 1), -ROW_WIDTH)
         usual_ns = [sum(rows[i + column] for column in _STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
-        if len(usual_ns) >= _RECENT_STEPS or (usual_ns and self._tally is None):
+        if len(usual_ns) >= _RECENT_STEPS or (usual_ns and self._aggregator is None):
             return float(statistics.median(usual_ns[:_RECENT_STEPS]))
-        median_s = self._tally.step_median_s() if self._tally is not None else None
+        median_s = self._aggregator.step_median_s() if self._aggregator is not None else None
         return None if median_s is None else median_s * 1e9
 
     def recent_wait_share(self) -> float | None:
@@ -245,8 +245,8 @@ class StageProbe:
 
     def own_median_ns(self) -> float:
         """Return the time of PerfDoctor's own hooks in a usual step; 0 before the first."""
-        tally = self._tally if self._tally is not None else self._started(self._matrix())[0]
-        return tally.own_median_ns()
+        aggregator = self._aggregator if self._aggregator is not None else self._started(self._matrix())[0]
+        return aggregator.own_median_ns()
 
     def epochs_so_far(self) -> tuple[Epoch, ...]:
         """Return the epochs, including the current one."""
@@ -262,15 +262,15 @@ class StageProbe:
         return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
     def fold(self) -> None:
-        """Add the kept rows to the tally."""
+        """Add the kept rows to the aggregator."""
         self._sum_epoch()
         rows = self._matrix()
-        if self._tally is None:
-            self._tally, self._n_warmup_steps = self._started(rows)
+        if self._aggregator is None:
+            self._aggregator, self._n_warmup_steps = self._started(rows)
             if self.device_clock is not None:
                 del self.device_clock.resolved[: self._n_warmup_steps]
         else:
-            self._tally.add(rows)
+            self._aggregator.add(rows)
         self._rows = array("q")
         self._fold_at = ROWS_BEFORE_FOLDING * ROW_WIDTH
         self._summed_rows = 0
@@ -307,8 +307,8 @@ class StageProbe:
     def _matrix(self) -> NDArray[np.int64]:
         return _as_matrix(self._rows)
 
-    def _started(self, rows: NDArray[np.int64]) -> tuple[Tally, int]:
-        """Return a tally of the rows after the warm-up, and the number of warm-up steps."""
+    def _started(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
+        """Return a aggregator of the rows after the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
         is_usual = rows[:, KIND] == USUAL_STEP
         steps_ns = rows[:, _STEP_COLUMNS].sum(axis=1)
@@ -317,9 +317,9 @@ class StageProbe:
         n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)
         start = int(positions[n_left_out]) if n_left_out < len(positions) else len(rows)
         n_warmup = int(is_step[:start].sum())
-        tally = Tally(first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()))
-        tally.add(rows[start:])
-        return tally, n_warmup
+        aggregator = StepAggregator(first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()))
+        aggregator.add(rows[start:])
+        return aggregator, n_warmup
 
     def _sum_epoch(self) -> None:
         rows = self._matrix()[self._summed_rows :]
@@ -339,7 +339,7 @@ class StageProbe:
                 self._last_counted_epoch = record.index
             self.epochs.append(record)
             del self.epochs[:-_MAX_EPOCHS]
-            self._epoch = EpochTally()
+            self._epoch = EpochAggregator()
 
     def _batch_size(self, batch: Any) -> int:
         """Return the size of a batch whose structure may be new; -1 if unknown."""

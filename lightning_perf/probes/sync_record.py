@@ -16,38 +16,38 @@ _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dens
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
-def sync_calls(looks: list[OperatorTracer], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
+def sync_calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
     """Return the record of traced steps; None before the first.
 
     ``warned`` counts the device's own warnings by line, in one step; None if they were not requested.
     """
-    looks = [look for look in looks if not look.failure]
-    if not looks:
+    tracers = [tracer for tracer in tracers if not tracer.failure]
+    if not tracers:
         return None
-    n = len(looks)
-    step_s = sum(look.step_s() for look in looks) / n
+    n = len(tracers)
+    step_s = sum(tracer.step_s() for tracer in tracers) / n
     return SyncCalls(
         n_steps=n,
         step_s=step_s,
         device=device,
-        calls=_calls(looks, device, warned or {}),
-        loops=_loops(looks),
-        attentions=_attentions(looks, device),
-        operators_per_step=sum(look.lines.n_operators for look in looks) / n,
+        calls=_calls(tracers, device, warned or {}),
+        loops=_loops(tracers),
+        attentions=_attentions(tracers, device),
+        operators_per_step=sum(tracer.lines.n_operators for tracer in tracers) / n,
         unseen={} if device == "cpu" else {"backward": _UNSEEN_BACKWARD},
     )
 
 
-def _calls(looks: list[OperatorTracer], device: str, warned: dict[Place, int]) -> tuple[SyncCall, ...]:
+def _calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int]) -> tuple[SyncCall, ...]:
     merged: dict[tuple[Place, str, str], list[float]] = {}
     texts: dict[Place, str] = {}
-    for look in looks:
-        for key, site in look.sites.items():
+    for tracer in tracers:
+        for key, site in tracer.sites.items():
             total = merged.setdefault(key, [0.0, 0.0])
             total[0] += site.n
             total[1] += site.ns / 1e9
             texts[key[0]] = site.text
-    n = len(looks)
+    n = len(tracers)
     calls = [
         SyncCall(
             operator=word,
@@ -80,12 +80,12 @@ def _calls(looks: list[OperatorTracer], device: str, warned: dict[Place, int]) -
     return tuple(sorted(calls, key=lambda call: (call.owner != USER, -call.per_step))[:_MAX_SITES])
 
 
-def _loops(looks: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
+def _loops(tracers: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
     found: dict[tuple[str, int, str], list[TensorLoop]] = {}
-    for look in looks:
+    for tracer in tracers:
         in_step: dict[tuple[str, int, str], TensorLoop] = {}
-        for call in look.lines.loops():
-            loop = _loop(look, call)
+        for call in tracer.lines.loops():
+            loop = _loop(tracer, call)
             if loop is None:
                 continue
             key = loop.file, loop.line, loop.phase
@@ -93,11 +93,11 @@ def _loops(looks: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
             in_step[key] = loop if before is None else _added(before, loop)
         for key, loop in in_step.items():
             found.setdefault(key, []).append(loop)
-    means = [_mean(loops, len(looks)) for loops in found.values()]
+    means = [_mean(loops, len(tracers)) for loops in found.values()]
     return tuple(sorted(means, key=lambda loop: -loop.cost_s)[:_MAX_LOOPS])
 
 
-def _loop(look: OperatorTracer, call: Call) -> TensorLoop | None:
+def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
     """Return the loop of a call that unpacks a tensor; None if it repeats something else."""
     taking = [v for v in call.visits.values() if v.operator in _INDEXING and v.n >= MIN_REPEATS]
     repeated = [v for v in call.visits.values() if v.n >= MIN_REPEATS]
@@ -112,7 +112,7 @@ def _loop(look: OperatorTracer, call: Call) -> TensorLoop | None:
         repeated = inside
     else:
         return None
-    spent_s = max(look.loop_s(v) for v in repeated)
+    spent_s = max(tracer.loop_s(v) for v in repeated)
     return TensorLoop(
         file=call.code.co_filename,
         line=named.line,
@@ -121,7 +121,7 @@ def _loop(look: OperatorTracer, call: Call) -> TensorLoop | None:
         repeats=max(named.n, call.n_unbound),
         operators_per_step=call.n_operators,
         cost_s=spent_s,
-        share=min(1.0, spent_s / look.step_s()),
+        share=min(1.0, spent_s / tracer.step_s()),
         phase=named.phase,
         code=Place(USER, call.code.co_filename, named.line, "").text(),
         first_line=call.code.co_firstlineno,
@@ -149,12 +149,12 @@ def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
     )
 
 
-def _attentions(looks: list[OperatorTracer], device: str) -> tuple[AttentionCall, ...]:
-    n = len(looks)
+def _attentions(tracers: list[OperatorTracer], device: str) -> tuple[AttentionCall, ...]:
+    n = len(tracers)
     found: dict[Place, list[tuple[OperatorTracer, Attention]]] = {}
-    for look in looks:
-        for place, attention in look.attention.found.items():
-            found.setdefault(place, []).append((look, attention))
+    for tracer in tracers:
+        for place, attention in tracer.attention.found.items():
+            found.setdefault(place, []).append((tracer, attention))
     is_host = device == "cpu"
     calls = []
     for place, pairs in found.items():
@@ -167,7 +167,7 @@ def _attentions(looks: list[OperatorTracer], device: str) -> tuple[AttentionCall
                 per_step=sum(a.n for _, a in pairs) / n,
                 rows=one.rows,
                 columns=one.columns,
-                cost_s=sum(look.attention.seconds(a) for look, a in pairs) / n if is_host else None,
+                cost_s=sum(tracer.attention.seconds(a) for tracer, a in pairs) / n if is_host else None,
                 share=min(1.0, sum(k.attention.seconds(a) / k.step_s() for k, a in pairs) / n) if is_host else None,
                 via=one.via,
                 code=place.text(),

@@ -1,4 +1,4 @@
-"""Readings over the steps, and the census that names what grows."""
+"""Readings over the steps, and the comparison of the heap that names what grows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lightning_perf.probes import growth
-from lightning_perf.probes.census import Census, roots_of
 from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Readings, is_climb
+from lightning_perf.probes.heap_diff import HeapDiff, roots_of
 
 KEPT: list[Any] = []
 
@@ -46,14 +46,14 @@ def grown(model: Model, keep: Any, is_wide: bool = True, callbacks: Any = (), n:
     roots = roots_of(model, callbacks, [])
     for _ in range(5):
         keep()
-    census = Census(roots, 5, is_wide, limit_s=60.0)
+    heap_diff = HeapDiff(roots, 5, is_wide, limit_s=60.0)
     for _ in range(n):
         keep()
-    return census.grown(roots, 5 + n)
+    return heap_diff.grown(roots, 5 + n)
 
 
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_census_names_the_attribute_when_losses_are_kept_with_their_graphs(is_wide: bool) -> None:
+def test_heap_diff_names_the_attribute_when_losses_are_kept_with_their_graphs(is_wide: bool) -> None:
     model = Model()
     (suspect,) = grown(model, lambda: model.losses.append(model.loss()), is_wide)
     assert (suspect.name, suspect.kind, suspect.n_items, suspect.n_with_graph) == ("Model.losses", "list", 35, 35)
@@ -61,7 +61,7 @@ def test_census_names_the_attribute_when_losses_are_kept_with_their_graphs(is_wi
 
 
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_census_names_the_path_when_the_list_lies_in_a_dict(is_wide: bool) -> None:
+def test_heap_diff_names_the_path_when_the_list_lies_in_a_dict(is_wide: bool) -> None:
     model = Model()
     (suspect,) = grown(model, lambda: model.history["loss"].append({"x": torch.ones(25)}), is_wide)
     assert suspect.name == "Model.history['loss']"
@@ -69,27 +69,27 @@ def test_census_names_the_path_when_the_list_lies_in_a_dict(is_wide: bool) -> No
     assert suspect.n_with_graph == 0
 
 
-def test_census_names_the_callback_when_it_is_the_one_that_keeps() -> None:
+def test_heap_diff_names_the_callback_when_it_is_the_one_that_keeps() -> None:
     keeper = Keeper()
     (suspect,) = grown(Model(), lambda: keeper.kept.append(torch.ones(2)), callbacks=[keeper])
     assert suspect.name == "Keeper.kept"
 
 
-def test_census_names_the_submodule_when_it_keeps() -> None:
+def test_heap_diff_names_the_submodule_when_it_keeps() -> None:
     model = Model()
     model.head.cache = []
     (suspect,) = grown(model, lambda: model.head.cache.append(torch.ones(2)))
     assert suspect.name == "Model.head.cache"
 
 
-def test_census_names_the_module_when_a_global_list_grows() -> None:
+def test_heap_diff_names_the_module_when_a_global_list_grows() -> None:
     KEPT.clear()
     (suspect,) = grown(Model(), lambda: KEPT.append(torch.ones(2)))
     assert suspect.name.endswith("test_growth.KEPT")
     KEPT.clear()
 
 
-def test_census_names_the_function_when_a_closed_over_list_grows() -> None:
+def test_heap_diff_names_the_function_when_a_closed_over_list_grows() -> None:
     def make() -> Any:
         inner: list[Any] = []
 
@@ -102,7 +102,7 @@ def test_census_names_the_function_when_a_closed_over_list_grows() -> None:
     assert suspect.name.startswith("inner (a variable that ")
 
 
-def test_census_names_the_tensor_when_its_graph_grows() -> None:
+def test_heap_diff_names_the_tensor_when_its_graph_grows() -> None:
     model = Model()
 
     def keep() -> None:
@@ -114,27 +114,27 @@ def test_census_names_the_tensor_when_its_graph_grows() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["numbers", "window"])
-def test_census_is_silent_when_numbers_or_a_bounded_window_are_kept(attribute: str) -> None:
+def test_heap_diff_is_silent_when_numbers_or_a_bounded_window_are_kept(attribute: str) -> None:
     model = Model()
     assert grown(model, lambda: getattr(model, attribute).append(1.0 if attribute == "numbers" else model.loss())) == ()
 
 
-def test_census_holds_on_to_nothing_that_it_saw() -> None:
+def test_heap_diff_holds_on_to_nothing_that_it_saw() -> None:
     class Marked(list):  # type: ignore[type-arg]
         pass
 
     model = Model()
-    census = Census(roots_of(model, [], []), 1)
+    heap_diff = HeapDiff(roots_of(model, [], []), 1)
     before = len(gc.get_referrers(model.losses))
-    del census
+    del heap_diff
     assert len(gc.get_referrers(model.losses)) == before
 
 
 # -- the watch ------------------------------------------------------------
 
 
-class NoCensus:
-    """Stands in for the census where the trend alone is asked: a look at all of pytest's objects takes a second."""
+class NoHeapDiff:
+    """Replaces ``HeapDiff`` in tests of trends: comparing all of pytest's objects takes a second."""
 
     def __init__(self, roots: dict[str, Any], step: int, is_wide: bool = True) -> None:
         self.step, self.is_complete, self.own_s = step, True, 0.0
@@ -144,8 +144,8 @@ class NoCensus:
 
 
 @pytest.fixture
-def without_census(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "Census", NoCensus)
+def without_heap_diff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "HeapDiff", NoHeapDiff)
 
 
 def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None) -> GrowthWatch:
@@ -166,14 +166,14 @@ def climbs(watch: GrowthWatch) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.usefixtures("without_census")
+@pytest.mark.usefixtures("without_heap_diff")
 def test_leak_is_seen_within_200_steps_when_readings_are_noisy(seed: int) -> None:
     noise = np.random.default_rng(seed).normal(scale=2e6, size=200)
     assert climbs(watched(lambda step: 4e8 + 300_000 * step + noise[step]))
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.usefixtures("without_census")
+@pytest.mark.usefixtures("without_heap_diff")
 def test_control_is_not_accused_when_tensors_come_and_go(seed: int) -> None:
     rng = np.random.default_rng(seed)
     level = np.zeros(2000)
@@ -185,17 +185,17 @@ def test_control_is_not_accused_when_tensors_come_and_go(seed: int) -> None:
     assert not climbs(watched(lambda step: 4e8 + level[step], n_steps=2000))
 
 
-@pytest.mark.usefixtures("without_census")
+@pytest.mark.usefixtures("without_heap_diff")
 def test_warm_up_is_not_taken_for_a_leak_when_it_flattens() -> None:
     assert not climbs(watched(lambda step: 4e8 + 2e6 * min(step, 60)))
 
 
-@pytest.mark.usefixtures("without_census")
+@pytest.mark.usefixtures("without_heap_diff")
 def test_late_leak_is_seen_when_the_beginning_was_flat() -> None:
     assert climbs(watched(lambda step: 4e8 + 3e5 * max(0, step - 900), n_steps=2000))
 
 
-@pytest.mark.usefixtures("without_census")
+@pytest.mark.usefixtures("without_heap_diff")
 def test_memory_of_the_watch_stays_bounded_when_a_run_is_long() -> None:
     watch = watched(lambda step: 4e8, n_steps=50_000)
     readings = watch.readings["host"]
@@ -204,7 +204,7 @@ def test_memory_of_the_watch_stays_bounded_when_a_run_is_long() -> None:
     assert watch.next_step - readings.steps[-1] >= 200
 
 
-def test_census_names_what_grows_when_the_watch_sees_a_climb() -> None:
+def test_heap_diff_names_what_grows_when_the_watch_sees_a_climb() -> None:
     model = Model()
 
     def reading(step: int) -> float:

@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.loader import LoaderWatch
 from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
-from lightning_perf.probes.tally import KIND, USUAL_STEP
+from lightning_perf.probes.step_aggregator import KIND, USUAL_STEP
 
 from .conftest import Make, assert_adds_up
 from .models import FetchesItself, Manual, Sleeps, Tiny, loader, unsized_loader

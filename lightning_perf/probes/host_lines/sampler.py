@@ -27,7 +27,7 @@ from types import FrameType
 
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.spans import OWN
-from lightning_perf.probes.tally import SLOW_FACTOR
+from lightning_perf.probes.step_aggregator import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, StageTimes
 
 from .profile import PhaseSamples, ProfileBuilder

@@ -38,7 +38,7 @@ class BackwardWatch:
     ) -> None:
         self.n = 0
         self.n_unused: int | None = None
-        """The most parameters without a gradient in one backward; None before one was looked at."""
+        """The most parameters without a gradient in one backward; None before the first sample."""
         self._own_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
         self._waiting_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
         self._parameters = tuple(parameters)

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
-from lightning_perf.probes.tally import (
+from lightning_perf.probes.step_aggregator import (
     FIRST_STEP,
     KIND,
     LEFT_OUT_STEP,
@@ -13,7 +13,7 @@ from lightning_perf.probes.tally import (
     ROW_WIDTH,
     SAMPLES,
     USUAL_STEP,
-    Tally,
+    StepAggregator,
 )
 
 MS = 1_000_000
@@ -29,19 +29,21 @@ def rows(n: int = 1, kind: int = USUAL_STEP, samples: int = 4, **phases_ms: floa
     return made
 
 
-def tally_of(*parts: NDArray[np.int64]) -> Tally:
-    tally = Tally()
-    tally.add(np.vstack(parts))
-    return tally
+def aggregated(*parts: NDArray[np.int64]) -> StepAggregator:
+    aggregator = StepAggregator()
+    aggregator.add(np.vstack(parts))
+    return aggregator
 
 
 def test_nothing_is_told_when_there_were_no_steps() -> None:
-    assert Tally().stage_times(0) is None
-    assert tally_of(rows(3, NOT_A_STEP, validation=5)).stage_times(0) is None
+    assert StepAggregator().stage_times(0) is None
+    assert aggregated(rows(3, NOT_A_STEP, validation=5)).stage_times(0) is None
 
 
 def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
-    times = tally_of(rows(30, forward=10), rows(1, NOT_A_STEP, epoch_boundary=200), rows(30, forward=10)).stage_times(0)
+    times = aggregated(rows(30, forward=10), rows(1, NOT_A_STEP, epoch_boundary=200), rows(30, forward=10)).stage_times(
+        0
+    )
     assert times is not None
     assert times.n_steps == 60
     assert times.span_s == pytest.approx(0.8)
@@ -52,14 +54,14 @@ def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
 
 
 def test_validation_of_a_row_is_no_part_of_its_step() -> None:
-    times = tally_of(rows(10, forward=10), rows(1, forward=10, validation=500, checkpoint=100)).stage_times(0)
+    times = aggregated(rows(10, forward=10), rows(1, forward=10, validation=500, checkpoint=100)).stage_times(0)
     assert times is not None
     assert times.step_s.p99 == pytest.approx(0.01, rel=0.01)
     assert times.phases["validation"].total_s == pytest.approx(0.5)
 
 
 def test_slow_steps_are_outliers_with_the_phase_that_grew() -> None:
-    times = tally_of(
+    times = aggregated(
         rows(50, forward=10, data_wait=1),
         rows(1, forward=10, data_wait=90),
         rows(20, forward=10, data_wait=1),
@@ -77,18 +79,18 @@ def test_slow_steps_are_outliers_with_the_phase_that_grew() -> None:
 
 
 def test_outliers_are_not_told_of_few_steps() -> None:
-    times = tally_of(rows(18, forward=10), rows(1, forward=90)).stage_times(0)
+    times = aggregated(rows(18, forward=10), rows(1, forward=90)).stage_times(0)
     assert times is not None
     assert times.outliers is None
     assert times.is_steady is None
 
 
 def test_only_the_ten_slowest_are_kept_when_many_are_slow() -> None:
-    tally = tally_of(rows(100, forward=10))
+    aggregator = aggregated(rows(100, forward=10))
     for i in range(30):
-        tally.add(rows(1, forward=100 + i))
-        tally.add(rows(10, forward=10))
-    times = tally.stage_times(0)
+        aggregator.add(rows(1, forward=100 + i))
+        aggregator.add(rows(10, forward=10))
+    times = aggregator.stage_times(0)
     assert times is not None
     assert times.outliers is not None
     assert times.outliers.n == 30
@@ -98,7 +100,7 @@ def test_only_the_ten_slowest_are_kept_when_many_are_slow() -> None:
 @pytest.mark.parametrize("period", [2, 4, 7])
 def test_waits_that_come_in_a_rhythm_are_bursts(period: int) -> None:
     parts = [rows(1, forward=10, data_wait=8 if i % period == 0 else 0) for i in range(40 * period)]
-    times = tally_of(*parts).stage_times(0)
+    times = aggregated(*parts).stage_times(0)
     assert times is not None
     assert times.fetch is not None
     assert times.fetch.burst_period == period
@@ -107,7 +109,7 @@ def test_waits_that_come_in_a_rhythm_are_bursts(period: int) -> None:
 
 
 def test_there_is_no_rhythm_when_waits_are_few() -> None:
-    times = tally_of(rows(100, forward=10), rows(5, forward=10, data_wait=8)).stage_times(0)
+    times = aggregated(rows(100, forward=10), rows(5, forward=10, data_wait=8)).stage_times(0)
     assert times is not None
     assert times.fetch is not None
     assert times.fetch.burst_period is None
@@ -115,7 +117,7 @@ def test_there_is_no_rhythm_when_waits_are_few() -> None:
 
 
 def test_first_fetch_is_moved_to_the_boundary_but_for_a_usual_one() -> None:
-    times = tally_of(rows(20, forward=10, data_wait=2), rows(1, FIRST_STEP, forward=10, data_wait=52)).stage_times(0)
+    times = aggregated(rows(20, forward=10, data_wait=2), rows(1, FIRST_STEP, forward=10, data_wait=52)).stage_times(0)
     assert times is not None
     assert times.n_steps == 20
     assert times.phases["data_wait"].total_s == pytest.approx(21 * 0.002)
@@ -125,24 +127,26 @@ def test_first_fetch_is_moved_to_the_boundary_but_for_a_usual_one() -> None:
 
 
 def test_first_fetch_is_moved_when_it_is_added_alone() -> None:
-    tally = tally_of(rows(20, forward=10, data_wait=2))
-    tally.add(rows(1, FIRST_STEP, forward=10, data_wait=52))
-    times = tally.stage_times(0)
+    aggregator = aggregated(rows(20, forward=10, data_wait=2))
+    aggregator.add(rows(1, FIRST_STEP, forward=10, data_wait=52))
+    times = aggregator.stage_times(0)
     assert times is not None
     assert times.phases["epoch_boundary"].total_s == pytest.approx(0.050, rel=0.01)
 
 
 def test_samples_are_unknown_when_one_step_does_not_tell() -> None:
-    assert tally_of(rows(5, forward=1)).stage_times(0).samples_per_s == pytest.approx(4000)  # type: ignore[union-attr]
-    times = tally_of(rows(5, forward=1), rows(1, samples=-1, forward=1)).stage_times(0)
+    assert aggregated(rows(5, forward=1)).stage_times(0).samples_per_s == pytest.approx(4000)  # type: ignore[union-attr]
+    times = aggregated(rows(5, forward=1), rows(1, samples=-1, forward=1)).stage_times(0)
     assert times is not None
     assert times.samples_per_s is None
 
 
 def test_profiled_steps_are_left_out_of_everything() -> None:
-    plain = tally_of(rows(40, forward=10)).stage_times(0)
-    tally = tally_of(rows(20, forward=10), rows(5, LEFT_OUT_STEP, forward=900, data_wait=900), rows(20, forward=10))
-    times = tally.stage_times(0)
+    plain = aggregated(rows(40, forward=10)).stage_times(0)
+    aggregator = aggregated(
+        rows(20, forward=10), rows(5, LEFT_OUT_STEP, forward=900, data_wait=900), rows(20, forward=10)
+    )
+    times = aggregator.stage_times(0)
     assert plain is not None
     assert times is not None
     assert times.span_s == plain.span_s
@@ -156,13 +160,13 @@ def test_profiled_steps_are_left_out_of_everything() -> None:
 @pytest.mark.parametrize("batches", [1, 3, 17, 100])
 def test_timeline_merges_blocks_and_loses_no_step(batches: int) -> None:
     n = 6000
-    tally = Tally()
+    aggregator = StepAggregator()
     durations = 10 + np.arange(n) % 7
     for part in np.array_split(np.arange(n), batches):
         made = rows(len(part))
         made[:, PHASE_INDEX["forward"]] = durations[part] * MS
-        tally.add(made)
-    times = tally.stage_times(0)
+        aggregator.add(made)
+    times = aggregator.stage_times(0)
     assert times is not None
     blocks = times.timeline
     assert 256 <= len(blocks) <= 512
@@ -177,8 +181,8 @@ def test_timeline_merges_blocks_and_loses_no_step(batches: int) -> None:
 
 
 def test_run_is_not_steady_when_its_halves_differ() -> None:
-    assert tally_of(rows(100, forward=10)).stage_times(0).is_steady is True  # type: ignore[union-attr]
-    times = tally_of(rows(50, forward=10), rows(50, forward=12)).stage_times(0)
+    assert aggregated(rows(100, forward=10)).stage_times(0).is_steady is True  # type: ignore[union-attr]
+    times = aggregated(rows(50, forward=10), rows(50, forward=12)).stage_times(0)
     assert times is not None
     assert times.is_steady is False
 
@@ -188,7 +192,7 @@ def test_mean_and_spread_are_exact_while_quantiles_are_within_one_percent() -> N
     durations = random.integers(5 * MS, 20 * MS, 2000)
     made = rows(2000)
     made[:, PHASE_INDEX["forward"]] = durations
-    times = tally_of(made).stage_times(0)
+    times = aggregated(made).stage_times(0)
     assert times is not None
     assert times.step_s.mean == pytest.approx(durations.mean() / 1e9)
     assert times.step_s.std == pytest.approx(durations.std() / 1e9)

@@ -46,7 +46,7 @@ _DIRECT_DEPTH = 2
 _MAX_WRAPPERS = 8
 
 
-class Census:
+class HeapDiff:
     """The first snapshot.
 
     Args:

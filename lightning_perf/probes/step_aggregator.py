@@ -55,7 +55,7 @@ def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((kinds != NOT_A_STEP) & (kinds != LEFT_OUT_TIME))
 
 
-class Tally:
+class StepAggregator:
     """Sums, quantiles, outliers and timeline of the steps of one stage.
 
     ``first_step`` is the index of the first step to be added, ``start_ns`` its start; both count from the start of the
@@ -299,7 +299,7 @@ def _merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(total)
 
 
-class EpochTally:
+class EpochAggregator:
     """Sums of the rows of one epoch."""
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class EpochTally:
         )
 
 
-class DeviceTally:
+class DeviceAggregator:
     """Sums of (step, starved) nanoseconds that the device clock resolved."""
 
     def __init__(self) -> None:
