@@ -49,11 +49,7 @@ def can_look_at_compiled() -> bool:
 def leave_mode(mode: Any) -> bool:
     """Leave a ``TorchDispatchMode`` that is entered once, in part, or not at all.
 
-    Args:
-        mode: The mode.
-
-    Returns:
-        False where it must be tried again later, because a mode of somebody else's is above it.
+    Return False if another mode is above it; call again later.
     """
     torch: Any = _python_dispatch
     if torch._get_current_dispatch_mode() is mode:

@@ -51,12 +51,8 @@ class _Row:
 class ArithmeticCounter:
     """Counts while it is entered; it can be entered again for another part of the same step.
 
-    Args:
-        module: The model.
-        depth: Depth of the modules listed; 1 for the top-level ones.
-        now_ns: The host's clock.
-        times_operators: Whether to time operators by that clock, which is meaningful on a CPU only.
-        log: Also collects the calls for replays; None for none.
+    ``depth`` is 1 for the top-level modules. Timing operators by the host's clock is meaningful on a CPU only. ``log``
+    also collects the calls for replays.
     """
 
     def __init__(

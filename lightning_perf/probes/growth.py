@@ -94,11 +94,8 @@ def is_climb(trend: Trend) -> bool:
 class GrowthWatch:
     """Readings of several places, and the comparison of the heap that follows a climb.
 
-    Args:
-        readers: By place; return bytes, or None if it cannot be read at the moment.
-        roots: Returns the objects that a comparison of the heap starts from.
-        now_ns: The host's clock.
-        once: Runs a function that takes long enough to make this step's time unusable.
+    ``readers`` return bytes by place, or None. ``roots`` returns the objects that a comparison starts from. ``once``
+    runs a function that takes long enough to make this step's time unusable.
     """
 
     def __init__(

@@ -47,13 +47,10 @@ _MAX_WRAPPERS = 8
 
 
 class HeapDiff:
-    """The first snapshot.
+    """The first snapshot, after ``step``.
 
-    Args:
-        roots: Objects by name whose attributes hold the user's data: the module, callbacks, the datamodule.
-        step: The step of this snapshot.
-        is_wide: Include all live containers, not only those reachable from attributes of the roots (1-2 ms).
-        limit_s: The longest that a snapshot may take.
+    ``roots`` are objects by name whose attributes hold the user's data: the module, callbacks, the datamodule. A wide
+    snapshot includes all live containers, otherwise only those reachable from attributes of the roots (1-2 ms).
     """
 
     def __init__(self, roots: dict[str, Any], step: int, is_wide: bool = True, limit_s: float = LIMIT_S) -> None:

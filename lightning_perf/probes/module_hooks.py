@@ -15,16 +15,12 @@ from lightning_perf.seams import remove_hook
 
 
 class ModuleWatch:
-    """Calls functions when modules begin and end their forward pass.
+    """Calls functions when modules begin and end their forward pass, even if it raises.
 
     It uses torch's hooks on all modules, which do not change the modules themselves: copies and pickles take no hook
     along, and modules that behave differently with hooks, such as ``nn.TransformerEncoderLayer`` in evaluation, do not
-    change.
-
-    Args:
-        modules: The modules to watch, by path.
-        enters: Called with the path, positional and keyword arguments; must not raise.
-        leaves: Called with the path and the output, even if the forward pass raised; must not raise.
+    change. ``enters`` gets a module's path, positional and keyword arguments, ``leaves`` its path and output; neither
+    may raise.
     """
 
     def __init__(

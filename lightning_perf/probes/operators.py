@@ -44,9 +44,8 @@ _PICKS = {"aten::embedding": 0, "aten::index_select": 0, "aten::gather": 0, "ate
 class Traffic(NamedTuple):
     """Memory traffic of an operator by its schema.
 
-    Attributes:
-        is_view: It returns a view of its argument: nothing is moved.
-        n_bytes: Returns the bytes moved, from positional arguments, keyword arguments and result.
+    ``is_view``: it returns a view, nothing is moved. ``n_bytes`` returns the bytes moved, from positional arguments,
+    keyword arguments and result.
     """
 
     is_view: bool

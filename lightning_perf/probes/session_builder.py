@@ -211,11 +211,8 @@ def startup_parts(
 ) -> dict[str, float]:
     """Return seconds by part of the time to the end of the first step: ``Run.startup``.
 
-    Args:
-        startup_ns: Nanoseconds before the first fetch, by phase.
-        sanity_ns: The part of it in the sanity validation.
-        first_step_ns: The first step's phases in the order of ``PHASES``; None if unknown.
-        steady: The usual step; None while unknown: then the whole first step counts.
+    ``startup_ns`` is the time before the first fetch by phase, ``sanity_ns`` its part in the sanity validation. While
+    the usual step is unknown, the whole first step counts.
     """
     parts = {name: ns / 1e9 for name, ns in startup_ns.items()}
     parts["other"] = parts.pop("startup", 0.0) - sanity_ns / 1e9 + parts.pop("other", 0.0)

@@ -23,13 +23,9 @@ N_COLUMNS = N_PHASES + 1
 
 
 class Span:
-    """A named part of the loop, as a reusable context manager.
+    """A named part of the loop, as a reusable context manager that yields the name of Lightning's action.
 
-    Attributes:
-        phase: Index of the phase that its time counts in.
-        ns: Nanoseconds spent in it so far, without the spans entered from it.
-        n: Number of entries.
-        action: What entering it yields: the name of Lightning's action, as a profiler does.
+    ``ns`` counts the time in it without the spans entered from it, ``n`` its entries.
     """
 
     __slots__ = ("action", "hook", "kind", "n", "name", "ns", "phase", "timeline")

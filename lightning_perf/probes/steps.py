@@ -50,13 +50,8 @@ class StageProbe:
     """The steps of one stage.
 
     A row is the time from a step's first fetch to the next step's, by phase. Rows have no gaps or overlap: they add up
-    to the wall time of the stage.
-
-    Args:
-        timeline: What charges the time.
-        device_clock: None where the device has no clock.
-        row: The counters that the timeline charges in this stage; by default its current ones.
-        own: The span of PerfDoctor's own time; None if a span around the step's end accounts for it.
+    to the wall time of the stage. ``row`` replaces the counters that the timeline charges now. ``own`` is the span of
+    PerfDoctor's own time; None if a span around the step's end accounts for it.
     """
 
     def __init__(

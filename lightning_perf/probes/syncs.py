@@ -125,11 +125,7 @@ class Site:
 class OperatorTracer(PassiveMode):
     """Traces one step's operators, from ``open`` to ``close``.
 
-    Args:
-        device: Of the run; other devices are not waited for.
-        entry_ns: Cost per operator of getting here, from ``entry_cost_ns``.
-        phase: Returns the current phase of the step.
-        now_ns: The host's clock.
+    Only synchronization with ``device`` counts. ``entry_ns`` is the cost per operator from ``entry_cost_ns``.
     """
 
     def __init__(

@@ -49,14 +49,8 @@ _log = logging.getLogger("lightning_perf")
 class TelemetryProbe:
     """One run's telemetry. Made and started in the training thread.
 
-    Args:
-        host: The host's reader; None if it could not be created.
-        gpu: The device's; None if there is none.
-        packages: The CPU's energy.
-        now_ns: The host's clock.
-        start_ns: The start of the run by it.
-        step: Returns the number of finished steps; samples count from the first on.
-        hz: Samples per second after the first seconds.
+    ``host`` or ``gpu`` is None if it cannot be read. ``step`` returns the number of finished steps; samples count from
+    the first on. ``hz`` is the rate after the first seconds.
     """
 
     def __init__(

@@ -41,16 +41,9 @@ _MAX_TRACES = 64  # windows with a trace in memory, so that an endless schedule 
 class WindowProbe:
     """Opens and closes windows, and reads what they recorded.
 
-    It needs few steps between windows. Only the profiler itself synchronizes, at the edges of a window.
-
-    Args:
-        options: When windows open and what they record.
-        loop: The loop; steps inside a window count in no statistic.
-        device: The ``torch.device`` trained on.
-        rank: Of this process.
-        folder: Where traces go.
-        is_worth_keeping: Returns whether the trace of an automatic window is worth its disk space.
-        on_no_files: Called with the error after which trace files are no longer written; windows are still read.
+    It needs few steps between windows; only the profiler itself synchronizes, at a window's edges. Steps inside a
+    window count in no statistic. ``is_worth_keeping`` returns whether the trace of an automatic window is worth its
+    disk space. ``on_no_files`` is called with the error after which trace files are no longer written.
     """
 
     def __init__(

@@ -117,12 +117,7 @@ class ProfileBuilder:
     ) -> HostProfile | None:
         """Return the record; None without samples.
 
-        Args:
-            phases: Samples by name.
-            slow: The same of slow steps only.
-            steps: Finished steps at the first and at the last sample.
-            cost_s: What sampling cost.
-            steady: The steps in the steady state, for seconds per step.
+        ``slow`` holds the samples of slow steps only, ``steps`` the finished steps at the first and the last sample.
         """
         total_ns = sum(phase.ns for phase in phases.values())
         if not total_ns:

@@ -25,12 +25,8 @@ class BackwardWatch:
     DistributedDataParallel starts collectives while gradients are computed and waits for them at the end of backward:
     time after the last gradient is waiting, for the network and for slower ranks. Several backward passes of a step
     (manual optimization, closures of optimizers) are added up. On an idle device, other callbacks in
-    ``on_after_backward`` before this one look like waiting too.
-
-    Args:
-        parameters: All of the model's; which of them are trained may change, and is checked in each sampled step.
-        timeline: Its ``backward`` phase is split.
-        make_event: Makes device events; None if the host computes.
+    ``on_after_backward`` before this one look like waiting too. Without ``make_event`` the host computes. Which
+    parameters are trained is checked in each sampled step.
     """
 
     def __init__(

@@ -45,14 +45,10 @@ class Exchange:
         self._known: dict[int, RankSummary] = {}
 
     def share(self, summary: RankSummary | None, limit_s: float) -> Ranks | None:
-        """Give this rank's summary; on rank 0, collect those of the others. Each rank calls it equally often.
+        """Give this rank's summary, None if it measured nothing. Each rank calls it equally often.
 
-        Args:
-            summary: None if this rank measured nothing, which is reported.
-            limit_s: How long rank 0 waits for the others.
-
-        Returns:
-            All ranks on rank 0; only this rank elsewhere. None if nothing is known.
+        Return all ranks on rank 0, which waits up to ``limit_s`` for the others, and only this rank elsewhere; None if
+        nothing is known.
         """
         begin = self._now_s()
         key = self._key(self._rank)

@@ -147,14 +147,8 @@ def rank_summary(
 ) -> RankSummary | None:
     """Return this rank's summary; None before it measured a steady step.
 
-    Args:
-        rank: Its global rank.
-        steady: Its steady steps.
-        named: Time by name.
-        epochs: Those that it trained.
-        watch: What it waits for in backward; None if unknown.
-        exchanges_in_forward: Whether it also waits for other ranks in forward (sharded parameters, tensor parallelism):
-            its own work in forward and optimizer is then unknown.
+    ``watch`` measures what it waits for in backward; None if unknown. If the strategy also waits for other ranks in
+    forward (sharded parameters, tensor parallelism), its own work in forward and optimizer is unknown.
     """
     if steady is None or steady.n_steps == 0:
         return None

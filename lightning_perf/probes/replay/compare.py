@@ -98,14 +98,9 @@ class Item(Protocol):
 
 
 class Comparison(NamedTuple):
-    """Result of a comparison.
+    """Result of a comparison: seconds per step as it is and treated, and the number of pairs of passes.
 
-    Attributes:
-        before_s: Seconds per step as it is.
-        after_s: Seconds per step with the treatment.
-        n_rounds: Pairs of passes.
-        speedup: None after too few rounds.
-        reason: Why there is no speedup; empty otherwise.
+    After too few rounds ``speedup`` is None, and ``reason`` says why.
     """
 
     before_s: float | None
@@ -123,18 +118,11 @@ def compare(
     now_ns: Callable[[], int],
     worth: float = 1.0,
 ) -> Comparison:
-    """Compare all items as they are with all items under a treatment.
+    """Compare all items as they are with all items under a treatment, for at most ``limit_s`` seconds.
 
-    Args:
-        items: The work, largest first.
-        treated: Makes the context of a pass with the treatment.
-        watch: Times each item.
-        limit_s: The available time.
-        now_ns: The host's clock.
-        worth: The lowest speedup that matters in a step; rounds end if it is out of reach.
-
-    Returns:
-        Medians of the passes, and Student's interval of the logarithm of their ratios by pair.
+    ``treated`` makes the context of a treated pass. Rounds end early if the speedup ``worth``, the lowest that matters
+    in a step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
+    ratios by pair.
     """
     until = now_ns() + round(limit_s * 1e9)
     before, after = _Passes(items, watch, False), _Passes(items, watch, True)

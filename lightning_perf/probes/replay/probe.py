@@ -65,12 +65,9 @@ class ReplayProbe:
         self._budget_s = LEAST_S
 
     def answer(self, hypotheses: Iterable[Hypothesis], log: CallLog | None, trained_s: float) -> bool:
-        """Replay what is not answered yet, within the budget; return whether something was replayed.
+        """Replay what is not answered yet, largest first, within the budget; return whether something was replayed.
 
-        Args:
-            hypotheses: What rules ask, largest first.
-            log: The operators of the sampled step; None if no step was sampled.
-            trained_s: The time trained so far.
+        ``log`` holds the operators of the sampled step; None without one.
         """
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
