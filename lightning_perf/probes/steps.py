@@ -303,7 +303,7 @@ class StageProbe:
         return _as_matrix(self._rows)
 
     def _started(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
-        """Return a aggregator of the rows after the warm-up, and the number of warm-up steps."""
+        """Return an aggregator of the rows after the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
         is_usual = rows[:, KIND] == USUAL_STEP
         steps_ns = rows[:, _STEP_COLUMNS].sum(axis=1)
