@@ -99,19 +99,21 @@ class EdgeSpan(Span):
 
     def __enter__(self) -> str | None:
         Span.__enter__(self)
-        self._notify("enters")
+        _notify(self, "enters")
         return self.action
 
     def __exit__(self, *exception: object) -> None:
-        self._notify("leaves")
+        _notify(self, "leaves")
         Span.__exit__(self, *exception)
 
-    def _notify(self, event: str) -> None:
-        if self.timeline.edges is not None:
-            try:
-                getattr(self.timeline.edges, event)(self.name)
-            except Exception as error:  # noqa: BLE001 - reported
-                self.timeline.fail(error)
+
+def _notify(span: Span, event: str) -> None:
+    # No method of EdgeSpan: a span that is under way may be a plain one again when it ends.
+    if span.timeline.edges is not None:
+        try:
+            getattr(span.timeline.edges, event)(span.name)
+        except Exception as error:  # noqa: BLE001 - reported
+            span.timeline.fail(error)
 
 
 class FetchSpan(Span):
