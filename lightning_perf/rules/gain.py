@@ -8,6 +8,7 @@ import msgspec
 
 from lightning_perf.records import Confidence, Evidence, Finding, Gain, Method, Prescription, StageTimes
 
+from .parts import unsigned_finding
 from .severity import severity_of_gain
 from .signals import phase_s
 
@@ -35,20 +36,12 @@ def gain_from(
     """
     high = min(max(recoverable_high_s, 0.0) / steady.span_s, MAX_RECOVERABLE_SHARE)
     low = min(max(recoverable_low_s, 0.0) / steady.span_s, high)
-    return Gain(
-        low=1 / (1 - low),
-        high=1 / (1 - high),
-        basis=basis,
-        method=method,
-    )
+    return Gain(low=1 / (1 - low), high=1 / (1 - high), basis=basis, method=method)
 
 
 def timed_finding(
     steady: StageTimes,
     *,
-    code: str,
-    name: str,
-    category: str,
     summary: str,
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
@@ -62,9 +55,6 @@ def timed_finding(
 
     Args:
         steady: The span.
-        code: The rule's code.
-        name: The rule's name.
-        category: The rule's category.
         summary: Its first sentence is the headline of a verdict.
         evidence: The facts.
         prescriptions: Best first.
@@ -77,18 +67,7 @@ def timed_finding(
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
     gain = gain_from(steady, low_s, high_s, basis, method)
-    return Finding(
-        code=code,
-        name=name,
-        category=category,
-        severity=severity_of_gain(gain),
-        summary=summary,
-        evidence=evidence,
-        prescriptions=prescriptions,
-        gain=gain,
-        confidence=confidence,
-        claims=bounded,
-    )
+    return unsigned_finding(severity_of_gain(gain), summary, evidence, prescriptions, confidence, bounded, gain)
 
 
 def with_measurement(finding: Finding) -> Finding:

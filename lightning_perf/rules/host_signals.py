@@ -110,9 +110,6 @@ def loop_finding(
     steady: StageTimes,
     loop: TensorLoop,
     *,
-    code: str,
-    name: str,
-    category: str,
     summary: str,
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
@@ -132,9 +129,6 @@ def loop_finding(
         phases = CODE_PHASES
     return timed_finding(
         steady,
-        code=code,
-        name=name,
-        category=category,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,

@@ -8,8 +8,10 @@ that one process needs for a batch, and no more than the cores allow.
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import msgspec
+import numpy as np
 
 from lightning_perf.records import (
     Distribution,
@@ -37,10 +39,8 @@ TRANSPORT_HIGH_S = 500e-6
 MIN_CORES = 2.0
 # Making samples that is on a core for less than this share of its time waits rather than computes.
 COMPUTES_FRACTION = 0.5
-# What two fits with the same loader in one minute differ by, though nobody takes their cores: clocks, caches and memory
-# are shared with other programs and other machines of the host. Fastest and slowest of three were 7 to 13 % off their
-# middle (docs/benchmarks/loader.md).
-RUN_TO_RUN = 0.1
+# Steps that stray farther change during the run (PD605, PD902): no interval describes them.
+MOST_SPREAD = 0.5
 # Of /dev/shm: what batches in flight may fill (PD112 asks for twice what they need).
 SHM_SHARE = 0.5
 DEFAULT_PREFETCH = 2
@@ -187,7 +187,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     n_workers = min(n_needed, n_cap) if chosen is None else chosen.num_workers
     saved = (0.0, 0.0)
     if n_workers > n_now:
-        saved = _saved(step_s, now, chosen or _bound(session, batch_s, compute_s, n_workers))
+        saved = saved_by(step_s, now, chosen or _bound(session, batch_s, compute_s, n_workers), run_spread(session))
     takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
         n_now=n_now,
@@ -313,7 +313,7 @@ def feeding_of(session: Session) -> Feeding:
 
 def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> Step:
     """Return the step at one point of the curve: measured, or bounds around the throughput of the loader alone."""
-    least_s = (1 - RUN_TO_RUN) * max(compute_s, point.low_s)  # nothing makes a step shorter than that
+    least_s = (1 - run_spread(session)) * max(compute_s, point.low_s)  # nothing makes a step shorter than that
     if point.step_s is not None and point.step_low_s is not None and point.step_high_s is not None:
         return Step(
             num_workers=point.num_workers,
@@ -350,16 +350,36 @@ def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
     return min(good, key=lambda each: each.num_workers, default=None)
 
 
-def _saved(step_s: float, now: Step | None, chosen: Step) -> tuple[float, float]:
+def run_spread(session: Session) -> float:
+    """Return how far the training's step strays from its median over the run, as a fraction; 0 without a timeline.
+
+    That is the farther end of the range that holds 90 % of the blocks of the timeline: a step may stray as far from one
+    fit to the next.
+    """
+    blocks = [block.step_s for block in session.steady.timeline] if session.steady is not None else []
+    if len(blocks) < 2 or median(blocks) <= 0:
+        return 0.0
+    middle_s = median(blocks)
+    low_s, high_s = (float(end) for end in np.percentile(blocks, [5, 95]))
+    return min(MOST_SPREAD, max(high_s - middle_s, middle_s - low_s) / middle_s)
+
+
+def saved_by(step_s: float, now: Step | None, chosen: Step, spread: float) -> tuple[float, float]:
     """Return the least and the most seconds per step that the chosen workers save.
 
     The training's step becomes the probed one; or, where the workers in use were probed as well, it becomes shorter by
     the probed ratio. Where the two differ, the probe did not compute quite as the training does.
+
+    Args:
+        step_s: The training's mean step.
+        now: The step with the workers in use; None where it was not probed.
+        chosen: The step with the chosen workers.
+        spread: How far steps stray over the run (``run_spread``).
     """
     low_s, high_s = chosen.low_s, chosen.high_s
     if chosen.is_measured:
-        low_s = min(low_s, (1 - RUN_TO_RUN) * chosen.step_s)
-        high_s = max(high_s, (1 + RUN_TO_RUN) * chosen.step_s)
+        low_s = min(low_s, (1 - spread) * chosen.step_s)
+        high_s = max(high_s, (1 + spread) * chosen.step_s)
     ends = [step_s - high_s, step_s - low_s]
     if now is not None and now.is_measured and chosen.is_measured:
         ends += [step_s * (1 - high_s / now.low_s), step_s * (1 - low_s / now.high_s)]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
 from .gain import how_to_measure, timed_finding, unapplied
+from .parts import fact, unsigned_finding
 from .rule import Skip
 from .severity import LOW_SHARE
 from .signals import computing_s, is_cpu_run, steady_of
@@ -21,9 +22,6 @@ class Diagnosis(NamedTuple):
     """What a rule says, whatever the treatment gains.
 
     Attributes:
-        code: The rule's code.
-        name: The rule's name.
-        category: The rule's category.
         symptom: The fact, without a final period.
         evidence: Further facts.
         prescription: The treatment.
@@ -36,9 +34,6 @@ class Diagnosis(NamedTuple):
         unmeasured: The severity without a measurement.
     """
 
-    code: str
-    name: str
-    category: str
     symptom: str
     evidence: tuple[Evidence, ...]
     prescription: Prescription
@@ -103,7 +98,8 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     phases = {name: computing_s(session, steady, name) for name in diagnosis.phases}
     within_s = sum(phases.values())
     if diagnosis.most_s is None:
-        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps))
+        concerned_s = diagnosis.at_stake * steady.step_s.mean if not is_cpu_run(session) else 0.0
+        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps, concerned_s))
     else:
         within_s = min(within_s, diagnosis.most_s)
         saved = saved_s(result, within_s / steady.n_steps)
@@ -115,22 +111,18 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
     return timed_finding(
         steady,
-        code=diagnosis.code,
-        name=diagnosis.name,
-        category=diagnosis.category,
         summary=f"{diagnosis.symptom}; {diagnosis.effect} {times} faster on this machine (measured).",
         evidence=(
             *diagnosis.evidence,
-            Evidence(
-                metric="measured speedup of these operators", value=speedup.value, unit="ratio", n=result.n_rounds
-            ),
+            fact("measured speedup of these operators", speedup.value, "ratio", n=result.n_rounds),
         ),
         prescriptions=(diagnosis.prescription,),
         claims={name: high_s * seconds / sum(phases.values()) for name, seconds in phases.items() if within_s > 0},
         low_s=low_s,
         basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
         confidence="low" if is_wide else "high",
-        method="replayed",
+        # On a device without a trace the operators that were not replayed are unknown.
+        method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",
     )
 
 
@@ -143,16 +135,13 @@ def not_measured(
 ) -> Finding:
     """Return a finding without a gain, and with the command that measures it."""
     prescription = unapplied(diagnosis.prescription)
-    return Finding(
-        code=diagnosis.code,
-        name=diagnosis.name,
-        category=diagnosis.category,
+    return unsigned_finding(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
-        evidence=(*diagnosis.evidence, Evidence(metric="why the speedup was not measured", value=reason)),
+        evidence=(*diagnosis.evidence, fact("why the speedup was not measured", reason)),
         prescriptions=(prescription,),
         confidence="low",
-        claims=dict(claims or {}),
+        claims=claims,
     )
 
 
@@ -167,17 +156,23 @@ def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
     return trace_claims(reading, diagnosis.at_stake * reading.trace.span_s)
 
 
-def saved_s(result: Replayed, most_s: float) -> tuple[float, float]:
+def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[float, float]:
     """Return the seconds per step that a treatment saves at least and at most.
 
-    The same operators took ``seen_s`` in the step itself and ``before_s`` when replayed: both are allowed for. Others
-    that the treatment changes stay as they are, or become as much faster. All of them take at most ``most_s`` per step.
+    The same operators took ``seen_s`` in the step and ``before_s`` when replayed: the interval includes both. Other
+    operators that the treatment changes keep their time, or become as much faster.
+
+    Args:
+        result: Of the replay, with a speedup.
+        most_s: Seconds per step that these operators take at most.
+        concerned_s: Seconds per step that a trace shows in the operators that the treatment changes. On a device a
+            replay does not know them.
     """
     speedup = result.speedup
     assert speedup is not None
     times = [seconds for seconds in (result.before_s, result.seen_s) if seconds is not None]
     rest = max(1.0, result.concerned_s / result.seen_s) if result.concerned_s and result.seen_s else 1.0
-    low_s, high_s = min(*times, most_s), min(max(times) * rest, most_s)
+    low_s, high_s = min(*times, most_s), min(max(max(times) * rest, concerned_s), most_s)
     return low_s * (1 - 1 / speedup.low), high_s * (1 - 1 / speedup.high)
 
 

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""A rule."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         code: ``"PD101"``; never reused.
         name: Reads as "allow <name>", e.g. ``"starved-by-loader"``.
-        category: The folder it stands in.
+        category: The name of its folder.
         docs: Markdown with the headings What it measures, Why it costs, Example, Prescription, When it is wrong,
             Sources.
-        check: Reads a session; a finding, or None when there is nothing to say. Raises Skip.
-        preflight: The same from settings alone, before the first step; None where that cannot be.
+        check: Return the finding of a session, or None. Raises Skip.
+        preflight: The same from settings alone, before the first step; None for a rule that needs measurements.
         hypothesis: What to replay before ``check`` can promise a speedup; None for a rule that needs no replay. Returns
             None where its symptom is absent, and may raise Skip.
-        only_unexplained: Its finding is a symptom: it is dropped where another rule's finding explains lost time.
-        yields_its_time: Its finding says when time is lost, not to what: it is dropped where findings of others claim
-            at least half of the time that it claims.
-        explains: Codes whose findings this rule's finding is the cause of. Where it claims about as much time, it is
-            placed right before them: both claim the same time, and the cause is what one wants to read first.
-        weakens: Whether this rule's finding lowers the confidence of another one; None where it lowers none.
+        only_unexplained: Its finding is a symptom: it is dropped if another rule's finding explains lost time.
+        yields_its_time: Its finding says when time is lost, not why: it is dropped if other findings claim at least
+            half of the time that it claims.
+        explains: Codes of the findings that this rule's finding is the cause of. It is placed right before them if it
+            claims about as much time.
+        weakens: Whether this rule's finding lowers the confidence of another one; None if it lowers none.
     """
 
     code: str
@@ -48,3 +48,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     only_unexplained: bool = False
     yields_its_time: bool = False
     explains: tuple[str, ...] = ()
+
+    def sign(self, finding: Finding | None) -> Finding | None:
+        """Return a finding of this rule with its code, name and category, if it has none."""
+        if finding is None or finding.code:
+            return finding
+        return msgspec.structs.replace(finding, code=self.code, name=self.name, category=self.category)

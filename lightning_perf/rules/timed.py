@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_perf.records import Confidence, Evidence, Finding, Prescription, StageTimes
+from lightning_perf.stats.steady import AGREEMENT
 
 from .gain import timed_finding
 from .wording import duration, percent
 
-SPREAD = 0.1
-"""Halves of a run count as equally fast up to this difference (``stats.steady.AGREEMENT``): a time may be off by it."""
+SPREAD = AGREEMENT
+"""Halves of a run count as equally fast up to this difference: a time may be off by it."""
 
 MANY = 10
 """Work done this many times less often leaves a tenth: the most that is promised where the user picks the interval."""
@@ -19,9 +20,6 @@ MANY = 10
 def removal_finding(
     steady: StageTimes,
     *,
-    code: str,
-    name: str,
-    category: str,
     summary: str,
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
@@ -34,9 +32,6 @@ def removal_finding(
 
     Args:
         steady: The steady steps.
-        code: The rule's code.
-        name: The rule's name.
-        category: The rule's category.
         summary: Its first sentence is the headline of a verdict.
         evidence: The facts.
         prescriptions: Best first.
@@ -50,9 +45,6 @@ def removal_finding(
     basis = f"{duration(total_s)} timed; {_remains(left, least)}"
     return timed_finding(
         steady,
-        code=code,
-        name=name,
-        category=category,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,

@@ -146,9 +146,6 @@ def _span_of(trace: TraceRecord) -> StageTimes:
 def trace_finding(
     reading: Reading,
     *,
-    code: str,
-    name: str,
-    category: str,
     summary: str,
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
@@ -163,9 +160,6 @@ def trace_finding(
 
     Args:
         reading: The trace, and the span that its shares are applied to.
-        code: The rule's code.
-        name: The rule's name.
-        category: The rule's category.
         summary: Its first sentence is the headline of a verdict.
         evidence: The facts.
         prescriptions: Best first.
@@ -180,9 +174,6 @@ def trace_finding(
         confidence = "medium"
     return timed_finding(
         reading.span,
-        code=code,
-        name=name,
-        category=category,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,

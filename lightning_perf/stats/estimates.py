@@ -86,6 +86,15 @@ def ratio_interval(
     return _interval(float(a.mean() - b.mean()), reach)
 
 
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Return the mean with Student's 95 % interval; None with fewer than two values."""
+    if len(values) < MIN_RUNS:
+        return None
+    found = np.asarray(values, dtype=np.float64)
+    mean, reach = float(found.mean()), _t(len(found) - 1) * math.sqrt(_variance(found) / len(found))
+    return Interval(value=mean, low=mean - reach, high=mean + reach)
+
+
 def drift(groups: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
     """The slope that groups of values share, by least squares with a level of its own for each group.
 

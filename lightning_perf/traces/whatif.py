@@ -6,12 +6,6 @@ from typing import Final
 
 from lightning_perf.records import TraceRecord, WhatIf
 
-SURE_PART: Final = 0.5
-"""Of time that is exclusive to the loader or the allocator, at least this part goes away. A single worker process
-already overlaps the whole of loading with the whole of computing; what remains is handing batches over, and what the
-workers take from the training process: in the ResNet-50 pair of the old TensorBoard plugin's samples, four workers won
-back five sixths of the exposed wait."""
-
 _MEANING: Final = {
     "loader": "waiting for data while the device had nothing to do",
     "sync": "the device idle because the host had waited for it",
@@ -29,9 +23,9 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
 
     With T the mean step, D what the device needs in it (any stream working), H what the host needs without waiting, and
     E the time exclusive to the cause: the step becomes no shorter than max(D, H, T − E), because it takes the longer of
-    host and device and because only exclusive time can be won back. The upper end is T − ``SURE_PART`` × E for causes
-    whose time goes away with them, and T for those behind which another wait may appear. On a trace without device
-    work D is 0 and E is the host's time in the cause.
+    host and device and because only exclusive time can be won back. The upper end is T: a trace does not show what a
+    fix leaves, or which wait appears behind it. On a trace without device work D is 0 and E is the host's time in the
+    cause.
     """
     n = max(len(record.steps), 1)
     windows = record.windows
@@ -53,10 +47,9 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
         if cause in ("pageable_copy", "transfer", "device_to_host", "communication"):
             needs = 0.0
         low = min(max(needs, step_s - share), step_s)
-        high = step_s - SURE_PART * (step_s - low) if cause in ("loader", "allocator") else step_s
         predictions.append(
             WhatIf(
-                cause=cause, step_s=step_s, low_s=low, high_s=high, claim_s=claim_s,
+                cause=cause, step_s=step_s, low_s=low, high_s=step_s, claim_s=claim_s,
                 basis=f"{_MEANING[cause]}: {claim_s / n * 1e3:.1f} ms of a {step_s * 1e3:.1f} ms step; "
                 f"the device needs {device_s * 1e3:.1f} ms",
             )

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.kernel_signals import MIN_MATRIX_SHARE, full_precision_s
 from lightning_perf.rules.model_signals import counted
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
-from lightning_perf.rules.trace_signals import (
-    is_blind,
-    matrix_units,
-    reading_of,
-    work_share,
-)
+from lightning_perf.rules.trace_signals import is_blind, matrix_units, reading_of, work_share
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
-CODE = "PD301"
-NAME = "full-precision-matmul"
-CATEGORY = "compute"
-
 MATRIX_OPERATORS = (
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution",
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::mkldnn_convolution",
     "aten::convolution_backward",  # its products are in its own time: nothing is called below it
-)  # fmt: skip
+)
 
 DOCS = """\
 ## What it measures
@@ -71,11 +67,11 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if prescription is None:
         return None
     metric = "share of fp32 matrix products in the computing"
-    evidence = Evidence(metric=metric, value=share, unit="fraction", threshold=MIN_MATRIX_SHARE)
-    setting = () if precision is None else (Evidence(metric="precision", value=precision),)
+    evidence = fact(metric, share, "fraction", MIN_MATRIX_SHARE)
+    setting = () if precision is None else (fact("precision", precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
     effect = f"{prescription.treatment.removeprefix('precision-')} runs these operators"
-    return Diagnosis(CODE, NAME, CATEGORY, symptom, (evidence, *setting), prescription, effect, at_stake=time_share)
+    return Diagnosis(symptom, (evidence, *setting), prescription, effect, at_stake=time_share)
 
 
 def _matrix_shares(session: Session) -> tuple[float, float]:
@@ -126,11 +122,11 @@ def _prescription(session: Session) -> Prescription | None:
     if not bf16 and not fp16:
         return None
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
-    return Prescription(
+    return fix(
+        f'set precision="{flag}"',
+        "one line",
+        "numerics",
         treatment=treatment,
-        summary=f'set precision="{flag}"',
-        safety="numerics",
-        effort="one line",
         trainer_flags={"precision": flag},
         code=f'Trainer(..., precision="{flag}")',
     )
@@ -146,4 +142,11 @@ def _may_compute_in_bf16(session: Session) -> bool:
     return not features or bool({"avx512f", "amx_bf16"} & set(features))
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD301",
+    name="full-precision-matmul",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

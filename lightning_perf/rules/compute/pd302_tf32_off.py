@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import (
-    device_reading_of,
-    is_worth_saying,
-    matrix_units,
-    share_evidence,
-)
+from lightning_perf.rules.trace_signals import device_reading_of, is_worth_saying, matrix_units, share_evidence
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
-
-CODE = "PD302"
-NAME = "tf32-off"
-CATEGORY = "compute"
 
 # As for PD202: from 5 % on it decides something.
 MIN_SHARE = 0.05
@@ -70,19 +62,16 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if not is_worth_saying(reading, on_path_s):
         return None
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(reading.share(matrix_s))} of step time is fp32 matrix kernels that do not use TF32",
         (
             share_evidence(reading, "matrix kernels in plain 32 bit", matrix_s, MIN_SHARE),
-            *((Evidence(metric="float32_matmul_precision", value=setting),) if setting else ()),
+            *((fact("float32_matmul_precision", setting),) if setting else ()),
         ),
-        Prescription(
+        fix(
+            'set torch.set_float32_matmul_precision("high")',
+            "one line",
+            "numerics",
             treatment="matmul-precision-high",
-            summary='set torch.set_float32_matmul_precision("high")',
-            safety="numerics",
-            effort="one line",
             code='torch.set_float32_matmul_precision("high")',
         ),
         "TF32 runs these operators",
@@ -91,4 +80,6 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD302", name="tf32-off", category="compute", docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis)
+)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, trace_or_live
-from lightning_perf.rules.launch_signals import (
-    MAX_MEDIAN_KERNEL_S,
-    is_launch_bound,
-    late_place,
-    tiny_operators,
-)
+from lightning_perf.rules.launch_signals import MAX_MEDIAN_KERNEL_S, is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.trace_signals import (
@@ -26,10 +22,6 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.roofline import least_of_step
-
-CODE = "PD303"
-NAME = "launch-bound"
-CATEGORY = "compute"
 
 DOCS = """\
 ## What it measures
@@ -84,24 +76,15 @@ def _live(session: Session) -> Finding | None:
     n = sum(module.n_operators or 0 for module in profile.modules)
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"Starting operators takes at least {percent(min(1.0, starting_s / step_s))} of forward and backward. "
             f"They are {n:,} a step, and the device could compute them in {duration(device_s)}."
         ),
         evidence=(
-            Evidence(
-                metric="starting operators, of forward and backward",
-                value=starting_s / step_s,
-                unit="fraction",
-                threshold=MIN_LATE_SHARE,
-                n=1,
-            ),
-            Evidence(metric="operators of forward and backward a step", value=n, unit="count"),
-            Evidence(metric="starting one, measured on this device", value=starting_s / max(1, n), unit="s"),
-            Evidence(metric="a step is bound by", value="launch"),
+            fact("starting operators, of forward and backward", starting_s / step_s, "fraction", MIN_LATE_SHARE, 1),
+            fact("operators of forward and backward a step", n, "count"),
+            fact("starting one, measured on this device", starting_s / max(1, n), "s"),
+            fact("a step is bound by", "launch"),
         ),
         prescriptions=_prescriptions(),
         claims=claims_within(steady, (starting_s - device_s) * steady.n_steps, CODE_PHASES),
@@ -131,9 +114,6 @@ def _from_trace(session: Session) -> Finding | None:
     waited = "device idle because launches were late" + (", while profiled" if trace.steps else "")
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(capped_s))} of the time the device waits for the host to launch kernels. "
             f"{kernels.n_per_step:.0f} kernels {'a step' if trace.steps else 'in the trace'}, the median runs for "
@@ -141,14 +121,8 @@ def _from_trace(session: Session) -> Finding | None:
         ),
         evidence=(
             share_evidence(reading, waited, late_s, MIN_LATE_SHARE),
-            Evidence(
-                metric="median kernel",
-                value=kernels.median_s,
-                unit="s",
-                threshold=MAX_MEDIAN_KERNEL_S,
-                n=trace.n_kernels,
-            ),
-            Evidence(metric="kernels " + ("a step" if trace.steps else "in the trace"), value=kernels.n_per_step),
+            fact("median kernel", kernels.median_s, "s", MAX_MEDIAN_KERNEL_S, trace.n_kernels),
+            fact("kernels " + ("a step" if trace.steps else "in the trace"), kernels.n_per_step),
             share_evidence(reading, "device busy", device.busy_s),
         ),
         prescriptions=_prescriptions(),
@@ -163,13 +137,8 @@ def _from_trace(session: Session) -> Finding | None:
 def _prescriptions() -> tuple[Prescription, ...]:
     return (
         compile_prescription(" with CUDA graphs"),
-        Prescription(
-            treatment="batch-size",
-            summary="give each kernel more work: a larger batch",
-            safety="semantics",
-            effort="minutes",
-        ),
+        fix("give each kernel more work: a larger batch", "minutes", "semantics", treatment="batch-size"),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD303", name="launch-bound", category="compute", docs=DOCS, check=check)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, TensorLoop
+from lightning_perf.records import Finding, Prescription, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of, where
 from lightning_perf.rules.launch_signals import MIN_TINY_SHARE, max_mean_s, tiny_operators
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import EXPLAINED_SHARE, Rule, Skip
 from lightning_perf.rules.trace_signals import (
     code_phases,
@@ -15,10 +16,6 @@ from lightning_perf.rules.trace_signals import (
     trace_finding,
 )
 from lightning_perf.rules.wording import percent
-
-CODE = "PD304"
-NAME = "python-bound-step"
-CATEGORY = "compute"
 
 DOCS = """\
 ## What it measures
@@ -83,9 +80,6 @@ def _live(session: Session) -> Finding | None:
     return loop_finding(
         steady,
         worst,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(worst.share)} of a step is a Python loop over a tensor: {_place(worst)} takes it apart in "
             f"{worst.repeats} rounds. Each round costs some operators of a few microseconds, whatever they compute"
@@ -93,8 +87,8 @@ def _live(session: Session) -> Finding | None:
         ),
         evidence=(
             loop_evidence(worst, calls),
-            *(Evidence(metric=f"rounds at {_place(loop)}", value=loop.repeats, unit="count") for loop in loops[:3]),
-            Evidence(metric="operators that the function calls a step", value=worst.operators_per_step, unit="count"),
+            *(fact(f"rounds at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
+            fact("operators that the function calls a step", worst.operators_per_step, "count"),
         ),
         prescriptions=_prescriptions(),
     )
@@ -111,11 +105,10 @@ def _place(loop: TensorLoop) -> str:
 
 def _prescriptions() -> tuple[Prescription, ...]:
     return (
-        Prescription(
-            treatment="",
-            summary="write the loop as one operation over the whole tensor",
-            safety="numerics",
-            effort="minutes",
+        fix(
+            "write the loop as one operation over the whole tensor",
+            "minutes",
+            "numerics",
             code="total = (x * w).sum()  # instead of a sum over rows",
         ),
         compile_prescription(" or this function"),
@@ -136,14 +129,11 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
         return None, False
     finding = trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{percent(reading.share(found.cost_s))} of the time goes to tiny operators. {found.summary}.",
         evidence=(
             share_evidence(reading, "cost of tiny operators", found.cost_s, MIN_TINY_SHARE),
-            Evidence(metric="operators in the window", value=found.n, unit="count"),
-            Evidence(metric="mean operator", value=found.mean_s, unit="s", threshold=bound_s, n=found.n),
+            fact("operators in the window", found.n, "count"),
+            fact("mean operator", found.mean_s, "s", bound_s, found.n),
         ),
         prescriptions=_prescriptions(),
         low_s=0.0,
@@ -156,4 +146,4 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
     return finding, found.is_at_a_line or trace.device is not None
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD304", name="python-bound-step", category="compute", docs=DOCS, check=check)

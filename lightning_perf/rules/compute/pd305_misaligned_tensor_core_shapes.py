@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, MatrixShape, Prescription, Session
+from lightning_perf.records import Finding, MatrixShape, Session
 from lightning_perf.rules.kernel_signals import kind_path_s
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
-
-CODE = "PD305"
-NAME = "misaligned-tensor-core-shapes"
-CATEGORY = "compute"
 
 # As for PD202: from 5 % on it decides something.
 MIN_SHARE = 0.05
@@ -63,19 +60,15 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     worst = shapes[0]
     multiple = _MULTIPLES[worst.dtype.lower()]
     odd = ", ".join(dict.fromkeys(str(size) for size in _dimensions(worst) if size % multiple))
-    times = [Evidence(metric=f"{s.operator} {s.shapes}", value=s.device_s, unit="s", n=s.calls) for s in shapes[:3]]
+    times = [fact(f"{s.operator} {s.shapes}", s.device_s, "s", n=s.calls) for s in shapes[:3]]
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(reading.share(spent_s))} of the time is matrix products with misaligned dimensions, mostly "
         f"{worst.operator} of {worst.shapes}",
         (share_evidence(reading, "misaligned matrix products", spent_s, MIN_SHARE), *times),
-        Prescription(
-            treatment="",
-            summary=f"pad the dimensions that are not a multiple of {multiple}: {odd}",
-            safety="semantics",
-            effort="minutes",
+        fix(
+            f"pad the dimensions that are not a multiple of {multiple}: {odd}",
+            "minutes",
+            "semantics",
             code=f"size = -(-size // {multiple}) * {multiple}",
         ),
         "padding runs these operators",
@@ -93,4 +86,11 @@ def _is_misaligned(shape: MatrixShape) -> bool:
     return bool(sizes) and min(sizes) >= MIN_DIMENSION and any(size % multiple for size in sizes)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD305",
+    name="misaligned-tensor-core-shapes",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

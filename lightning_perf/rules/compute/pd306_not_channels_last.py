@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule
-from lightning_perf.rules.trace_signals import (
-    device_reading_of,
-    on_path_s,
-    share_evidence,
-    work_share,
-)
+from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence, work_share
 from lightning_perf.rules.wording import percent
-
-CODE = "PD306"
-NAME = "not-channels-last"
-CATEGORY = "compute"
 
 MIN_CONVOLUTION_SHARE = 0.30
 # What a few hundred steps can tell from noise.
@@ -68,25 +60,18 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if half_s < MIN_HALF_FRACTION * kernels.matrix_s:
         return None
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(reading.share(spent_s))} of step time is spent in {kernels.layout_n} conversions of layout",
         (
             share_evidence(reading, "converting layouts, on the critical path", spent_s, MIN_SHARE),
-            Evidence(
-                metric="convolutions in the kernels' time",
-                value=share,
-                unit="fraction",
-                threshold=MIN_CONVOLUTION_SHARE,
-                n=reading.trace.n_kernels,
+            fact(
+                "convolutions in the kernels' time", share, "fraction", MIN_CONVOLUTION_SHARE, reading.trace.n_kernels
             ),
         ),
-        Prescription(
+        fix(
+            "keep model and images in channels_last",
+            "minutes",
+            "numerics",
             treatment="channels-last",
-            summary="keep model and images in channels_last",
-            safety="numerics",
-            effort="minutes",
             code=(
                 "model = model.to(memory_format=torch.channels_last)\n"
                 "images = images.to(memory_format=torch.channels_last)"
@@ -97,4 +82,11 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD306",
+    name="not-channels-last",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import device_reading_of, kind_s, share_evidence, work_share
 from lightning_perf.rules.wording import percent
-
-CODE = "PD307"
-NAME = "cudnn-benchmark-off"
-CATEGORY = "compute"
 
 MIN_CONVOLUTION_SHARE = 0.30
 
@@ -63,20 +60,17 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     metric = "convolutions in the kernels' time"
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
         (
             share_evidence(reading, "convolutions", kind_s(reading.trace, "convolution")),
-            Evidence(metric=metric, value=share, unit="fraction", threshold=MIN_CONVOLUTION_SHARE, n=convolutions.n),
-            Evidence(metric="cudnn.benchmark", value=False),
+            fact(metric, share, "fraction", MIN_CONVOLUTION_SHARE, convolutions.n),
+            fact("cudnn.benchmark", False),
         ),
-        Prescription(
+        fix(
+            "set benchmark=True",
+            "one line",
+            "numerics",
             treatment="cudnn-benchmark",
-            summary="set benchmark=True",
-            safety="numerics",
-            effort="one line",
             trainer_flags={"benchmark": True},
             code="Trainer(..., benchmark=True)",
         ),
@@ -84,4 +78,11 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD307",
+    name="cudnn-benchmark-off",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

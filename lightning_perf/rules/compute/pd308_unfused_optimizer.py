@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, OptimizerSettings, Prescription, Session
+from lightning_perf.records import Finding, OptimizerSettings, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD308"
-NAME = "unfused-optimizer"
-CATEGORY = "compute"
 
 # Below this share even a step that takes no time at all is less than a few hundred steps can tell from noise.
 MIN_SHARE = 0.08
@@ -66,26 +63,17 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if flag is None or share < MIN_SHARE:
         return None
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{slow.class_name} updates {slow.n_tensors} tensors one by one in {percent(share)} of step time",
         (
-            Evidence(
-                metric="share of the time in the optimizer's step",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=steady.n_steps,
-            ),
-            Evidence(metric="implementation", value=slow.implementation),
-            Evidence(metric="tensors updated", value=slow.n_tensors, unit="count"),
+            fact("share of the time in the optimizer's step", share, "fraction", MIN_SHARE, steady.n_steps),
+            fact("implementation", slow.implementation),
+            fact("tensors updated", slow.n_tensors, "count"),
         ),
-        Prescription(
+        fix(
+            f"pass {flag}=True to {slow.class_name}",
+            "one line",
+            "numerics",
             treatment="fused-optimizer" if flag == "fused" else "",
-            summary=f"pass {flag}=True to {slow.class_name}",
-            safety="numerics",
-            effort="one line",
             code=f"torch.optim.{slow.class_name}(self.parameters(), ..., {flag}=True)",
         ),
         f"{flag}=True runs the step",
@@ -101,4 +89,11 @@ def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
     return None if is_cpu_run(session) else "foreach"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD308",
+    name="unfused-optimizer",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

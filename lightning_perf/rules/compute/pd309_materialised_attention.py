@@ -5,15 +5,11 @@ from __future__ import annotations
 from lightning_perf.records import AttentionCall, Evidence, Finding, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.host_signals import looked_at, trace_or_live, where
 from lightning_perf.rules.kernel_signals import MIN_ATTENTION_SHARE
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import code_limit_s, is_blind, on_path_s, place, reading_of, share_evidence
 from lightning_perf.rules.wording import percent
-
-CODE = "PD309"
-NAME = "materialised-attention"
-CATEGORY = "compute"
-
 
 DOCS = """\
 ## What it measures
@@ -60,11 +56,9 @@ def _live(session: Session) -> Diagnosis | None:
     worst = calls.attentions[0]
     via = f" through torch's {worst.via}" if worst.via else ""
     n = calls.n_steps
-    found = Evidence(
-        metric="attention in the time of a step", value=share, unit="fraction", threshold=MIN_ATTENTION_SHARE, n=n
-    )
+    found = fact("attention in the time of a step", share, "fraction", MIN_ATTENTION_SHARE, n)
     sites = {where(each.file, each.line, each.function): each.per_step for each in calls.attentions[:3]}
-    more = [Evidence(metric=f"attention at {site}", value=k, unit="per step", n=n) for site, k in sites.items()]
+    more = [fact(f"attention at {site}", k, "per step", n=n) for site, k in sites.items()]
     scores = f"{worst.rows} x {worst.columns} scores{via}"
     return _diagnosed(share, next(iter(sites)), scores, (found, *more), _prescription(worst))
 
@@ -81,12 +75,12 @@ def _from_trace(session: Session) -> Diagnosis | None:
         return None
     spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, code_limit_s(reading))
     site = place(attention.site, attention.function) if attention.site else ""
-    found = Evidence(
-        metric="attention in the time of " + ("the device" if is_device else "operators"),
-        value=attention.share,
-        unit="fraction",
-        threshold=MIN_ATTENTION_SHARE,
-        n=attention.n,
+    found = fact(
+        "attention in the time of " + ("the device" if is_device else "operators"),
+        attention.share,
+        "fraction",
+        MIN_ATTENTION_SHARE,
+        attention.n,
     )
     evidence = (found, share_evidence(reading, "attention", spent_s))
     share = reading.share(spent_s)
@@ -102,9 +96,6 @@ def _diagnosed(
     at_stake: float = 0.0,
 ) -> Diagnosis:
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(share)} of the time is attention written out as products and a softmax; {site or 'the model'} "
         f"writes {scores} to memory",
         evidence,
@@ -126,7 +117,7 @@ def _prescription(call: AttentionCall | None = None) -> Prescription:
             "let torch's scaled_dot_product_attention use a fused kernel: give it four dimensions and a mask that "
             "fused kernels support; here it fell back to the written-out form"
         )
-    return Prescription(treatment="", summary=summary, safety="numerics", effort="minutes", code=code)
+    return fix(summary, "minutes", "numerics", code=code)
 
 
 def _scores(attention: MaterialisedAttention) -> str:
@@ -135,4 +126,11 @@ def _scores(attention: MaterialisedAttention) -> str:
     return f"{attention.rows} x {attention.columns} scores"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD309",
+    name="materialised-attention",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

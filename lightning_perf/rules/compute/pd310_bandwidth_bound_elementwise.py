@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session, TraceRecord
+from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.rules.kernel_signals import kind_path_s
+from lightning_perf.rules.parts import fact
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
@@ -16,10 +17,6 @@ from lightning_perf.rules.trace_signals import (
     work_share,
 )
 from lightning_perf.rules.wording import percent
-
-CODE = "PD310"
-NAME = "bandwidth-bound-elementwise"
-CATEGORY = "compute"
 
 MIN_SHARE = 0.40
 
@@ -62,18 +59,15 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if everything_s <= 0 or spent_s / everything_s < MIN_SHARE or not is_worth_saying(reading, spent_s):
         return None
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(reading.share(spent_s))} of the time is kernels that only move numbers through memory. "
         f"{_kinds(trace)}",
         (
-            Evidence(
-                metric="elementwise, normalization, reduction and copy kernels in the computing",
-                value=spent_s / everything_s,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=trace.n_kernels,
+            fact(
+                "elementwise, normalization, reduction and copy kernels in the computing",
+                spent_s / everything_s,
+                "fraction",
+                MIN_SHARE,
+                trace.n_kernels,
             ),
             share_evidence(reading, "these kernels on the critical path", spent_s),
         ),
@@ -88,4 +82,4 @@ def _kinds(trace: TraceRecord) -> str:
     return f"By kind: {', '.join(parts)}"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD310", name="bandwidth-bound-elementwise", category="compute", docs=DOCS, check=check)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import CompilerWatch, Evidence, Finding, Prescription, Recompile, Session
+from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
 from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.host_signals import where
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import called, duration, percent
-
-CODE = "PD311"
-NAME = "recompiling"
-CATEGORY = "compute"
 
 # The first batch, and the first of another size, compile: torch then makes that size dynamic. A third time after the
 # run's first steps something else goes wrong. Dynamo itself gives a function up after 8 (its recompile limit).
@@ -74,10 +71,7 @@ def check(session: Session) -> Finding | None:
         "none to all of the time that compiling again took" if given_up else "all but one of these compilations",
         "timed",
     )
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         # What running uncompiled costs from then on is not known.
         severity="low" if given_up and share < MIN_SHARE else severity_of_gain(gain),
         summary=(
@@ -86,15 +80,15 @@ def check(session: Session) -> Finding | None:
             f"{f' The reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
-            Evidence(metric="recompilations after the first steps", value=n, unit="count", threshold=MIN_RECOMPILES),
-            Evidence(metric="time that they took", value=share, unit="fraction", threshold=MIN_SHARE),
-            Evidence(metric="compiling in all", value=duration(watch.compile_s)),
+            fact("recompilations after the first steps", n, "count", MIN_RECOMPILES),
+            fact("time that they took", share, "fraction", MIN_SHARE),
+            fact("compiling in all", duration(watch.compile_s)),
             *(
-                Evidence(
-                    metric=f"{where(r.file, r.line, r.function)} compiled again",
-                    value=r.n,
-                    unit="count",
-                    threshold=RECOMPILES_AT_LIMIT if given_up else None,
+                fact(
+                    f"{where(r.file, r.line, r.function)} compiled again",
+                    r.n,
+                    "count",
+                    RECOMPILES_AT_LIMIT if given_up else None,
                 )
                 for r in (given_up or late)[:3]
             ),
@@ -110,25 +104,21 @@ _GIVEN_UP = " After so many torch gives a function up: unless its limit was rais
 
 def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
     advice = [
-        Prescription(
-            treatment="",
-            summary="tell torch which dimension changes, or pad batches to a few sizes",
-            safety="exact",
-            effort="minutes",
+        fix(
+            "tell torch which dimension changes, or pad batches to a few sizes",
+            "minutes",
             code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
         )
     ]
     if len(watch.recompiles) == 1 and watch.n_functions > 1:
         advice.append(
-            Prescription(
-                treatment="",
-                summary=f"only {worst.function} recompiles: compile the other regions by themselves",
-                safety="exact",
-                effort="minutes",
+            fix(
+                f"only {worst.function} recompiles: compile the other regions by themselves",
+                "minutes",
                 code=f"@torch.compiler.disable  # on {worst.function}; what it calls may be compiled by itself",
             )
         )
     return tuple(advice)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD311", name="recompiling", category="compute", docs=DOCS, check=check)

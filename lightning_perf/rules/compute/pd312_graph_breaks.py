@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_perf.records import Evidence, Finding, GraphBreak, Prescription, Session, TensorLoop
+from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of, where
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent
-
-CODE = "PD312"
-NAME = "graph-breaks"
-CATEGORY = "compute"
 
 DOCS = """\
 ## What it measures
@@ -63,21 +60,15 @@ def check(session: Session) -> Finding | None:
         f"The reason: {first.reason or 'torch does not tell'}."
     )
     evidence = tuple(
-        Evidence(metric=f"graph break at {where(b.file, b.line, b.function)}", value=b.reason or "no reason told")
-        for b in breaks[:5]
+        fact(f"graph break at {where(b.file, b.line, b.function)}", b.reason or "no reason told") for b in breaks[:5]
     )
-    advice = Prescription(
-        treatment="",
-        summary=f"keep {place if first.file else 'what breaks the graph'} out of the compiled function",
-        safety="exact",
-        effort="minutes",
+    advice = fix(
+        f"keep {place if first.file else 'what breaks the graph'} out of the compiled function",
+        "minutes",
         code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
     )
     if loop is None:
-        return Finding(
-            code=CODE,
-            name=NAME,
-            category=CATEGORY,
+        return unsigned_finding(
             severity="low",  # of unknown cost: nothing is fused across it, which few steps feel for more
             summary=summary,
             evidence=evidence,
@@ -88,9 +79,6 @@ def check(session: Session) -> Finding | None:
     return loop_finding(
         steady,
         loop,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{summary} A loop of {loop.repeats} rounds in it runs uncompiled: {percent(loop.share)} of a step.",
         evidence=(loop_evidence(loop, calls), *evidence),
         prescriptions=(advice,),
@@ -109,4 +97,4 @@ def _is_in_one(one: GraphBreak, loop: TensorLoop) -> bool:
     return one.file == loop.file and loop.first_line <= one.line <= loop.last_line
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD304",))
+RULE = Rule(code="PD312", name="graph-breaks", category="compute", docs=DOCS, check=check, explains=("PD304",))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import STEP_PHASES, Evidence, Finding, Prescription, Session
+from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.model_signals import bound_of
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.trace_signals import device_reading_of, idle_limit_s, is_worth_saying, share_evidence
 from lightning_perf.rules.wording import percent
-
-CODE = "PD313"
-NAME = "small-batch"
-CATEGORY = "compute"
 
 # SageMaker Debugger's rule on batch size asks whether 95 % of the readings stay below 70 %; a window is surer than
 # readings, and below 60 % the time won is worth the change.
@@ -73,26 +70,20 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     fewer = f", and accumulate fewer than {n} batches" if n > 1 else ""
     metric = "peak of reserved memory, of the device"
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"The device works {percent(busy)} of the time, {bound_of(session)}-bound, and {percent(1 - fraction)} of its "
         "memory is free",
         (
             share_evidence(reading, "device busy", device.busy_s, MAX_BUSY_SHARE),
-            Evidence(metric=metric, value=fraction, unit="fraction", threshold=MAX_MEMORY_FRACTION),
-            Evidence(metric="a step is bound by", value=bound_of(session)),
+            fact(metric, fraction, "fraction", MAX_MEMORY_FRACTION),
+            fact("a step is bound by", bound_of(session)),
         ),
-        Prescription(
-            treatment="batch-size",
-            summary=f"use a larger batch{larger_batch(session)}{fewer}",
-            safety="semantics",
-            effort="minutes",
-        ),
+        fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),
         "a batch twice as large runs these operators",
         replayed_as="batch=2",
         most_s=idle_s * phase_s(reading.span, *STEP_PHASES) / reading.trace.span_s,
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD313", name="small-batch", category="compute", docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis)
+)

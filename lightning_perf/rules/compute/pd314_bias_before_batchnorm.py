@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, not_measured, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import is_blind, reading_of
-
-CODE = "PD314"
-NAME = "bias-before-batchnorm"
-CATEGORY = "compute"
 
 DOCS = """\
 ## What it measures
@@ -72,18 +69,9 @@ def _from_layers(session: Session) -> Diagnosis | None:
 
 def _diagnosed(n: int, symptom: str) -> Diagnosis:
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         symptom,
-        (Evidence(metric="convolutions with a bias before a batch normalization", value=n, unit="count"),),
-        Prescription(
-            treatment="",
-            summary="create these convolutions with bias=False",
-            safety="exact",
-            effort="minutes",
-            code="nn.Conv2d(..., bias=False)",
-        ),
+        (fact("convolutions with a bias before a batch normalization", n, "count"),),
+        fix("create these convolutions with bias=False", "minutes", code="nn.Conv2d(..., bias=False)"),
         "without their bias these operators run",
         replayed_as="no-bias",
         unmeasured="info",
@@ -91,6 +79,11 @@ def _diagnosed(n: int, symptom: str) -> Diagnosis:
 
 
 RULE = Rule(
-    code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight,
+    code="PD314",
+    name="bias-before-batchnorm",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    preflight=preflight,
     hypothesis=hypothesis_from(_diagnosis),
-)  # fmt: skip
+)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, not_measured, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD315"
-NAME = "double-precision"
-CATEGORY = "compute"
 
 # Single scalars kept in float64 cost nothing; from 1 % of the elements on it is part of the model.
 MIN_ELEMENT_FRACTION = 0.01
@@ -65,13 +62,10 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     metric = "fraction of the parameters in float64"
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(fraction)} of the parameters are float64",
         (
-            Evidence(metric=metric, value=fraction, unit="fraction", threshold=MIN_ELEMENT_FRACTION),
-            Evidence(metric="precision", value=session.settings.trainer.precision or "unknown"),
+            fact(metric, fraction, "fraction", MIN_ELEMENT_FRACTION),
+            fact("precision", session.settings.trainer.precision or "unknown"),
         ),
         _prescription(session),
         "float32 runs their operators",
@@ -81,17 +75,21 @@ def _diagnosis(session: Session) -> Diagnosis | None:
 
 def _prescription(session: Session) -> Prescription:
     is_asked = str(session.settings.trainer.precision).startswith("64")
-    return Prescription(
-        treatment="",
-        summary='set precision="32-true"' if is_asked else "use float32 parameters and inputs",
-        safety="numerics",
-        effort="one line",
+    return fix(
+        'set precision="32-true"' if is_asked else "use float32 parameters and inputs",
+        "one line",
+        "numerics",
         trainer_flags={"precision": "32-true"} if is_asked else {},
         code='Trainer(..., precision="32-true")' if is_asked else "model = model.float()",
     )
 
 
 RULE = Rule(
-    code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight,
+    code="PD315",
+    name="double-precision",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    preflight=preflight,
     hypothesis=hypothesis_from(_diagnosis),
-)  # fmt: skip
+)

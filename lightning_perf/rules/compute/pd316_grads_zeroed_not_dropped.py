@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD316"
-NAME = "grads-zeroed-not-dropped"
-CATEGORY = "compute"
 
 # torch's pattern matcher reports it at any cost; below 1 % it is not worth a line.
 MIN_SHARE = 0.01
@@ -65,21 +62,9 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     metric = "share of the time in zero_grad"
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(share)} of the time goes into writing zeros over gradients",
-        (
-            Evidence(metric=metric, value=share, unit="fraction", threshold=MIN_SHARE, n=n),
-            Evidence(metric="gradients kept as zeros", value=True),
-        ),
-        Prescription(
-            treatment="",
-            summary="call zero_grad(set_to_none=True)",
-            safety="exact",
-            effort="one line",
-            code="optimizer.zero_grad(set_to_none=True)",
-        ),
+        (fact(metric, share, "fraction", MIN_SHARE, n), fact("gradients kept as zeros", True)),
+        fix("call zero_grad(set_to_none=True)", "one line", code="optimizer.zero_grad(set_to_none=True)"),
         "with set_to_none=True clearing and accumulating gradients is",
         replayed_as="zero-grad-none",
         phases=("optimizer", "backward"),
@@ -88,4 +73,11 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD316",
+    name="grads-zeroed-not-dropped",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     Reading,
@@ -17,10 +18,6 @@ from lightning_perf.rules.trace_signals import (
 from lightning_perf.rules.wording import percent
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.traces.kernels import MATRIX_KINDS
-
-CODE = "PD317"
-NAME = "compute-bound"
-CATEGORY = "compute"
 
 MIN_BUSY_SHARE = 0.90
 
@@ -60,20 +57,15 @@ def check(session: Session) -> Finding | None:
     if busy < MIN_BUSY_SHARE or work_share(trace, *_kinds(trace)) <= 0:
         return None
     matrix = work_share(trace, *MATRIX_KINDS)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=(
             f"The device works for {percent(busy)} of the time; {percent(matrix)} of its kernels' time is matrix "
             "products and convolutions. What is left to gain lies in the arithmetic."
         ),
         evidence=(
-            Evidence(
-                metric="device busy", value=busy, unit="fraction", threshold=MIN_BUSY_SHARE, n=len(trace.steps) or None
-            ),
-            Evidence(metric="matrix kernels in the kernels' time", value=matrix, unit="fraction", n=trace.n_kernels),
+            fact("device busy", busy, "fraction", MIN_BUSY_SHARE, len(trace.steps) or None),
+            fact("matrix kernels in the kernels' time", matrix, "fraction", n=trace.n_kernels),
             *_speed(reading, device),
             *_utilisation(session),
         ),
@@ -95,7 +87,7 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
         return ()
     speed = sum(_operations(shape) for shape in known) / seconds
     facts = (
-        Evidence(metric="speed of the matrix products", value=speed, unit="FLOP/s", n=sum(s.calls for s in known)),
+        fact("speed of the matrix products", speed, "FLOP/s", n=sum(s.calls for s in known)),
         share_evidence(reading, "matrix kernels", kind_s(trace, *MATRIX_KINDS)),
     )
     precisions = trace.kernels.matrix_precisions
@@ -105,7 +97,7 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
     if chip is None or not peak:
         return facts
     metric = f"of the {peak / 1e12:g} TFLOP/s in the {chip.chip}'s datasheet"
-    return (*facts, Evidence(metric=metric, value=speed / peak, unit="fraction"))
+    return (*facts, fact(metric, speed / peak, "fraction"))
 
 
 def _utilisation(session: Session) -> tuple[Evidence, ...]:
@@ -113,14 +105,14 @@ def _utilisation(session: Session) -> tuple[Evidence, ...]:
     used = session.model_profile.utilisation if session.model_profile is not None else None
     if used is None:
         return ()
-    facts = [Evidence(metric="arithmetic of the model in a step", value=used.flops_per_s, unit="FLOP/s")]
+    facts = [fact("arithmetic of the model in a step", used.flops_per_s, "FLOP/s")]
     for fraction, peak, whose in (
         (used.measured_fraction, used.measured_flops_per_s, "measured on this device"),
         (used.datasheet_fraction, used.datasheet_flops_per_s, "in its datasheet"),
     ):
         if fraction is not None and peak is not None:
             metric = f"of the {peak / 1e12:.3g} TFLOP/s ({used.precision}) {whose}"
-            facts.append(Evidence(metric=metric, value=fraction, unit="fraction"))
+            facts.append(fact(metric, fraction, "fraction"))
     return tuple(facts)
 
 
@@ -129,4 +121,4 @@ def _operations(shape: MatrixShape) -> float:
     return 2.0 * (shape.m or 0) * (shape.n or 0) * (shape.k or 0) * shape.calls * (int(batch[1]) if batch else 1)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, only_unexplained=True)
+RULE = Rule(code="PD317", name="compute-bound", category="compute", docs=DOCS, check=check, only_unexplained=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD318"
-NAME = "single-threaded-compute"
-CATEGORY = "compute"
 
 # Threads can only speed up computing, so it must be most of the step; and an operation must be long enough to be split:
 # torch splits work from some ten thousand elements on, which steps below about 5 ms seldom have.
@@ -69,27 +66,20 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     omp = session.settings.torch.omp_num_threads
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(compute_s / steady.span_s)} of step time computes on {n_threads} of {n_wanted} cores"
         + (f" (OMP_NUM_THREADS={omp})" if omp else ""),
         (
-            Evidence(metric="threads of torch", value=n_threads, unit="count", threshold=n_wanted),
-            Evidence(
-                metric="share of the time computing",
-                value=compute_s / steady.span_s,
-                unit="fraction",
-                threshold=MIN_COMPUTE_SHARE,
-                n=steady.n_steps,
+            fact("threads of torch", n_threads, "count", n_wanted),
+            fact(
+                "share of the time computing", compute_s / steady.span_s, "fraction", MIN_COMPUTE_SHARE, steady.n_steps
             ),
-            Evidence(metric="computing per step", value=each_s, unit="s", threshold=MIN_COMPUTE_S, n=steady.n_steps),
+            fact("computing per step", each_s, "s", MIN_COMPUTE_S, steady.n_steps),
         ),
-        Prescription(
+        fix(
+            f"use {n_wanted} threads",
+            "one line",
+            "numerics",
             treatment="threads",
-            summary=f"use {n_wanted} threads",
-            safety="numerics",
-            effort="one line",
             code=f"torch.set_num_threads({n_wanted})",
         ),
         f"{n_wanted} threads run its operators",
@@ -98,4 +88,11 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD318",
+    name="single-threaded-compute",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

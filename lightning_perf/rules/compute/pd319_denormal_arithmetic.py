@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, OperatorProfile, Prescription, Session
+from lightning_perf.records import Finding, OperatorProfile, Session
 from lightning_perf.rules.model_signals import counted
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD319"
-NAME = "denormal-arithmetic"
-CATEGORY = "compute"
 
 # Enough for every vector of 16 numbers to hold one, on average.
 MIN_DENORMAL_FRACTION = 1 / 16
@@ -64,17 +61,14 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     worst = max(fed, key=lambda one: one.total_s or 0.0)
     fraction, metric = worst.denormal_fraction or 0.0, f"denormal numbers into {worst.name}"
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{percent(share)} of the time is products of denormal numbers, {percent(fraction)} of the inputs of "
         f"{worst.name}",
-        (Evidence(metric=metric, value=fraction, unit="fraction", threshold=MIN_DENORMAL_FRACTION, n=worst.calls),),
-        Prescription(
+        (fact(metric, fraction, "fraction", MIN_DENORMAL_FRACTION, worst.calls),),
+        fix(
+            "flush denormal numbers to zero",
+            "one line",
+            "numerics",
             treatment="flush-denormal",
-            summary="flush denormal numbers to zero",
-            safety="numerics",
-            effort="one line",
             code="torch.set_flush_denormal(True)  # before the first computation",
         ),
         "flushing runs these operators",
@@ -86,4 +80,11 @@ def _is_fed_denormals(operator: OperatorProfile) -> bool:
     return is_product and (operator.denormal_fraction or 0.0) >= MIN_DENORMAL_FRACTION
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD319",
+    name="denormal-arithmetic",
+    category="compute",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

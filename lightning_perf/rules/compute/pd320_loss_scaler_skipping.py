@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import gain_from
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.trace_signals import matrix_units
 from lightning_perf.rules.wording import percent
-
-CODE = "PD320"
-NAME = "loss-scaler-skipping"
-CATEGORY = "compute"
 
 # The scaler doubles its scale every 2,000 steps to try whether a larger one fits, and skips one step when it does not:
 # 0.05 % is its healthy rate. From 2 % on a training loses what a gain must have to show.
@@ -66,18 +63,15 @@ def check(session: Session) -> Finding | None:
     lost_s = skipped * steady.span_s
     basis = "the steps that were thrown away, as training made in the same time"
     gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, basis, "timed")  # bf16 has the range of fp32
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity=severity_of_gain(gain) if skipped >= MIN_SKIPPED else "low",
         summary=(
             f"{percent(skipped)} of the optimizer steps are thrown away because fp16 gradients overflow "
             f"({scaler.skips} of {scaler.n_steps}).{collapse}"
         ),
         evidence=(
-            Evidence(metric="steps skipped", value=skipped, unit="fraction", threshold=MIN_SKIPPED, n=scaler.n_steps),
-            Evidence(metric="scale", value=scaler.scale, threshold=MIN_SCALE),
+            fact("steps skipped", skipped, "fraction", MIN_SKIPPED, scaler.n_steps),
+            fact("scale", scaler.scale, threshold=MIN_SCALE),
         ),
         prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
         gain=gain,
@@ -85,24 +79,23 @@ def check(session: Session) -> Finding | None:
 
 
 def _bf16() -> Prescription:
-    return Prescription(
+    return fix(
+        'train with precision="bf16-mixed", which needs no scaler',
+        "one line",
+        "numerics",
         treatment="precision-bf16",
-        summary='train with precision="bf16-mixed", which needs no scaler',
-        safety="numerics",
-        effort="one line",
         trainer_flags={"precision": "bf16-mixed"},
         code='Trainer(..., precision="bf16-mixed")',
     )
 
 
 def _clip() -> Prescription:
-    return Prescription(
-        treatment="",
-        summary="clip gradients, and compute what overflows in fp32",
-        safety="semantics",
-        effort="minutes",
+    return fix(
+        "clip gradients, and compute what overflows in fp32",
+        "minutes",
+        "semantics",
         code="Trainer(..., gradient_clip_val=1.0)",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD320", name="loss-scaler-skipping", category="compute", docs=DOCS, check=check)

@@ -8,6 +8,7 @@ from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescripti
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import CORES, WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.trace_signals import (
@@ -20,10 +21,6 @@ from lightning_perf.rules.trace_signals import (
     without,
 )
 from lightning_perf.rules.wording import duration, number_of, percent
-
-CODE = "PD101"
-NAME = "starved-by-loader"
-CATEGORY = "data"
 
 # XProf calls a training input-bound from 5 % of the step on; TraceML warns at 10 % and 20 %, as the table of
 # severities does.
@@ -95,17 +92,17 @@ def check(session: Session) -> Finding | None:
     if predicted is not None and plan.cost_more:
         return None  # The same without a training: PD103, PD109.
     evidence = (
-        Evidence(
-            metric="share of the time " + ("the device is starved" if device else "the host waits for data"),
-            value=share,
-            unit="fraction",
-            threshold=MIN_SHARE,
-            n=steady.n_steps if predicted is None else None,
+        fact(
+            "share of the time " + ("the device is starved" if device else "the host waits for data"),
+            share,
+            "fraction",
+            MIN_SHARE,
+            steady.n_steps if predicted is None else None,
         ),
-        Evidence(metric=f"time to make one batch ({plan.basis})", value=plan.batch_s, unit="s"),
-        Evidence(metric="time of a step without waiting", value=plan.compute_s, unit="s", n=steady.n_steps),
-        Evidence(metric="num_workers", value="unknown" if loader.num_workers is None else loader.num_workers),
-        Evidence(metric=f"most workers, by {plan.cap_basis}", value=plan.n_cap, unit="count"),
+        fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
+        fact("time of a step without waiting", plan.compute_s, "s", n=steady.n_steps),
+        fact("num_workers", "unknown" if loader.num_workers is None else loader.num_workers),
+        fact(f"most workers, by {plan.cap_basis}", plan.n_cap, "count"),
         *plan_evidence(plan),
         *_rank_evidence(session),
     )
@@ -124,9 +121,6 @@ def check(session: Session) -> Finding | None:
     low_s = steady.n_steps * plan.saved_low_s if can_prescribe else 0.0
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
@@ -147,7 +141,7 @@ def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
     if most.wait_share - min(one.wait_share for one in summaries) < MIN_SHARE:
         return ()
     metric = f"share of its time that rank {most.rank} waits for data, the most of {len(summaries)}"
-    return (Evidence(metric=metric, value=most.wait_share, unit="fraction", n=most.n_steps),)
+    return (fact(metric, most.wait_share, "fraction", n=most.n_steps),)
 
 
 def _basis(plan: WorkerPlan) -> str:
@@ -186,9 +180,6 @@ def _in_a_trace(session: Session) -> Finding | None:
     span = f"a {duration(what_if.step_s)} step" if trace.steps else f"{duration(what_if.step_s)}"
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time {who}. {loader.n} fetches, the median takes "
             f"{duration(loader.p50_s)}, the longest {duration(loader.max_s)}; without waiting {span} would take "
@@ -197,9 +188,9 @@ def _in_a_trace(session: Session) -> Finding | None:
         evidence=(
             share_evidence(reading, f"share of the time {who}", exposed_s, MIN_SHARE),
             share_evidence(reading, "host waiting for data, waits behind kernels included", loader.total_s),
-            Evidence(metric="time of a fetch", value=loader.p50_s, unit="s", n=loader.n),
-            Evidence(metric="longest fetch", value=loader.max_s, unit="s", n=loader.n),
-            Evidence(metric="fetches that stall a step", value=loader.stalled_fraction, unit="fraction", n=loader.n),
+            fact("time of a fetch", loader.p50_s, "s", n=loader.n),
+            fact("longest fetch", loader.max_s, "s", n=loader.n),
+            fact("fetches that stall a step", loader.stalled_fraction, "fraction", n=loader.n),
         ),
         prescriptions=(_more_workers(reading, what_if.low_s),),
         low_s=low_s,
@@ -222,11 +213,9 @@ def _more_workers(reading: Reading, compute_s: float) -> Prescription:
     if reading.trace.device is not None:
         arguments["pin_memory"] = True
     asked = ", ".join(f"{key}={value}" for key, value in arguments.items())
-    return Prescription(
-        treatment="",
-        summary=f"load in worker processes: {n_workers} or more beyond those in use, as far as there are cores",
-        safety="exact",
-        effort="one line",
+    return fix(
+        f"load in worker processes: {n_workers} or more beyond those in use, as far as there are cores",
+        "one line",
         code=f"DataLoader(..., {asked})  # added to those in use",
     )
 
@@ -253,11 +242,10 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         summary += f" on the slowest of the {n_loaders} loaders"
     elif not loader.is_plain:
         summary += f", if {loader.class_name} takes it"
-    return Prescription(
+    return fix(
+        summary,
+        "one line" if is_certain else "minutes",
         treatment="loader-workers" if is_certain else "",
-        summary=summary,
-        safety="exact",
-        effort="one line" if is_certain else "minutes",
         loader_args=arguments if is_certain else {},
         code=code,
     )
@@ -267,33 +255,23 @@ def _cheaper(plan: WorkerPlan) -> Prescription:
     reason = f"{plan.cap_basis}: {number_of(plan.n_cap, 'worker')} at most"
     if plan.n_cap < 1 and plan.cap_basis == CORES:
         reason = "less than two usable cores for this rank leave none for workers"
-    return Prescription(
-        treatment="",
-        summary=f"make samples cheaper or cache them ({reason})",
-        safety="exact",
-        effort="hours",
+    return fix(
+        f"make samples cheaper or cache them ({reason})",
+        "hours",
         code="# decode and resize once, store the result (e.g. torch.save or np.memmap), and load that in __getitem__",
     )
 
 
 def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
     """Workers would cost more than the batch; what is left to win is small."""
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=summary + " That is less than a worker process needs to hand a batch over, so workers would not help.",
         evidence=evidence,
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="fetch whole batches by index instead of sample by sample, or train with larger batches",
-                safety="exact",
-                effort="minutes",
-            ),
+            fix("fetch whole batches by index instead of sample by sample, or train with larger batches", "minutes"),
         ),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD101", name="starved-by-loader", category="data", docs=DOCS, check=check)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderSettings, Prescription, Session
+from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD102"
-NAME = "oversubscribed-workers"
-CATEGORY = "data"
 
 # The catalogue's bound for a busy CPU.
 MIN_BUSY_FRACTION = 0.85
@@ -79,14 +76,10 @@ def check(session: Session) -> Finding | None:
     how = f"queue for {usable:g} cores" if n_workers else f"queues for the {usable:g} usable cores"
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{who} {how} while the training waits for data {percent(share)} of the time.",
         evidence=(
-            Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
-                     threshold=MIN_WAIT_SHARE),
-            Evidence(metric="workers on this node", value=n_processes, unit="count", threshold=usable),
+            fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
+            fact("workers on this node", n_processes, "count", usable),
             *told("part of that wait spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
             *told("usable cores busy", busy or None, "fraction", MIN_BUSY_FRACTION),
             *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
@@ -97,7 +90,7 @@ def check(session: Session) -> Finding | None:
         method="timed",
         basis="from nothing to all of the wait in which the loading queued",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
-    )  # fmt: skip
+    )
 
 
 def _busy_fraction(session: Session, host: HostTelemetry) -> float:
@@ -114,26 +107,23 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
         n_fitting, why = plan.chosen.num_workers, "more deliver no faster by the loader probe"
     if n_processes > session.machine.usable_cores and (loader.num_workers or 0) > n_fitting:
         arguments = {"num_workers": n_fitting, "persistent_workers": True}
-        return Prescription(
+        return fix(
+            f"set num_workers={n_fitting}: {why}",
+            "one line",
             treatment="loader-workers" if loader.is_plain else "",
-            summary=f"set num_workers={n_fitting}: {why}",
-            safety="exact",
-            effort="one line",
             loader_args=arguments if loader.is_plain else {},
             code=f"DataLoader(..., num_workers={n_fitting}, persistent_workers=True)",
         )
     if loader.num_workers:
-        return Prescription(
-            treatment="",
-            summary="let each worker use one thread, and stop what else uses the cores",
-            safety="exact",
-            effort="minutes",
-            code="def one_thread(worker_id):\n    cv2.setNumThreads(0)  # and the like for what the dataset calls\n\n"
-            "DataLoader(..., worker_init_fn=one_thread)",
+        return fix(
+            "let each worker use one thread, and stop what else uses the cores",
+            "minutes",
+            code=(
+                "def one_thread(worker_id):\n    cv2.setNumThreads(0)  # and the like for what the dataset calls\n\n"
+                "DataLoader(..., worker_init_fn=one_thread)"
+            ),
         )
-    return Prescription(
-        treatment="", summary="stop what else uses the cores, or move elsewhere", safety="exact", effort="minutes"
-    )
+    return fix("stop what else uses the cores, or move elsewhere", "minutes")
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD102", name="oversubscribed-workers", category="data", docs=DOCS, check=check)

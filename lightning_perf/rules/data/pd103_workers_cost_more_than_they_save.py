@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, LoaderSettings, Method, Prescription, Session, StageTimes
+from lightning_perf.records import Finding, LoaderSettings, Method, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting
+from lightning_perf.rules.parts import fact
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import duration
-
-CODE = "PD103"
-NAME = "workers-cost-more-than-they-save"
-CATEGORY = "data"
 
 # A finding is worth its line from the share at which severities begin.
 MIN_SHARE = LOW_SHARE
@@ -116,17 +113,14 @@ def _finding(
 ) -> Finding:
     return timed_finding(
         stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"Worker processes cost {duration(with_workers_s)} a batch where making it takes {duration(in_process_s)}. "
             "The samples are too cheap to be made elsewhere."
         ),
         evidence=(
-            Evidence(metric="time a batch with workers", value=with_workers_s, unit="s"),
-            Evidence(metric=f"time to make a batch without workers ({basis})", value=in_process_s, unit="s"),
-            Evidence(metric="num_workers", value=loader.num_workers or 0),
+            fact("time a batch with workers", with_workers_s, "s"),
+            fact(f"time to make a batch without workers ({basis})", in_process_s, "s"),
+            fact("num_workers", loader.num_workers or 0),
         ),
         prescriptions=(
             Prescription(
@@ -155,4 +149,4 @@ def _has_another_cause(session: Session) -> bool:
     return is_waiting(probe) or is_bursty(probe) or is_transport_costly(feeding_of(session))
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD103", name="workers-cost-more-than-they-save", category="data", docs=DOCS, check=check)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session
+from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD104"
-NAME = "workers-restarted-each-epoch"
-CATEGORY = "data"
 
 # Lightning issue 10389: from about these on users ask why epochs are slow to begin.
 MIN_SHARE = 0.02
@@ -61,23 +58,14 @@ def check(session: Session) -> Finding | None:
         return None
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(share)} of the time goes into starting the {loader.num_workers} loader workers again at each "
             f"epoch. That is {duration(each_s)} an epoch."
         ),
         evidence=(
-            Evidence(
-                metric="share of the time between epochs",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=n_boundaries,
-            ),
-            Evidence(metric="time between epochs", value=each_s, unit="s", threshold=MIN_BOUNDARY_S, n=n_boundaries),
-            Evidence(metric="persistent_workers", value=False),
+            fact("share of the time between epochs", share, "fraction", MIN_SHARE, n_boundaries),
+            fact("time between epochs", each_s, "s", MIN_BOUNDARY_S, n_boundaries),
+            fact("persistent_workers", False),
         ),
         prescriptions=(_prescription(loader),),
         claims={"epoch_boundary": boundary_s},  # the wait for each first batch is counted there
@@ -92,13 +80,10 @@ def preflight(session: Session) -> Finding | None:
     loader = _restarting_loader(session)
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="low",
         summary=f"Each epoch will likely begin with starting {loader.num_workers} loader workers again.",
-        evidence=(Evidence(metric="persistent_workers", value=False),),
+        evidence=(fact("persistent_workers", False),),
         prescriptions=(_prescription(loader),),
     )
 
@@ -115,14 +100,15 @@ def _restarting_loader(session: Session) -> LoaderSettings | None:
 
 
 def _prescription(loader: LoaderSettings) -> Prescription:
-    return Prescription(
+    return fix(
+        "set persistent_workers=True",
+        "one line",
         treatment="loader-persistent" if loader.is_plain else "",
-        summary="set persistent_workers=True",
-        safety="exact",
-        effort="one line",
         loader_args={"persistent_workers": True} if loader.is_plain else {},
         code=f"DataLoader(..., num_workers={loader.num_workers}, persistent_workers=True)",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(
+    code="PD104", name="workers-restarted-each-epoch", category="data", docs=DOCS, check=check, preflight=preflight
+)

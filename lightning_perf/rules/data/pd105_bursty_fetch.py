@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
+from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import DEFAULT_PREFETCH, PREFETCH_FACTORS, SLACK, Feeding, feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -14,14 +14,11 @@ from lightning_perf.rules.loader_signals import (
     wait_evidence,
     where_from,
 )
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD105"
-NAME = "bursty-fetch"
-CATEGORY = "data"
 
 # Waits that differ by less than half are ordinary scatter.
 MIN_P90_OVER_P50 = 1.5
@@ -88,48 +85,31 @@ def check(session: Session) -> Finding | None:
     prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(share)} of the time waits for batches that come in bursts. A wait follows the last one "
             f"{fetch.burst_period} steps later in {percent(fetch.burst_fraction)} of the cases, as many as there are "
             "workers."
         ),
         evidence=(
-            Evidence(
-                metric="90th percentile of the wait over its median",
-                value="the median is 0" if fetch.p90_over_p50 is None else fetch.p90_over_p50,
-                unit="" if fetch.p90_over_p50 is None else "ratio",
-                threshold=MIN_P90_OVER_P50,
-                n=fetch.n,
+            fact(
+                "90th percentile of the wait over its median",
+                "the median is 0" if fetch.p90_over_p50 is None else fetch.p90_over_p50,
+                "" if fetch.p90_over_p50 is None else "ratio",
+                MIN_P90_OVER_P50,
+                fetch.n,
             ),
-            Evidence(
-                metric="waits that recur with the workers' round",
-                value=fetch.burst_fraction,
-                unit="fraction",
-                threshold=MIN_BURST_FRACTION,
-            ),
-            Evidence(
-                metric="share of the time waiting for data",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=steady.n_steps,
-            ),
+            fact("waits that recur with the workers' round", fetch.burst_fraction, "fraction", MIN_BURST_FRACTION),
+            fact("share of the time waiting for data", share, "fraction", MIN_SHARE, steady.n_steps),
         ),
         prescriptions=(
-            Prescription(
+            fix(
+                f"set prefetch_factor={prefetch_factor}",
+                "one line",
                 treatment="loader-prefetch" if loader.is_plain else "",
-                summary=f"set prefetch_factor={prefetch_factor}",
-                safety="exact",
-                effort="one line",
                 loader_args={"prefetch_factor": prefetch_factor} if loader.is_plain else {},
                 code=f"DataLoader(..., num_workers={loader.num_workers}, prefetch_factor={prefetch_factor})",
             ),
-            Prescription(
-                treatment="", summary="make samples of more even cost", safety="exact", effort="hours", code=""
-            ),
+            fix("make samples of more even cost", "hours"),
         ),
         claims={"data_wait": wait_s},
         low_s=0.0,
@@ -150,20 +130,16 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
     workers = plan.n_workers or plan.n_now
     factor = _prefetch_factor(probe, feeding.loader.prefetch_factor or DEFAULT_PREFETCH)
     arguments = {"num_workers": workers, "prefetch_factor": factor, "persistent_workers": True}
-    ahead = Prescription(
+    ahead = fix(
+        f"make batches further ahead: num_workers={workers}, prefetch_factor={factor}",
+        "one line",
         treatment="loader-workers" if feeding.loader.is_plain and plan.n_now else "",
-        summary=f"make batches further ahead: num_workers={workers}, prefetch_factor={factor}",
-        safety="exact",
-        effort="one line",
         loader_args=arguments if feeding.loader.is_plain else {},
         code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
     )
-    even = Prescription(treatment="", summary="make samples of more even cost", safety="exact", effort="hours", code="")
+    even = fix("make samples of more even cost", "hours")
     return timed_finding(
         stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data, and a few slow samples take {percent(uneven)} of "
             f"making it. The slowest of {getitem.n} took {duration(getitem.max_s)}, a usual one takes "
@@ -171,10 +147,9 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
         ),
         evidence=(
             wait_evidence(feeding, MIN_SHARE),
-            Evidence(metric="time of the samples beyond usual ones", value=uneven, unit="fraction", n=getitem.n,
-                     threshold=MIN_BURST_SHARE),
-            Evidence(metric="median time of a sample", value=getitem.p50_s, unit="s", n=getitem.n),
-            Evidence(metric="longest", value=getitem.max_s, unit="s", n=getitem.n),
+            fact("time of the samples beyond usual ones", uneven, "fraction", MIN_BURST_SHARE, getitem.n),
+            fact("median time of a sample", getitem.p50_s, "s", n=getitem.n),
+            fact("longest", getitem.max_s, "s", n=getitem.n),
             *function_evidence(probe, "getitem", n=1),
         ),
         prescriptions=(ahead, even) if workers else (even,),
@@ -183,7 +158,7 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
         basis="from what more workers save to samples of even cost",
         confidence="high",
         method=plan.method if plan.n_workers else "probed",
-    )  # fmt: skip
+    )
 
 
 def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
@@ -194,4 +169,4 @@ def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
     return min(good, default=next((f for f in PREFETCH_FACTORS if f > now), now))
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))
+RULE = Rule(code="PD105", name="bursty-fetch", category="data", docs=DOCS, check=check, explains=("PD101",))

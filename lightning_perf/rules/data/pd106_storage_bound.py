@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, HostTelemetry, LoaderProbe, Prescription, Session, StageTimes
+from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import COMPUTES_FRACTION, timed_steps_of
 from lightning_perf.rules.loader_signals import (
@@ -14,13 +14,10 @@ from lightning_perf.rules.loader_signals import (
     where_from,
 )
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD106"
-NAME = "storage-bound"
-CATEGORY = "data"
 
 # Loading that is neither on a core nor queueing for one for most of its time is not bound by computing.
 MIN_BLOCKED_FRACTION = 0.60
@@ -62,11 +59,8 @@ SageMaker's IOBottleneck rule (iowait above half); the kernel's `schedstat` for 
 """
 
 
-PRESCRIPTION = Prescription(
-    treatment="",
-    summary="keep the dataset in memory if it fits, else pack it in large shards or copy it to a fast disk",
-    safety="exact",
-    effort="hours",
+PRESCRIPTION = fix(
+    "keep the dataset in memory if it fits, else pack it in large shards or copy it to a fast disk", "hours"
 )
 
 
@@ -101,22 +95,23 @@ def check(session: Session) -> Finding | None:
     )
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
-        summary=(
-            f"{percent(share)} of the time waits for data, and {how}: it waits for {_what(host)}."
-        ),
+        summary=f"{percent(share)} of the time waits for data, and {how}: it waits for {_what(host)}.",
         evidence=(
-            Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
-                     threshold=MIN_WAIT_SHARE),
-            *told("part of that wait neither on a core nor queueing", blocked, "fraction",
-                  max(wait.cores or 0.0, MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0)))),
+            fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
+            *told(
+                "part of that wait neither on a core nor queueing",
+                blocked,
+                "fraction",
+                max(wait.cores or 0.0, MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0))),
+            ),
             *sampled("cores idle for a disk", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
             *sampled("busiest disk had requests to serve", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
             *sampled("read from storage a second", host.read_bytes_per_s, "bytes"),
-            *((Evidence(metric="file system of the dataset", value=host.dataset_disk.file_system),)
-              if host.dataset_disk is not None else ()),
+            *(
+                (fact("file system of the dataset", host.dataset_disk.file_system),)
+                if host.dataset_disk is not None
+                else ()
+            ),
         ),
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
@@ -124,7 +119,7 @@ def check(session: Session) -> Finding | None:
         method="timed",
         basis=BASIS,
         confidence="high" if blocked is not None and _is_disk_seen(host, is_disk_waited_for) else "medium",
-    )  # fmt: skip
+    )
 
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
@@ -133,20 +128,15 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(share)} of the time waits for data, and making a sample waits for "
             f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its time "
             f"rather than computing.{where_from(probe)}"
         ),
         evidence=(
-            Evidence(metric="share of the time waiting for data", value=share, unit="fraction", n=steady.n_steps,
-                     threshold=MIN_WAIT_SHARE),
-            Evidence(metric="time of making a sample that it waits", value=waited, unit="fraction",
-                     threshold=1.0 - COMPUTES_FRACTION),
-            Evidence(metric="time of a sample", value=sample_s, unit="s"),
+            fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
+            fact("time of making a sample that it waits", waited, "fraction", 1.0 - COMPUTES_FRACTION),
+            fact("time of a sample", sample_s, "s"),
             *told("read from storage a sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
         ),
@@ -156,7 +146,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         method="probed",
         basis=BASIS,
         confidence="high",
-    )  # fmt: skip
+    )
 
 
 def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:
@@ -180,4 +170,4 @@ def _what(host: HostTelemetry) -> str:
     return f"{kind} ({disk.file_system} at {disk.mount})"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))
+RULE = Rule(code="PD106", name="storage-bound", category="data", docs=DOCS, check=check, explains=("PD101",))

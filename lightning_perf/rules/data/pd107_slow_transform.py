@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, HotFunction, Prescription, Session
+from lightning_perf.records import Finding, HotFunction, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -18,12 +18,9 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD107"
-NAME = "slow-transform"
-CATEGORY = "data"
 
 # The project's catalogue: below it there is no single function to speed up.
 MIN_FUNCTION_SHARE = 0.40
@@ -79,9 +76,6 @@ def check(session: Session) -> Finding | None:
         return None
     return timed_finding(
         feeding.stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data, and {place(function)} takes "
             f"{percent(share)} of making a sample. {_who(function)} computes: "
@@ -90,8 +84,8 @@ def check(session: Session) -> Finding | None:
         evidence=(
             wait_evidence(feeding),
             *function_evidence(probe, "getitem"),
-            Evidence(metric="of a sample's time on a core", value=probe.getitem_cpu_fraction or 0.0, unit="fraction"),
-            Evidence(metric="found by", value=function.basis),
+            fact("of a sample's time on a core", probe.getitem_cpu_fraction or 0.0, "fraction"),
+            fact("found by", function.basis),
         ),
         prescriptions=(_prescription(function),),
         claims={"data_wait": feeding.saved_s(of_batch)},
@@ -114,7 +108,7 @@ def _prescription(function: HotFunction) -> Prescription:
     else:
         summary = f"give {short} less to do or a faster library, do it on the device, or store its result once"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
-    return Prescription(treatment="", summary=summary, safety="exact", effort="hours", code=code)
+    return fix(summary, "hours", code=code)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD102"))
+RULE = Rule(code="PD107", name="slow-transform", category="data", docs=DOCS, check=check, explains=("PD101", "PD102"))

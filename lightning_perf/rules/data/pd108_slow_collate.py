@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -15,12 +15,9 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD108"
-NAME = "slow-collate"
-CATEGORY = "data"
 
 # The project's catalogue: of the time to make a batch.
 MIN_COLLATE_SHARE = 0.30
@@ -78,30 +75,24 @@ def check(session: Session) -> Finding | None:
     is_own = function.is_users if function is not None else feeding.loader.collate != "default_collate"
     return timed_finding(
         feeding.stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data, and collating in {who} takes {percent(share)} of "
             f"making a batch. It takes {duration(probe.collate.p50_s)} each time."
         ),
         evidence=(
             wait_evidence(feeding),
-            Evidence(metric="collate's share of making a batch", value=share, unit="fraction",
-                     threshold=MIN_COLLATE_SHARE, n=probe.collate.n),
-            Evidence(metric="time of a collate", value=probe.collate.p50_s, unit="s", n=probe.collate.n),
+            fact("collate's share of making a batch", share, "fraction", MIN_COLLATE_SHARE, probe.collate.n),
+            fact("time of a collate", probe.collate.p50_s, "s", n=probe.collate.n),
             *function_evidence(probe, "collate"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=(
+            fix(
+                (
                     "stack with one call instead of looping over samples"
                     if is_own
                     else f"pack the {probe.n_tensors or 'many'} fields of a sample into few tensors"
                 ),
-                safety="exact",
-                effort="minutes",
+                "minutes",
                 code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
             ),
         ),
@@ -110,7 +101,9 @@ def check(session: Session) -> Finding | None:
         basis="from a collate twice as fast to one that costs nothing; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
         method="probed",
-    )  # fmt: skip
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD102", "PD107"))
+RULE = Rule(
+    code="PD108", name="slow-collate", category="data", docs=DOCS, check=check, explains=("PD101", "PD102", "PD107")
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -15,13 +15,10 @@ from lightning_perf.rules.loader_signals import (
     wait_evidence,
 )
 from lightning_perf.rules.machine_signals import told
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD109"
-NAME = "costly-worker-transport"
-CATEGORY = "data"
 
 # Tensors of shared memory are made by the worker and opened by the training process: about half of it each.
 MAIN_PART = 0.5
@@ -70,18 +67,15 @@ def check(session: Session) -> Finding | None:
         return None
     moved_s = probe.transport.p50_s
     what = _what(probe.n_tensors or 0, probe.n_objects or 0, probe.batch_bytes or 0)
-    pack = Prescription(
-        treatment="",
-        summary="pack the fields of a batch into few tensors, of no wider dtype than they need",
-        safety="exact",
-        effort="minutes",
+    pack = fix(
+        "pack the fields of a batch into few tensors, of no wider dtype than they need",
+        "minutes",
         code="def collate(samples):\n    return torch.stack([torch.cat(list(sample.values())) for sample in samples])",
     )
-    alone = Prescription(
+    alone = fix(
+        "set num_workers=0: batches are then not moved",
+        "one line",
         treatment="loader-workers" if feeding.loader.is_plain else "",
-        summary="set num_workers=0: batches are then not moved",
-        safety="exact",
-        effort="one line",
         loader_args={"num_workers": 0, "persistent_workers": False} if feeding.loader.is_plain else {},
         code="DataLoader(..., num_workers=0)",
     )
@@ -96,17 +90,14 @@ def check(session: Session) -> Finding | None:
     )
     return timed_finding(
         feeding.stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data, and moving a batch out of its worker takes "
             f"{percent(share)} of fetching it. It is {what}, {duration(moved_s)} each time."
         ),
         evidence=(
             wait_evidence(feeding),
-            Evidence(metric="time to move a batch from a worker", value=moved_s, unit="s", n=probe.transport.n),
-            Evidence(metric="its share of a fetch", value=share, unit="fraction", threshold=MIN_TRANSPORT_SHARE),
+            fact("time to move a batch from a worker", moved_s, "s", n=probe.transport.n),
+            fact("its share of a fetch", share, "fraction", MIN_TRANSPORT_SHARE),
             *told("tensors of a batch", probe.n_tensors, "count", MIN_TENSORS),
             *told("other objects of a batch", probe.n_objects, "count", MIN_OBJECTS),
             *told("bytes of a batch", probe.batch_bytes, "bytes", MIN_BYTES),
@@ -126,4 +117,11 @@ def _what(n_tensors: int, n_objects: int, n_bytes: int) -> str:
     return f"{n_objects} Python objects" if n_objects >= MIN_OBJECTS else f"{n_bytes / 2**20:.0f} MiB"
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD102", "PD103"))
+RULE = Rule(
+    code="PD109",
+    name="costly-worker-transport",
+    category="data",
+    docs=DOCS,
+    check=check,
+    explains=("PD101", "PD102", "PD103"),
+)

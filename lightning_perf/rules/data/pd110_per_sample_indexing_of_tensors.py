@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -12,12 +12,9 @@ from lightning_perf.rules.loader_signals import (
     is_waiting,
     wait_evidence,
 )
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD110"
-NAME = "per-sample-indexing-of-tensors"
-CATEGORY = "data"
 
 # One call that gathers rows: some tens of microseconds, and the bytes at a rate that every memory reaches.
 LOOKUP_S = 100e-6
@@ -66,9 +63,6 @@ def check(session: Session) -> Finding | None:
     batch_size = probe.batch_size or 1
     return timed_finding(
         feeding.stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data: tensors in memory are indexed sample by sample. "
             f"{batch_size} rows one at a time take {duration(feeding.batch_s)}; one look-up of all takes about "
@@ -76,16 +70,14 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             wait_evidence(feeding),
-            Evidence(metric="time to make a batch row by row", value=feeding.batch_s, unit="s"),
-            Evidence(metric="one look-up of as many bytes, about", value=lookup_s, unit="s"),
-            Evidence(metric="num_workers", value=feeding.plan.n_now),
+            fact("time to make a batch row by row", feeding.batch_s, "s"),
+            fact("one look-up of as many bytes, about", lookup_s, "s"),
+            fact("num_workers", feeding.plan.n_now),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="fetch whole batches: a BatchSampler as sampler and batch_size=None",
-                safety="exact",
-                effort="minutes",
+            fix(
+                "fetch whole batches: a BatchSampler as sampler and batch_size=None",
+                "minutes",
                 code=(
                     f"sampler = BatchSampler(RandomSampler(dataset), batch_size={batch_size}, drop_last=False)\n"
                     "DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)"
@@ -100,4 +92,6 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101",))
+RULE = Rule(
+    code="PD110", name="per-sample-indexing-of-tensors", category="data", docs=DOCS, check=check, explains=("PD101",)
+)

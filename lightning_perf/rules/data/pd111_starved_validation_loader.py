@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import plan_workers
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import MIN_SPAN_S, MIN_STEPS, loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD111"
-NAME = "starved-validation-loader"
-CATEGORY = "data"
 
 # As for training (PD101).
 MIN_SHARE = 0.05
@@ -63,36 +60,19 @@ def check(session: Session) -> Finding | None:
     scale = validation.n_steps / validation.span_s * validation_s
     if can_prescribe:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
-        advice = Prescription(
-            treatment="",
-            summary=f"set num_workers={plan.n_workers} on the validation loader",
-            safety="exact",
-            effort="one line",
-            code=code,
-        )
+        advice = fix(f"set num_workers={plan.n_workers} on the validation loader", "one line", code=code)
     else:
-        advice = Prescription(
-            treatment="", summary="make validation samples cheaper or cache them", safety="exact", effort="hours"
-        )
+        advice = fix("make validation samples cheaper or cache them", "hours")
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(share)} of validation waits for data. Validation takes "
             f"{percent(validation_s / steady.span_s)} of the time."
         ),
         evidence=(
-            Evidence(
-                metric="share of validation waiting for data",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=validation.n_steps,
-            ),
-            Evidence(metric="validation's share of the time", value=validation_s / steady.span_s, unit="fraction"),
-            Evidence(metric=f"time to make one batch ({plan.basis})", value=plan.batch_s, unit="s"),
+            fact("share of validation waiting for data", share, "fraction", MIN_SHARE, validation.n_steps),
+            fact("validation's share of the time", validation_s / steady.span_s, "fraction"),
+            fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
         ),
         prescriptions=(advice,),
         claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
@@ -102,4 +82,6 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD601",))
+RULE = Rule(
+    code="PD111", name="starved-validation-loader", category="data", docs=DOCS, check=check, explains=("PD601",)
+)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.loader_curve import DEFAULT_PREFETCH
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of
-
-CODE = "PD112"
-NAME = "shm-too-small"
-CATEGORY = "data"
 
 # Batches that workers hold ready, twice: one set is made while another is on its way (the project's catalogue).
 SAFETY_FACTOR = 2
@@ -55,26 +52,21 @@ def check(session: Session) -> Finding | None:
         return None
     gib = max(1, -(-needed_bytes // 2**30))
     # Not by the table: what is at stake is the run, not its speed.
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="high" if size_bytes < n_ready * batch_bytes else "medium",
         summary=(
             f"/dev/shm holds {size_bytes / 2**20:.0f} MiB, workers may fill {n_ready * batch_bytes / 2**20:.0f} MiB. "
             f"{SAFETY_FACTOR} times that leaves room; when it is full, workers die with a bus error."
         ),
         evidence=(
-            Evidence(metric="size of /dev/shm", value=size_bytes, unit="bytes", threshold=needed_bytes),
-            Evidence(metric="batches that may be ready at once", value=n_ready, unit="count"),
-            Evidence(metric="bytes of the first batch", value=batch_bytes, unit="bytes"),
+            fact("size of /dev/shm", size_bytes, "bytes", needed_bytes),
+            fact("batches that may be ready at once", n_ready, "count"),
+            fact("bytes of the first batch", batch_bytes, "bytes"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="enlarge /dev/shm, or lower prefetch_factor or num_workers",
-                safety="exact",
-                effort="one line",
+            fix(
+                "enlarge /dev/shm, or lower prefetch_factor or num_workers",
+                "one line",
                 code=f"docker run --shm-size={gib}g ...",
             ),
         ),
@@ -91,4 +83,4 @@ def _batch_bytes(session: Session) -> int:
     return host.batch_bytes
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD112", name="shm-too-small", category="data", docs=DOCS, check=check)

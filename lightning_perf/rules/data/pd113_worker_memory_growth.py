@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Prescription, Session
+from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Session
 from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import size_text
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
-
-CODE = "PD113"
-NAME = "worker-memory-growth"
-CATEGORY = "data"
 
 # Trainings worth a diagnosis run longer than an hour: memory that lasts for less ends them.
 MIN_LASTING_S = 3600.0
@@ -51,17 +48,10 @@ torch issue 13246 (workers that copy on access); P. K. Sen, JASA 63, 1968.
 
 
 PRESCRIPTIONS = (
-    Prescription(
-        treatment="",
-        summary="bound what workers keep, or hold it in numpy arrays or memory-mapped files that they share",
-        safety="exact",
-        effort="hours",
-    ),
-    Prescription(
-        treatment="",
-        summary="let workers end with each epoch, which gives their memory back",
-        safety="exact",
-        effort="one line",
+    fix("bound what workers keep, or hold it in numpy arrays or memory-mapped files that they share", "hours"),
+    fix(
+        "let workers end with each epoch, which gives their memory back",
+        "one line",
         loader_args={"persistent_workers": False},
         code="DataLoader(..., persistent_workers=False)",
     ),
@@ -85,10 +75,7 @@ def check(session: Session) -> Finding | None:
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
     where = f"{candidates[0]} can be what they fill." if candidates else f"Look at what {dataset} keeps."
     lasting = _lasting_of(session, n_workers * growth.bytes_per_step)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity=_severity(lasting),
         summary=(
             f"Each worker's memory grows by {size_text(growth.bytes_per_step)} a step, that of {n_workers} together by "
@@ -97,7 +84,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             *growth_evidence(growth),
             *_told(lasting),
-            *(Evidence(metric=f"container of {dataset}", value=name) for name in candidates),
+            *(fact(f"container of {dataset}", name) for name in candidates),
         ),
         prescriptions=PRESCRIPTIONS,
         confidence="high" if candidates else "medium",
@@ -137,7 +124,7 @@ def _told(lasting: _Lasting | None) -> tuple[Evidence, ...]:
     if lasting is None:
         return ()
     metric = f"{lasting.what} lasts at this rate"
-    return (Evidence(metric=metric, value=lasting.seconds, unit="s", threshold=MIN_LASTING_S),)
+    return (fact(metric, lasting.seconds, "s", MIN_LASTING_S),)
 
 
 def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
@@ -151,24 +138,20 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
     function = costliest(probe, "getitem")
     lasting = _lasting_of(session, per_step)
     where = f"Look at what {dataset} keeps" + (f", e.g. in {place(function)}." if function is not None else ".")
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity=_severity(lasting),
         summary=(
             f"Making samples keeps {size_text(probe.rss_growth_bytes)} of each: {size_text(per_step)} a step, spread "
             f"over {loader.num_workers} workers. {_end(lasting)}{where}"
         ),
         evidence=(
-            Evidence(metric="kept of a sample in the loader probe", value=probe.rss_growth_bytes, unit="bytes"),
-            Evidence(metric="a thousand steps keep", value=1000 * per_step, unit="bytes",
-                     threshold=1000 * LEAK_BYTES_PER_STEP),
+            fact("kept of a sample in the loader probe", probe.rss_growth_bytes, "bytes"),
+            fact("a thousand steps keep", 1000 * per_step, "bytes", 1000 * LEAK_BYTES_PER_STEP),
             *_told(lasting),
         ),
         prescriptions=PRESCRIPTIONS,
         confidence="medium",
-    )  # fmt: skip
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD113", name="worker-memory-growth", category="data", docs=DOCS, check=check)

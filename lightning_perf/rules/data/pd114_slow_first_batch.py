@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import statistics
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD114"
-NAME = "slow-first-batch"
-CATEGORY = "data"
 
 # Ten times a usual fetch is more than the filling of the pipeline; 1 % of the epoch is where it can be measured.
 MIN_RATIO = 10.0
@@ -65,30 +62,21 @@ def check(session: Session) -> Finding | None:
     excess_s = sum(max(0.0, each - fetch.wait_s.p50) for each in fetch.first_s[1:])
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"The first batch of an epoch takes {duration(first_s)}, {percent(share)} of the epoch. A usual one takes "
             f"{duration(fetch.wait_s.p50)}."
         ),
         evidence=(
-            Evidence(
-                metric="first fetch of an epoch",
-                value=first_s,
-                unit="s",
-                threshold=MIN_RATIO * fetch.wait_s.p50,
-                n=len(fetch.first_s) - 1,
-            ),
-            Evidence(metric="share of the epoch", value=share, unit="fraction", threshold=MIN_EPOCH_SHARE),
+            fact("first fetch of an epoch", first_s, "s", MIN_RATIO * fetch.wait_s.p50, len(fetch.first_s) - 1),
+            fact("share of the epoch", share, "fraction", MIN_EPOCH_SHARE),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="do the dataset's start-up work once, in its constructor"
-                + (", and keep its workers" if is_unkept else ""),
-                safety="exact",
-                effort="minutes",
+            fix(
+                (
+                    "do the dataset's start-up work once, in its constructor"
+                    + (", and keep its workers" if is_unkept else "")
+                ),
+                "minutes",
                 code="DataLoader(..., persistent_workers=True)" if is_unkept else "",
             ),
         ),
@@ -100,4 +88,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD114", name="slow-first-batch", category="data", docs=DOCS, check=check)

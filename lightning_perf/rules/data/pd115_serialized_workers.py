@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -14,12 +14,9 @@ from lightning_perf.rules.loader_signals import (
     serialized_speedup,
     wait_evidence,
 )
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent
-
-CODE = "PD115"
-NAME = "serialized-workers"
-CATEGORY = "data"
 
 DOCS = """\
 ## What it measures
@@ -69,36 +66,55 @@ def check(session: Session) -> Finding | None:
     waited = 1.0 - (probe.getitem_cpu_fraction or 0.0)
     return timed_finding(
         feeding.stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(feeding.share)} of the time waits for data, and {n_workers} workers deliver {low:.1f} to "
             f"{high:.1f} times what one process does: they wait for one another."
         ),
         evidence=(
             wait_evidence(feeding),
-            Evidence(metric=f"throughput of {n_workers} workers ÷ that of one process, at most", value=high,
-                     unit="ratio", threshold=MAX_SERIALIZED_SPEEDUP),
-            Evidence(metric="time of making a sample that it waits", value=waited, unit="fraction"),
-            *((Evidence(metric="time of all workers in the same line", value=line.share, unit="fraction",
-                        threshold=MIN_SAME_LINE_SHARE, n=line.n_samples),) if line is not None else ()),
+            fact(
+                f"throughput of {n_workers} workers ÷ that of one process, at most",
+                high,
+                "ratio",
+                MAX_SERIALIZED_SPEEDUP,
+            ),
+            fact("time of making a sample that it waits", waited, "fraction"),
+            *(
+                (
+                    fact(
+                        "time of all workers in the same line",
+                        line.share,
+                        "fraction",
+                        MIN_SAME_LINE_SHARE,
+                        line.n_samples,
+                    ),
+                )
+                if line is not None
+                else ()
+            ),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="give every worker a handle or connection of its own, and hold no lock while reading",
-                safety="exact",
-                effort="minutes",
-                code="def open_own_handle(worker_id):\n    get_worker_info().dataset.file = open(path, 'rb')\n\n"
-                "DataLoader(..., worker_init_fn=open_own_handle)  # not more workers",
+            fix(
+                "give every worker a handle or connection of its own, and hold no lock while reading",
+                "minutes",
+                code=(
+                    "def open_own_handle(worker_id):\n    get_worker_info().dataset.file = open(path, 'rb')\n\n"
+                    "DataLoader(..., worker_init_fn=open_own_handle)  # not more workers"
+                ),
             ),
         ),
         claims={"data_wait": feeding.saved_s(waited)},
         low_s=0.0,
         basis="from nothing to all that samples wait, if workers no longer took turns",
         confidence="high" if line is not None else "medium",
-    )  # fmt: skip
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD102", "PD106"))
+RULE = Rule(
+    code="PD115",
+    name="serialized-workers",
+    category="data",
+    docs=DOCS,
+    check=check,
+    explains=("PD101", "PD102", "PD106"),
+)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import (
-    PARTS,
-    STEP_PHASES,
-    Evidence,
-    Finding,
-    Prescription,
-    Ranks,
-    RankSummary,
-    Session,
-    StageTimes,
-)
+from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
 
 CODE = "PD701"
-NAME = "straggling-rank"
-CATEGORY = "distributed"
 
 # TraceML calls a rank a straggler from 10 % above the median on.
 MIN_EXCESS = 0.10
@@ -43,11 +32,7 @@ _PHASES = {
     "compute": ("backward", "forward", "optimizer"),
     "host": ("scheduler", "callbacks", "logging", "other"),
 }
-_CAUSES = {
-    "data": "waiting for its data",
-    "compute": "computing",
-    "host": "in callbacks, logging and the loop",
-}
+_CAUSES = {"data": "waiting for its data", "compute": "computing", "host": "in callbacks, logging and the loop"}
 
 DOCS = """\
 ## What it measures
@@ -118,9 +103,6 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"Rank {worst.rank}{where} holds {_others(len(ranks.summaries) - 1)} up: "
             f"{'of each step' if is_usual else 'on average'} it spends "
@@ -129,32 +111,22 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
             f"{_line_of(ranks, worst)}{_slow_too(others)}"
         ),
         evidence=(
-            Evidence(
-                metric=f"own work of rank {worst.rank} ÷ the others' median",
-                value=worst.own_s / usual_s,
-                unit="ratio",
-                threshold=1 + least_excess,
-                n=worst.n_steps,
+            fact(
+                f"own work of rank {worst.rank} ÷ the others' median",
+                worst.own_s / usual_s,
+                "ratio",
+                1 + least_excess,
+                worst.n_steps,
             ),
-            Evidence(
-                metric=f"of it {cause}, beyond the others",
-                value=_excess_s(ranks, worst, part),
-                unit="s",
-                n=worst.n_steps,
-            ),
+            fact(f"of it {cause}, beyond the others", _excess_s(ranks, worst, part), "s", n=worst.n_steps),
             *(
-                Evidence(
-                    metric=f"rank {one.rank} waits for others, of each step",
-                    value=one.waiting_s or 0.0,
-                    unit="s",
-                    n=one.waiting_n,
-                )
+                fact(f"rank {one.rank} waits for others, of each step", one.waiting_s or 0.0, "s", n=one.waiting_n)
                 for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
             ),
             *(
-                Evidence(
-                    metric=f"found on rank {worst.rank}, not on most others",
-                    value=f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
+                fact(
+                    f"found on rank {worst.rank}, not on most others",
+                    f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
                 )
                 for text in found_alone(ranks, worst.rank)
                 if not text.startswith(CODE)
@@ -164,8 +136,10 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
         low_s=LOW_FRACTION * min(lost_s, (worst.own_s - next_s) * steady.n_steps),
         method="timed",
-        basis=f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)"
-        + ("; until the next slow rank holds the others up" if others else ""),
+        basis=(
+            f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)"
+            + ("; until the next slow rank holds the others up" if others else "")
+        ),
     )
 
 
@@ -222,7 +196,7 @@ def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescriptio
     }
     if is_traced:
         summaries["host"] = f"look for what rank {worst.rank} alone does on the host, and do it less often"
-    return Prescription(treatment="", summary=summaries[part], safety="exact", effort="minutes")
+    return fix(summaries[part], "minutes")
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD702",))
+RULE = Rule(code="PD701", name="straggling-rank", category="distributed", docs=DOCS, check=check, explains=("PD702",))

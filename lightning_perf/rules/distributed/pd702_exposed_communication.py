@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part, waited_s
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
@@ -16,10 +17,6 @@ from lightning_perf.rules.trace_signals import (
     without,
 )
 from lightning_perf.rules.wording import percent
-
-CODE = "PD702"
-NAME = "exposed-communication"
-CATEGORY = "distributed"
 
 # TraceML and XProf warn between 3 % and 15 %; torch-tb-profiler advises from 10 % on.
 MIN_SHARE = 0.10
@@ -56,51 +53,41 @@ torch-tb-profiler's distributed view; HTA's communication overlap; XProf's and T
 _BASIS = "at most what is not hidden; nothing, if it is another rank that is waited for"
 _BASIS_COMPARED = "at most what is not hidden, waiting for later ranks left out"
 _REPLICATED = (
-    Prescription(
+    fix(
+        "tell DDP that every step is alike, so that it exchanges buckets as early as it can",
+        "one line",
         treatment="ddp-static-graph",
-        summary="tell DDP that every step is alike, so that it exchanges buckets as early as it can",
-        safety="exact",
-        effort="one line",
         code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
     ),
-    Prescription(
-        treatment="",
-        summary="exchange gradients compressed to bf16: half the bytes",
-        safety="numerics",
-        effort="one line",
+    fix(
+        "exchange gradients compressed to bf16: half the bytes",
+        "one line",
+        "numerics",
         code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
     ),
-    Prescription(
+    fix(
+        "exchange gradients less often: accumulate over several batches",
+        "one line",
+        "semantics",
         treatment="accumulate",
-        summary="exchange gradients less often: accumulate over several batches",
-        safety="semantics",
-        effort="one line",
         code="Trainer(..., accumulate_grad_batches=4)",
     ),
 )
 _SHARDED = (
-    Prescription(
-        treatment="",
-        summary="let FSDP fetch the next layer's parameters while this one computes, in forward and in backward",
-        safety="exact",
-        effort="one line",
+    fix(
+        "let FSDP fetch the next layer's parameters while this one computes, in forward and in backward",
+        "one line",
         code="FSDPStrategy(forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)",
     ),
-    Prescription(
-        treatment="",
-        summary="shard inside a machine only, or keep parameters after forward (SHARD_GRAD_OP): fewer all-gathers, "
-        "more memory",
-        safety="exact",
-        effort="one line",
+    fix(
+        (
+            "shard inside a machine only, or keep parameters after forward (SHARD_GRAD_OP): fewer all-gathers, "
+            "more memory"
+        ),
+        "one line",
         code='FSDPStrategy(sharding_strategy="HYBRID_SHARD")  # or "SHARD_GRAD_OP"',
     ),
-    Prescription(
-        treatment="",
-        summary="exchange in bf16: half the bytes",
-        safety="numerics",
-        effort="one line",
-        code='Trainer(..., precision="bf16-mixed")',
-    ),
+    fix("exchange in bf16: half the bytes", "one line", "numerics", code='Trainer(..., precision="bf16-mixed")'),
 )
 
 
@@ -127,9 +114,6 @@ def check(session: Session) -> Finding | None:
     hidden = communication.overlap_fraction
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time only collectives run ({step_words(reading, exposed_s)}). "
             f"Collectives: {per_step(reading, communication.n)}"
@@ -138,8 +122,8 @@ def check(session: Session) -> Finding | None:
         evidence=(
             share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
             share_evidence(reading, "collectives", communication.total_s),
-            *((Evidence(metric="waiting for later ranks", value=waiting_s, unit="s"),) if waiting_s > 0 else ()),
-            *(Evidence(metric=name, value=seconds, unit="s") for name, seconds in by_name),
+            *((fact("waiting for later ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
+            *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
         prescriptions=_SHARDED if communication.shards else _REPLICATED,
         low_s=max(0.0, gone[1] - waiting_s) if gone else 0.0,
@@ -150,4 +134,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD702", name="exposed-communication", category="distributed", docs=DOCS, check=check)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
-
-CODE = "PD703"
-NAME = "finding-unused-parameters"
-CATEGORY = "distributed"
 
 # DDP walks the autograd graph at the end of each forward and exchanges which parameters were used. What that takes
 # depends on the graph: reports of it name a hundredth to a tenth of backward; of small models it is twice that, or
@@ -43,11 +40,10 @@ with an error that names it.
 torch's documentation of DistributedDataParallel (`find_unused_parameters`); Lightning's issue 7093.
 """
 
-_PRESCRIPTION = Prescription(
+_PRESCRIPTION = fix(
+    'set strategy="ddp": no parameter was unused',
+    "one line",
     treatment="ddp-find-unused-off",
-    summary='set strategy="ddp": no parameter was unused',
-    safety="exact",
-    effort="one line",
     trainer_flags={"strategy": "ddp"},
     code='Trainer(..., strategy="ddp")',
 )
@@ -71,17 +67,11 @@ def check(session: Session) -> Finding | None:
     n_looked = sum(one.waiting_n for one in looked)
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             "DDP looks for unused parameters in every step, and there are none: in the "
             f"{n_looked} steps looked at on {len(looked)} ranks each parameter got its gradient."
         ),
-        evidence=(
-            Evidence(metric="find_unused_parameters", value=True),
-            Evidence(metric="parameters without a gradient", value=0, unit="count", n=n_looked),
-        ),
+        evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_looked)),
         prescriptions=(_PRESCRIPTION,),
         claims={"backward": MAX_BACKWARD_FRACTION * backward_s},
         low_s=0.0,
@@ -94,15 +84,14 @@ def preflight(session: Session) -> Finding | None:
     """The flag alone makes it likely."""
     if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary="DDP will look for unused parameters in every step; that is needed only where there are some.",
-        evidence=(Evidence(metric="find_unused_parameters", value=True),),
+        evidence=(fact("find_unused_parameters", True),),
         prescriptions=(_PRESCRIPTION,),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(
+    code="PD703", name="finding-unused-parameters", category="distributed", docs=DOCS, check=check, preflight=preflight
+)

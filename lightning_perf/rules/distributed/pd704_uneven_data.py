@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD704"
-NAME = "uneven-data"
-CATEGORY = "distributed"
 
 # A sampler that pads gives ranks equal shares; one that does not differs by a sample. Beyond that time is lost.
 MIN_UNEVENNESS = 0.02
@@ -61,30 +58,26 @@ def check(session: Session) -> Finding | None:
     lost_s = unevenness * work_s
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"The ranks get uneven shares of the data: rank {most} {counted[most]} {unit} an epoch, rank {least} "
             f"{counted[least]}; the mean is {percent(unevenness)} below the largest share."
         ),
         evidence=(
-            Evidence(
-                metric=f"{unit} of rank {most} beyond the mean, of its own",
-                value=unevenness,
-                unit="fraction",
-                threshold=MIN_UNEVENNESS,
-                n=len(counted),
+            fact(
+                f"{unit} of rank {most} beyond the mean, of its own",
+                unevenness,
+                "fraction",
+                MIN_UNEVENNESS,
+                len(counted),
             ),
-            Evidence(metric=f"{unit} of rank {most}", value=counted[most], unit="count"),
-            Evidence(metric=f"{unit} of rank {least}", value=counted[least], unit="count"),
+            fact(f"{unit} of rank {most}", counted[most], "count"),
+            fact(f"{unit} of rank {least}", counted[least], "count"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="deal the data out evenly: a DistributedSampler, drop_last=True, files of equal size",
-                safety="semantics",
-                effort="minutes",
+            fix(
+                "deal the data out evenly: a DistributedSampler, drop_last=True, files of equal size",
+                "minutes",
+                "semantics",
                 loader_args={"drop_last": True},
                 code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
             ),
@@ -98,4 +91,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD704", name="uneven-data", category="distributed", docs=DOCS, check=check)

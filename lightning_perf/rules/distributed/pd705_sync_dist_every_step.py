@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import claims_of, phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD705"
-NAME = "sync-dist-every-step"
-CATEGORY = "distributed"
 
 # As for other parts of the step that a flag takes away: what logging may take before it is spoken of.
 MIN_SHARE = 0.02
@@ -61,29 +58,24 @@ def check(session: Session) -> Finding | None:
         return None
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"Metrics are reduced over all ranks at every step (sync_dist=True with on_step=True), which takes "
             f"{percent(share)} of the time."
         ),
         evidence=(
-            Evidence(
-                metric="share of the time in which metrics are reduced",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=sum(one.n_calls for one in reducing),
+            fact(
+                "share of the time in which metrics are reduced",
+                share,
+                "fraction",
+                MIN_SHARE,
+                sum(one.n_calls for one in reducing),
             ),
-            Evidence(metric="sync_dist on each step", value=True),
+            fact("sync_dist on each step", True),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="reduce it once an epoch: on_step=False, on_epoch=True; on steps log without sync_dist",
-                safety="exact",
-                effort="one line",
+            fix(
+                "reduce it once an epoch: on_step=False, on_epoch=True; on steps log without sync_dist",
+                "one line",
                 code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
             ),
         ),
@@ -94,4 +86,6 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD502",))
+RULE = Rule(
+    code="PD705", name="sync-dist-every-step", category="distributed", docs=DOCS, check=check, explains=("PD502",)
+)

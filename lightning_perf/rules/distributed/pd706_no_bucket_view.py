@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import is_tight
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import size_text
-
-CODE = "PD706"
-NAME = "no-bucket-view"
-CATEGORY = "distributed"
 
 DOCS = """\
 ## What it measures
@@ -49,26 +46,19 @@ def check(session: Session) -> Finding | None:
     breakdown = session.memory.breakdown
     n_bytes = breakdown.gradients_bytes if breakdown is not None else None
     saved = f"{size_text(n_bytes)} of gradients are" if n_bytes else "all gradients are"
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="medium",
         summary=f"Memory is tight and {saved} held twice: DDP copies them into its buckets.",
-        evidence=(
-            Evidence(metric="gradient_as_bucket_view", value=False),
-            *((Evidence(metric="gradients", value=n_bytes, unit="bytes"),) if n_bytes else ()),
-        ),
+        evidence=(fact("gradient_as_bucket_view", False), *((fact("gradients", n_bytes, "bytes"),) if n_bytes else ())),
         prescriptions=(
-            Prescription(
+            fix(
+                "let gradients be views into DDP's buckets",
+                "one line",
                 treatment="ddp-bucket-view",
-                summary="let gradients be views into DDP's buckets",
-                safety="exact",
-                effort="one line",
                 code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
             ),
         ),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD706", name="no-bucket-view", category="distributed", docs=DOCS, check=check)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import reading_of
 from lightning_perf.rules.wording import duration, number_of, percent
-
-CODE = "PD707"
-NAME = "per-step-host-broadcast"
-CATEGORY = "distributed"
 
 # One number read from the device in each step is the least that such a broadcast shows in a trace.
 MIN_ITEMS_A_STEP = 1
@@ -56,10 +53,7 @@ def check(session: Session) -> Finding | None:
     share = reading.share(syncs.wait_s)
     if syncs.item_n < MIN_ITEMS_A_STEP * n_steps or share < MIN_SHARE:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=(
             f"The host reads {number_of(syncs.item_n / n_steps, 'number')} a step from the device and waits "
@@ -67,30 +61,18 @@ def check(session: Session) -> Finding | None:
             "one such read a step, to hear of a SIGTERM; no flag turns that off."
         ),
         evidence=(
-            Evidence(
-                metric="numbers read from the device, a step",
-                value=syncs.item_n / n_steps,
-                unit="count",
-                threshold=MIN_ITEMS_A_STEP,
-                n=n_steps,
-            ),
-            Evidence(metric="share of the time waiting for the device", value=share, unit="fraction", n=n_steps),
+            fact("numbers read from the device, a step", syncs.item_n / n_steps, "count", MIN_ITEMS_A_STEP, n_steps),
+            fact("share of the time waiting for the device", share, "fraction", n=n_steps),
         ),
         prescriptions=(*((_NO_MAX_TIME,) if syncs.item_n >= 2 * n_steps else ()), _LONGER_STEPS),
     )
 
 
-_NO_MAX_TIME = Prescription(
-    treatment="",
-    summary="limit the run by max_steps or max_epochs instead of max_time, where that is set",
-    safety="semantics",
-    effort="one line",
+_NO_MAX_TIME = fix(
+    "limit the run by max_steps or max_epochs instead of max_time, where that is set", "one line", "semantics"
 )
-_LONGER_STEPS = Prescription(
-    treatment="",
-    summary="make steps longer: more samples in each, which leaves fewer of these reads",
-    safety="semantics",
-    effort="minutes",
+_LONGER_STEPS = fix(
+    "make steps longer: more samples in each, which leaves fewer of these reads", "minutes", "semantics"
 )
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD707", name="per-step-host-broadcast", category="distributed", docs=DOCS, check=check)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import MIN_SMALL_PER_STEP, small_part
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import is_blind, path_s, reading_of, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD708"
-NAME = "many-small-collectives"
-CATEGORY = "distributed"
 
 MIN_SHARE = 0.02
 
@@ -57,23 +54,18 @@ def check(session: Session) -> Finding | None:
     gone = without(reading, "communication")
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{small:.0f} small collectives a step, which nothing hides for {percent(reading.share(exposed_s))} of the "
             f"time. The median takes {duration(communication.median_s or 0.0)}."
         ),
         evidence=(
-            Evidence(metric="small collectives a step", value=small, unit="count", threshold=MIN_SMALL_PER_STEP),
+            fact("small collectives a step", small, "count", MIN_SMALL_PER_STEP),
             share_evidence(reading, "small collectives while no other kernel ran", exposed_s, MIN_SHARE),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="exchange gradients in buckets, as DDP does by itself (bucket_cap_mb=25)",
-                safety="exact",
-                effort="minutes",
+            fix(
+                "exchange gradients in buckets, as DDP does by itself (bucket_cap_mb=25)",
+                "minutes",
                 code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
             ),
         ),
@@ -85,4 +77,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD708", name="many-small-collectives", category="distributed", docs=DOCS, check=check)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from lightning_perf.records import Evidence, Finding, HostLine, Prescription, Session, SyncCall, SyncSite
+from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits, where
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
@@ -20,10 +21,6 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.user_lines import whole_lines_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD501"
-NAME = "synchronising-call"
-CATEGORY = "host"
 
 # The device's idle time after a wait is an upper bound: with one wait gone, the next may take its place. A case study
 # that removed every .item() expected 85 % and won 4 %. From where TraceML starts to warn it is worth a look.
@@ -98,19 +95,13 @@ def _live(session: Session) -> Finding | None:
     )
     finding = timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{_line(waits[0])} needs a result on the host in {_often(waits[0])} ({waits[0].operator}{_more(waits)}). "
             f"{told}."
         ),
         evidence=(
-            *(
-                Evidence(metric=f"{_line(call)}: {call.operator}", value=call.per_step, unit="a step", n=calls.n_steps)
-                for call in waits[:5]
-            ),
-            Evidence(metric="such calls a step", value=n, unit="count", n=calls.n_steps),
+            *(fact(f"{_line(call)}: {call.operator}", call.per_step, "a step", n=calls.n_steps) for call in waits[:5]),
+            fact("such calls a step", n, "count", n=calls.n_steps),
         ),
         prescriptions=(_prescription(f" at {_line(waits[0])}"),),
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
@@ -143,11 +134,9 @@ def _more(waits: list[SyncCall]) -> str:
 
 
 def _prescription(at: str) -> Prescription:
-    return Prescription(
-        treatment="",
-        summary=f"keep it on the device{at}: no .item(), .cpu() or nonzero() in the step",
-        safety="exact",
-        effort="minutes",
+    return fix(
+        f"keep it on the device{at}: no .item(), .cpu() or nonzero() in the step",
+        "minutes",
         code="self.total += loss.detach()  # .item() once, in on_train_epoch_end",
     )
 
@@ -164,9 +153,6 @@ def _from_trace(session: Session) -> Finding | None:
     n = syncs.n + syncs.blocking_copy_n
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(lost_s))} of the time the device has nothing to compute because the host waits "
             f"for it and launches late. "
@@ -176,18 +162,11 @@ def _from_trace(session: Session) -> Finding | None:
             share_evidence(reading, "device idle after the host had waited", lost_s - delayed_s, MIN_SHARE),
             *((share_evidence(reading, "only collectives while it waited", delayed_s),) if delayed_s else ()),
             *(
-                Evidence(
-                    metric=f"idle after {place(s.site, s.function)} ({s.call})",
-                    value=s.idle_after_s or 0.0,
-                    unit="s",
-                    n=s.n,
-                )
+                fact(f"idle after {place(s.site, s.function)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
                 for s in sites[:3]
             ),
-            Evidence(
-                metric="host waiting in these calls", value=syncs.wait_s + syncs.blocking_copy_wait_s, unit="s", n=n
-            ),
-            Evidence(metric="calls of aten::item", value=syncs.item_n, unit="count"),
+            fact("host waiting in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
+            fact("calls of aten::item", syncs.item_n, "count"),
         ),
         prescriptions=(_prescription(_at(sites)),),
         low_s=gone[1] if gone else 0.0,
@@ -211,4 +190,4 @@ def _at(sites: list[SyncSite]) -> str:
     return f" at {sites[0].site}" if sites and ":" in sites[0].site and "::" not in sites[0].site else ""
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD501", name="synchronising-call", category="host", docs=DOCS, check=check)

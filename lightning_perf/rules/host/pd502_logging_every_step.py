@@ -14,15 +14,12 @@ from lightning_perf.rules.logging_cost import (
     longer_interval,
     slow_calls,
 )
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import is_logging, lines_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD502"
-NAME = "logging-every-step"
-CATEGORY = "host"
 
 # Lightning issues 21232 and 1986: users notice from a few percent on.
 MIN_SHARE = 0.03
@@ -81,9 +78,6 @@ def check(session: Session) -> Finding | None:
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{percent(share)} of the time goes into logging{_how(interval, share_of(others) > writing_share)}.",
         evidence=tuple(_evidence(session, steady, share)),
         prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
@@ -95,44 +89,36 @@ def check(session: Session) -> Finding | None:
 
 def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
     trainer = session.settings.trainer
-    yield Evidence(
-        metric="share of the time in logging", value=share, unit="fraction", threshold=MIN_SHARE, n=steady.n_steps
-    )
-    yield Evidence(
-        metric="log_every_n_steps", value="unknown" if trainer.log_every_n_steps is None else trainer.log_every_n_steps
-    )
+    yield fact("share of the time in logging", share, "fraction", MIN_SHARE, steady.n_steps)
+    yield fact("log_every_n_steps", "unknown" if trainer.log_every_n_steps is None else trainer.log_every_n_steps)
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
-    yield from (
-        Evidence(metric="time per value given to self.log", value=call_s(time), unit="s", n=time.n_calls)
-        for time in values
-    )
+    yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
     for name, times in loggers_of(steady).items():
         n_rows = max((time.n_calls for time in times if time.hook == "log_metrics"), default=0)
         if n_rows:
             each_s = sum(time.total_s for time in times) / n_rows
-            yield Evidence(metric=f"time per row written by {name}", value=each_s, unit="s", n=n_rows)
+            yield fact(f"time per row written by {name}", each_s, "s", n=n_rows)
     if trainer.prog_bar_metrics:
-        yield Evidence(metric="metrics on the progress bar", value=trainer.prog_bar_metrics, unit="count")
+        yield fact("metrics on the progress bar", trainer.prog_bar_metrics, "count")
 
 
-_OFF_BAR = Prescription(
+_OFF_BAR = fix(
+    "keep metrics off the progress bar: prog_bar=False",
+    "minutes",
     treatment="prog-bar-off",
-    summary="keep metrics off the progress bar: prog_bar=False",
-    safety="exact",
-    effort="minutes",
     code='self.log("train_loss", loss, prog_bar=False)',
 )
 
 
 def _by_hand() -> Prescription:
-    return Prescription(
-        treatment="",
-        summary=f"pass values to the logger every {DEFAULT_STEPS} steps instead of calling self.log in every step",
-        safety="exact",
-        effort="minutes",
-        code=f"if self.global_step % {DEFAULT_STEPS} == 0:\n"
-        '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
-        '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)',
+    return fix(
+        f"pass values to the logger every {DEFAULT_STEPS} steps instead of calling self.log in every step",
+        "minutes",
+        code=(
+            f"if self.global_step % {DEFAULT_STEPS} == 0:\n"
+            '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
+            '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
+        ),
     )
 
 
@@ -149,15 +135,12 @@ def preflight(session: Session) -> Finding | None:
         raise Skip("log_every_n_steps is not known")
     if not trainer.loggers or not 0 < trainer.log_every_n_steps < FREQUENT_STEPS:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=(Evidence(metric="log_every_n_steps", value=trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
+        evidence=(fact("log_every_n_steps", trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
         prescriptions=(log_every(DEFAULT_STEPS),),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(code="PD502", name="logging-every-step", category="host", docs=DOCS, check=check, preflight=preflight)

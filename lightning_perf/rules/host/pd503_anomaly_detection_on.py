@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import gain_from
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import computing_s, steady_of
-
-CODE = "PD503"
-NAME = "anomaly-detection-on"
-CATEGORY = "host"
 
 # Its own share cannot be measured without turning it off. It records a stack at each operation of the forward pass and
 # checks each gradient for NaN; the interval is a prior for what of forward and backward goes away. Large operators
@@ -72,19 +69,15 @@ def preflight(session: Session) -> Finding | None:
         raise Skip("whether anomaly detection is on is not known")
     if not is_on:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="low",  # what it costs is not measured
         summary="Anomaly detection is on and will likely slow down each step.",
-        evidence=(Evidence(metric="detect_anomaly", value=True),),
+        evidence=(fact("detect_anomaly", True),),
         prescriptions=(
-            Prescription(
+            fix(
+                "set detect_anomaly=False",
+                "one line",
                 treatment="anomaly-off",
-                summary="set detect_anomaly=False",
-                safety="exact",
-                effort="one line",
                 trainer_flags={"detect_anomaly": False},
                 code="Trainer(..., detect_anomaly=False)  # and no torch.autograd.set_detect_anomaly(True)",
             ),
@@ -92,4 +85,4 @@ def preflight(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, preflight=preflight)
+RULE = Rule(code="PD503", name="anomaly-detection-on", category="host", docs=DOCS, check=check, preflight=preflight)

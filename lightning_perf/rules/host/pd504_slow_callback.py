@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_perf.records import Evidence, Finding, NamedTime, Prescription, Session
+from lightning_perf.records import Finding, NamedTime, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.timed import MANY, removal_finding
 from lightning_perf.rules.wording import called, duration, percent
-
-CODE = "PD504"
-NAME = "slow-callback"
-CATEGORY = "host"
 
 MIN_SHARE = 0.03  # As for logging (PD502).
 EVERY_STEPS = 50  # As Lightning logs.
@@ -62,29 +59,18 @@ def check(session: Session) -> Finding | None:
     it = "It" if len(times) == 1 else worst.hook
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(share)} of the time goes into {_where(name, times)}. {it} was called "
             f"{called(worst.n_calls)} and took {duration(each_s)}{' each' if worst.n_calls > 1 else ''}."
         ),
         evidence=(
-            Evidence(
-                metric=f"share of the time in {name}",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=worst.n_calls,
-            ),
-            Evidence(metric=f"time per call of {name}.{worst.hook}", value=each_s, unit="s", n=worst.n_calls),
+            fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, worst.n_calls),
+            fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"run {name}.{worst.hook} every {often}, or make it cheaper",
-                safety="exact",
-                effort="minutes",
+            fix(
+                f"run {name}.{worst.hook} every {often}, or make it cheaper",
+                "minutes",
                 code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
             ),
         ),
@@ -107,4 +93,4 @@ def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
     return f"# around the costly part of {name}\nif self.trainer.{counted} == 0:\n    ..."
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD504", name="slow-callback", category="host", docs=DOCS, check=check)

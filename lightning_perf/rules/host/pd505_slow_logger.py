@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
-from lightning_perf.rules.logging_cost import (
-    call_s,
-    log_every,
-    loggers_of,
-    longer_interval,
-    slow_call_s,
-    slow_calls,
-)
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_call_s, slow_calls
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD505"
-NAME = "slow-logger"
-CATEGORY = "host"
 
 MIN_SHARE = 0.03  # As for logging (PD502).
 # Rows written where an epoch of training or validation ends: no interval leaves them out.
@@ -62,34 +52,17 @@ def check(session: Session) -> Finding | None:
     interval = session.settings.trainer.log_every_n_steps or 1
     wanted = longer_interval(interval, share)
     in_steps = max(0.0, 1 - ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
-    slower = Prescription(
-        treatment="",
-        summary=f"let {name} flush less often, to a local disk",
-        safety="exact",
-        effort="minutes",
+    slower = fix(
+        f"let {name} flush less often, to a local disk",
+        "minutes",
         code='CSVLogger("logs", flush_logs_every_n_steps=500)' if name == "CSVLogger" else "",
     )
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{percent(share)} of the time goes into {name}.{worst.hook}, {duration(call_s(worst))} a call.",
         evidence=(
-            Evidence(
-                metric=f"share of the time in {name}",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=worst.n_calls,
-            ),
-            Evidence(
-                metric=f"time a call of {name}.{worst.hook}",
-                value=call_s(worst),
-                unit="s",
-                threshold=slow_call_s(session),
-                n=worst.n_calls,
-            ),
+            fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, worst.n_calls),
+            fact(f"time a call of {name}.{worst.hook}", call_s(worst), "s", slow_call_s(session), worst.n_calls),
         ),
         prescriptions=(log_every(wanted), slower) if in_steps > 0 and wanted > interval else (slower,),
         timed={"logging": share * steady.span_s},
@@ -98,4 +71,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD505", name="slow-logger", category="host", docs=DOCS, check=check)

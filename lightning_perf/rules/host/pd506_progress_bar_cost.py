@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.logging_cost import call_s
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
-
-CODE = "PD506"
-NAME = "progress-bar-cost"
-CATEGORY = "host"
 
 MIN_SHARE = 0.02  # Lightning issue 13179.
 # The recommended rate brings the bar down to this share.
@@ -62,40 +59,21 @@ def check(session: Session) -> Finding | None:
     counted = LEFT_S * steady.n_steps / (share * steady.span_s)
     often = f"every {rate} steps" if rate > 1 else "at every step"
     if can_refresh_less:
-        advice = Prescription(
+        advice = fix(
+            f"set refresh_rate={wanted} on the progress bar",
+            "one line",
             treatment="progress-refresh",
-            summary=f"set refresh_rate={wanted} on the progress bar",
-            safety="exact",
-            effort="one line",
             code=f"Trainer(..., callbacks=[{name}(refresh_rate={wanted})])",
         )
     else:
-        advice = Prescription(
-            treatment="",
-            summary="set enable_progress_bar=False",
-            safety="exact",
-            effort="one line",
-            code="Trainer(..., enable_progress_bar=False)",
-        )
+        advice = fix("set enable_progress_bar=False", "one line", code="Trainer(..., enable_progress_bar=False)")
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{percent(share)} of the time goes into the progress bar. {name} refreshes {often}.",
         evidence=(
-            Evidence(
-                metric=f"share of the time in {name}",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=sum(time.n_calls for time in times),
-            ),
-            Evidence(metric="steps between refreshes", value=rate, unit="count"),
-            *(
-                Evidence(metric=f"time per call of {name}.{time.hook}", value=call_s(time), unit="s", n=time.n_calls)
-                for time in times[:2]
-            ),
+            fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, sum(time.n_calls for time in times)),
+            fact("steps between refreshes", rate, "count"),
+            *(fact(f"time per call of {name}.{time.hook}", call_s(time), "s", n=time.n_calls) for time in times[:2]),
         ),
         prescriptions=(advice,),
         timed=claims_of(times, steady.span_s),
@@ -104,4 +82,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD506", name="progress-bar-cost", category="host", docs=DOCS, check=check)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, share_of, steady_of
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD507"
-NAME = "gradient-norm-cost"
-CATEGORY = "host"
 
 HOOK = "configure_gradient_clipping"
 MIN_SHARE = 0.05  # RULES: clipping or norms of 5 % of the step or more.
@@ -60,25 +57,21 @@ def check(session: Session) -> Finding | None:
     foreach = "" if is_cpu_run(session) else ", foreach=True"
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"Clipping gradients takes {percent(share)} of the time, {duration(each_s)} per call, in {own.where}.",
         evidence=(
-            Evidence(
-                metric="share of the time clipping gradients",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=sum(time.n_calls for time in times),
+            fact(
+                "share of the time clipping gradients",
+                share,
+                "fraction",
+                MIN_SHARE,
+                sum(time.n_calls for time in times),
             ),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="clip all gradients with one call, and read their norm from what it returns",
-                safety="numerics",
-                effort="minutes",
+            fix(
+                "clip all gradients with one call, and read their norm from what it returns",
+                "minutes",
+                "numerics",
                 code=f"norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm{foreach})",
             ),
         ),
@@ -90,4 +83,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD507", name="gradient-norm-cost", category="host", docs=DOCS, check=check)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import AskedCollection, Collections, Evidence, Finding, Prescription, Session
+from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import called, duration, number_of, percent
-
-CODE = "PD508"
-NAME = "garbage-collector-pauses"
-CATEGORY = "host"
 
 MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
 # Of the time. Garbage that nobody collects any more is left to Python's own collections, most of which are of young
@@ -67,26 +64,32 @@ def check(session: Session) -> Finding | None:
         return None
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"Garbage collection takes {percent(total_s / found.span_s)} of the time. {_cause(found, asked)}",
         evidence=(
-            Evidence(metric="share of the time in garbage collections", value=total_s / found.span_s, unit="fraction",
-                     threshold=MIN_SHARE, n=sum(each.n for each in found.generations)),
-            *(Evidence(metric=f"generation {each.generation}", value=each.total_s, unit="s", n=each.n)
-              for each in found.generations),
-            *((Evidence(metric="objects that a full collection visits", value=found.n_objects, unit="count"),)
-              if found.n_objects is not None else ()),
+            fact(
+                "share of the time in garbage collections",
+                total_s / found.span_s,
+                "fraction",
+                MIN_SHARE,
+                sum(each.n for each in found.generations),
+            ),
+            *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
+            *(
+                (fact("objects that a full collection visits", found.n_objects, "count"),)
+                if found.n_objects is not None
+                else ()
+            ),
         ),
         prescriptions=(_prescription(found, asked[0] if is_asked else None),),
         claims=claims,
         low_s=scale * asked_s - LEFT_SHARE * steady.span_s if is_asked else scale * full_s,
         method="timed",
-        basis="all of the collections asked for, but for what Python collects by itself then"
-        if is_asked
-        else "from the full collections to all that Python starts by itself",
-    )  # fmt: skip
+        basis=(
+            "all of the collections asked for, but for what Python collects by itself then"
+            if is_asked
+            else "from the full collections to all that Python starts by itself"
+        ),
+    )
 
 
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:
@@ -102,20 +105,13 @@ def _cause(found: Collections, asked: list[AskedCollection]) -> str:
 
 def _prescription(found: Collections, asked: AskedCollection | None) -> Prescription:
     if asked is not None:
-        return Prescription(
-            treatment="",
-            summary=f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch",
-            safety="exact",
-            effort="one line",
-        )
+        return fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
     raised = 100 * found.thresholds[0] if found.thresholds and found.thresholds[0] else 70_000
-    return Prescription(
-        treatment="",
-        summary="call gc.freeze() before training and raise the collector's thresholds",
-        safety="exact",
-        effort="one line",
+    return fix(
+        "call gc.freeze() before training and raise the collector's thresholds",
+        "one line",
         code=f"def on_train_start(self):\n    gc.collect()\n    gc.freeze()\n    gc.set_threshold({raised}, 50, 100)",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD508", name="garbage-collector-pauses", category="host", docs=DOCS, check=check)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
+from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.user_lines import is_metric, whole_lines_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD509"
-NAME = "costly-metrics"
-CATEGORY = "host"
 
 MIN_SHARE = 0.05  # RULES: 5 % of the step or more.
 MAX_LINES = 3
@@ -63,28 +60,19 @@ def check(session: Session) -> Finding | None:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.high_s
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"Metrics take {percent(seconds / steps_s)} of the step. {worst.where} spends "
             f"{percent(worst.seconds / steps_s)} of it{worst.doing}."
         ),
         evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"call the metric every {EVERY_STEPS} steps: it then covers one batch in {EVERY_STEPS}",
-                safety="semantics",
-                effort="one line",
+            fix(
+                f"call the metric every {EVERY_STEPS} steps: it then covers one batch in {EVERY_STEPS}",
+                "one line",
+                "semantics",
                 code=f"{code}if batch_idx % {EVERY_STEPS} == 0:\n    {worst.line.code or '...'}",
             ),
-            Prescription(
-                treatment="",
-                summary="call update() in the step and compute() once at the end of the epoch",
-                safety="exact",
-                effort="minutes",
-            ),
+            fix("call update() in the step and compute() once at the end of the epoch", "minutes"),
         ),
         claims=claims,
         low_s=(1 - 1 / EVERY_STEPS) * low_s,
@@ -93,4 +81,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD509", name="costly-metrics", category="host", docs=DOCS, check=check)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent
-
-CODE = "PD510"
-NAME = "gradients-not-zeroed"
-CATEGORY = "host"
 
 # One step in two: a schedule that clears late now and then is not taken for a forgotten call.
 MIN_FRACTION = 0.5
@@ -51,10 +48,7 @@ def check(session: Session) -> Finding | None:
     fraction = n_uncleared / max(1, worst.n_steps_watched)
     if fraction < MIN_FRACTION:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         # About what is trained, not how fast.
         severity="medium",
         summary=(
@@ -62,24 +56,12 @@ def check(session: Session) -> Finding | None:
             "They add up from step to step."
         ),
         evidence=(
-            Evidence(
-                metric="steps on gradients that were not cleared",
-                value=fraction,
-                unit="fraction",
-                threshold=MIN_FRACTION,
-                n=worst.n_steps_watched,
-            ),
+            fact("steps on gradients that were not cleared", fraction, "fraction", MIN_FRACTION, worst.n_steps_watched),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="call zero_grad before each backward pass",
-                safety="semantics",
-                effort="one line",
-                code="optimizer.zero_grad()",
-            ),
+            fix("call zero_grad before each backward pass", "one line", "semantics", code="optimizer.zero_grad()"),
         ),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD510", name="gradients-not-zeroed", category="host", docs=DOCS, check=check)

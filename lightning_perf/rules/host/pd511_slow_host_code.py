@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
+from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import loops_of
 from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.user_lines import LineTime, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD511"
-NAME = "slow-host-code"
-CATEGORY = "host"
 
 # Less is within what samples of a short run can tell: 5 % of 500 samples is known to within 2 points.
 MIN_SHARE = 0.05
@@ -67,21 +64,18 @@ def check(session: Session) -> Finding | None:
     each_s = worst.seconds / steady.n_steps
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of the step{worst.doing}. "
             f"That is {duration(each_s)} per step outside torch operators, in {worst.phase}{_below(worst)}."
         ),
         evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"move {worst.line.call or 'the work of this line'} out of the step, keep its result, "
-                "or do it less often",
-                safety="exact",
-                effort="minutes",
+            fix(
+                (
+                    f"move {worst.line.call or 'the work of this line'} out of the step, keep its result, "
+                    "or do it less often"
+                ),
+                "minutes",
                 code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
             ),
         ),
@@ -106,4 +100,4 @@ def _is_priced(session: Session, time: LineTime) -> bool:
     return in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD511", name="slow-host-code", category="host", docs=DOCS, check=check)

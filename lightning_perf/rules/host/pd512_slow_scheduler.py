@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD512"
-NAME = "slow-scheduler"
-CATEGORY = "host"
 
 MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
 # A scheduler of torch's own with one parameter group takes 10 to 30 us per step; with Lightning's call around it this
@@ -52,25 +49,12 @@ def check(session: Session) -> Finding | None:
     each_s = seconds / steady.n_steps
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"The learning-rate scheduler takes {percent(share)} of the time, {duration(each_s)} per step.",
-        evidence=(
-            Evidence(
-                metric="share of the time in learning-rate schedulers",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=steady.n_steps,
-            ),
-        ),
+        evidence=(fact("share of the time in learning-rate schedulers", share, "fraction", MIN_SHARE, steady.n_steps),),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="compute the schedule once and look it up",
-                safety="exact",
-                effort="minutes",
+            fix(
+                "compute the schedule once and look it up",
+                "minutes",
                 code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
             ),
         ),
@@ -81,4 +65,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD512", name="slow-scheduler", category="host", docs=DOCS, check=check)

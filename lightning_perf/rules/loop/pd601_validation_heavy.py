@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
-
-CODE = "PD601"
-NAME = "validation-heavy"
-CATEGORY = "loop"
 
 # A usual split validates on a tenth to a fifth of the data, without a backward pass: 5 to 10 % of the time.
 MIN_SHARE = 0.25
@@ -59,14 +56,11 @@ def check(session: Session) -> Finding | None:
     flags, saved_fraction = _less_often(session, ratio)
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{percent(share)} of the time is validation.",
         evidence=(
-            Evidence(metric="validation's share of the time", value=share, unit="fraction", threshold=MIN_SHARE),
-            Evidence(metric="val_check_interval", value=_shown(trainer.val_check_interval)),
-            Evidence(metric="check_val_every_n_epoch", value=_shown(trainer.check_val_every_n_epoch)),
+            fact("validation's share of the time", share, "fraction", MIN_SHARE),
+            fact("val_check_interval", _shown(trainer.val_check_interval)),
+            fact("check_val_every_n_epoch", _shown(trainer.check_val_every_n_epoch)),
         ),
         prescriptions=(_prescription(flags, (1 - saved_fraction) * (trainer.limit_val_batches or 1.0)),),
         timed={"validation": validation_s},
@@ -77,19 +71,18 @@ def check(session: Session) -> Finding | None:
 def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
     if not flags:
         shown = f"limit_val_batches={round(limit, 2) if limit <= 1 else round(limit)}"
-        return Prescription(
-            treatment="",
-            summary=f"set {shown}: the run is too short to leave out a validation",
-            safety="semantics",
-            effort="one line",
+        return fix(
+            f"set {shown}: the run is too short to leave out a validation",
+            "one line",
+            "semantics",
             code=f"Trainer(..., {shown})",
         )
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
-    return Prescription(
+    return fix(
+        f"set {setting}",
+        "one line",
+        "semantics",
         treatment="val-less-often",
-        summary=f"set {setting}",
-        safety="semantics",
-        effort="one line",
         trainer_flags=flags,
         code=f"Trainer(..., {setting})",
     )
@@ -132,4 +125,4 @@ def _length(session: Session) -> tuple[float, float]:
     return n_batches, n_epochs
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD601", name="validation-heavy", category="loop", docs=DOCS, check=check)

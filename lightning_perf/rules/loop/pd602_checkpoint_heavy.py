@@ -5,21 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_perf.records import Evidence, Finding, NamedTime, Prescription, Session
+from lightning_perf.records import Finding, NamedTime, Prescription, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
 from lightning_perf.rules.timed import MANY, removal_finding
 from lightning_perf.rules.wording import duration, number_of, percent
 
-CODE = "PD602"
-NAME = "checkpoint-heavy"
-CATEGORY = "loop"
-
 MIN_SHARE = 0.05  # Lightning issue 11561.
 # The recommended interval brings saving down to this ratio to the rest.
 TARGET_RATIO = 0.02
-# Written in the background, the copy of the weights is still made while the training waits.
-COPIED_PART = 0.1
 
 DOCS = """\
 ## What it measures
@@ -60,22 +55,18 @@ def check(session: Session) -> Finding | None:
     times = min(MANY, max(2, math.ceil(share / (1 - share) / TARGET_RATIO)), max(1, n_saves or session.run.n_epochs))
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=f"{percent(share)} of the time goes into saving checkpoints.{each}",
         evidence=(
-            Evidence(metric="share of the time saving checkpoints", value=share, unit="fraction", threshold=MIN_SHARE),
-            *(Evidence(metric="time per checkpoint", value=_each_s(saves), unit="s", n=n_saves) for _ in saves[:1]),
-            Evidence(metric="saved by", value=name or "trainer.save_checkpoint"),
+            fact("share of the time saving checkpoints", share, "fraction", MIN_SHARE),
+            *(fact("time per checkpoint", _each_s(saves), "s", n=n_saves) for _ in saves[:1]),
+            fact("saved by", name or "trainer.save_checkpoint"),
         ),
         prescriptions=(
             *((_less_often(session, name, n_saves, times),) if times > 1 else ()),
-            Prescription(
+            fix(
+                "write checkpoints in the background",
+                "one line",
                 treatment="async-checkpoint",
-                summary="write checkpoints in the background",
-                safety="exact",
-                effort="one line",
                 code=(
                     "from lightning.pytorch.plugins.io import AsyncCheckpointIO\n"
                     "Trainer(..., plugins=[AsyncCheckpointIO()])"
@@ -84,7 +75,7 @@ def check(session: Session) -> Finding | None:
         ),
         timed={"checkpoint": seconds},
         left=1 / times,
-        left_least=1 / times if times > 1 else COPIED_PART,
+        left_least=1 / times if times > 1 else 0.0,
     )
 
 
@@ -100,13 +91,11 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     wanted = times * max(1, round(n_steps if is_in_epoch else n_epochs))
     counted = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'} % {wanted} == 0"
     setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"
-    return Prescription(
-        treatment="",
-        summary=f"save one checkpoint in {times}, with {setting}" if name else f"save one checkpoint in {times}",
-        safety="exact",
-        effort="one line",
+    return fix(
+        f"save one checkpoint in {times}, with {setting}" if name else f"save one checkpoint in {times}",
+        "one line",
         code=f"{name}({setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD602", name="checkpoint-heavy", category="loop", docs=DOCS, check=check)

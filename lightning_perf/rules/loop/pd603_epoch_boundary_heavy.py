@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
+from lightning_perf.records import Finding, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD603"
-NAME = "epoch-boundary-heavy"
-CATEGORY = "loop"
 
 MIN_SHARE = 0.05  # Lightning issue 7932.
 HOOK = "train_dataloader"
@@ -66,28 +63,16 @@ def check(session: Session) -> Finding | None:
     n_boundaries = max(1, max(len(session.epochs), session.run.n_epochs) - 1)  # only the last epochs are kept
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(share)} of the time passes between epochs. One boundary takes "
             f"{duration(seconds / n_boundaries)}" + (f", an epoch has {max(n_steps)} steps." if n_steps else ".")
         ),
-        evidence=(
-            Evidence(
-                metric="share of the time between epochs",
-                value=share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=n_boundaries,
-            ),
-        ),
+        evidence=(fact("share of the time between epochs", share, "fraction", MIN_SHARE, n_boundaries),),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="make epochs longer: repeat the dataset within one and count steps",
-                safety="semantics",
-                effort="minutes",
+            fix(
+                "make epochs longer: repeat the dataset within one and count steps",
+                "minutes",
+                "semantics",
                 code="DataLoader(torch.utils.data.ConcatDataset([dataset] * 10), ...)",
             ),
         ),
@@ -109,20 +94,16 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
     often = "in each epoch" if every == 1 else f"every {every} epochs"
     return removal_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(boundary_s / steady.span_s)} of the time passes between epochs, most of it in "
             f"{HOOK}, which makes the loader anew {often}: {line.where}{line.doing}."
         ),
         evidence=(evidence_of(line, steady),),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="set reload_dataloaders_every_n_epochs=0",
-                safety="semantics",
-                effort="one line",
+            fix(
+                "set reload_dataloaders_every_n_epochs=0",
+                "one line",
+                "semantics",
                 trainer_flags={"reload_dataloaders_every_n_epochs": 0},
                 code="Trainer(..., reload_dataloaders_every_n_epochs=0)",
             ),
@@ -133,4 +114,4 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD603", name="epoch-boundary-heavy", category="loop", docs=DOCS, check=check)

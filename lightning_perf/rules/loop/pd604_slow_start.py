@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, Severity
+from lightning_perf.records import Finding, Prescription, Session, Severity
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD604"
-NAME = "slow-start"
-CATEGORY = "loop"
 
 # A minute is long for anyone; a fifth of a fit counts only where somebody waits for it.
 LONG_START_S = 60.0
@@ -67,22 +64,17 @@ def check(session: Session) -> Finding | None:
     told = {**run.startup, **({"not told apart": rest_s} if run.startup and rest_s >= MIN_REST_SHARE * start_s else {})}
     parts = sorted(told.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity=_severity(start_s, share),
-        summary=f"The first step is done after {duration(start_s)}"
-        + (f", {percent(share)} of the fit" if share >= MIN_FIT_SHARE else "")
-        + (f". It went into: {where}." if where else "."),
+        summary=(
+            f"The first step is done after {duration(start_s)}"
+            + (f", {percent(share)} of the fit" if share >= MIN_FIT_SHARE else "")
+            + (f". It went into: {where}." if where else ".")
+        ),
         evidence=(
-            Evidence(metric="time to the end of the first step", value=start_s, unit="s", threshold=LONG_START_S),
-            *(
-                (Evidence(metric="share of the fit", value=share, unit="fraction", threshold=MIN_FIT_SHARE),)
-                if share
-                else ()
-            ),
-            *(Evidence(metric=f"of which {name}", value=seconds, unit="s") for name, seconds in parts),
+            fact("time to the end of the first step", start_s, "s", LONG_START_S),
+            *((fact("share of the fit", share, "fraction", MIN_FIT_SHARE),) if share else ()),
+            *(fact(f"of which {name}", seconds, "s") for name, seconds in parts),
         ),
         prescriptions=(_prescription(parts[0][0] if parts else ""),),
     )
@@ -97,14 +89,12 @@ def _severity(start_s: float, share: float) -> Severity:
 
 def _prescription(part: str) -> Prescription:
     is_sanity = part == "sanity_validation"
-    return Prescription(
-        treatment="",
-        summary=_ADVICE.get(part, "profile the start of the script, e.g. with python -X importtime and cProfile"),
-        safety="exact",
-        effort="one line" if is_sanity else "minutes",
+    return fix(
+        _ADVICE.get(part, "profile the start of the script, e.g. with python -X importtime and cProfile"),
+        "one line" if is_sanity else "minutes",
         trainer_flags={"num_sanity_val_steps": 0} if is_sanity else {},
         code="Trainer(..., num_sanity_val_steps=0)" if is_sanity else "",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD604", name="slow-start", category="loop", docs=DOCS, check=check)

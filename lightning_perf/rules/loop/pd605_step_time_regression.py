@@ -7,17 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lightning_perf.records import Block, Evidence, Finding, Prescription, Session
+from lightning_perf.records import Block, Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_changes import changes_at, has_lost_cores
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
-
-CODE = "PD605"
-NAME = "step-time-regression"
-CATEGORY = "loop"
 
 # Halves of a run that differ by less count as the same state (the bound of the steady state).
 MIN_GROWTH = 0.10
@@ -81,36 +78,31 @@ def check(session: Session) -> Finding | None:
     grew = "All phases grew alike" if is_uniform else f"The phase that grew most: {phase.replace('_', ' ') or 'none'}"
     finding = timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"From step {after[0].first_step} on a step takes {duration(change.after)} instead of "
             f"{duration(change.before)}. {grew}."
             + (" The training had less of the cores from there on." if is_machine else "")
         ),
         evidence=(
-            Evidence(
-                metric="step time after ÷ before",
-                value=change.after / change.before if change.before > 0 else "before is 0",
-                unit="ratio" if change.before > 0 else "",
-                threshold=1 + MIN_GROWTH,
-                n=n_after,
+            fact(
+                "step time after ÷ before",
+                change.after / change.before if change.before > 0 else "before is 0",
+                "ratio" if change.before > 0 else "",
+                1 + MIN_GROWTH,
+                n_after,
             ),
-            Evidence(metric="first slow step", value=after[0].first_step),
-            *((Evidence(metric=f"growth of {phase} a step", value=growth[phase], unit="s"),) if phase else ()),
+            fact("first slow step", after[0].first_step),
+            *((fact(f"growth of {phase} a step", growth[phase], "s"),) if phase else ()),
             *changes_at(session, after[0].start_s),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=(
+            fix(
+                (
                     "look for what else the machine did from there on, and for larger batches"
                     if is_uniform or is_machine
                     else f"look for what grows or begins there in {phase.replace('_', ' ') or 'the step'}"
                 ),
-                safety="exact",
-                effort="hours",
+                "hours",
             ),
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
@@ -141,4 +133,4 @@ def _median(blocks: Sequence[Block], phase: str) -> float:
     return statistics.median(block.phases.get(phase, 0.0) for block in blocks)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD605", name="step-time-regression", category="loop", docs=DOCS, check=check)

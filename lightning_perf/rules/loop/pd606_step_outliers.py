@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import told
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.timed import MANY
 from lightning_perf.rules.user_lines import slow_lines_of
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD606"
-NAME = "step-outliers"
-CATEGORY = "loop"
 
 # The SageMaker profiler's rule for step outliers, by their cost instead of their number.
 MIN_SHARE = 0.02
@@ -65,41 +62,36 @@ def check(session: Session) -> Finding | None:
     claims = {phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()}
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(outliers.share)} of the time is lost to {outliers.n} slow steps. They took more than "
             f"{duration(outliers.threshold_s)}; {phase.replace('_', ' ')} grew most."
             + (f" The training thread waited {percent(coreless)} of its time for a core." if is_disturbed else cause)
         ),
         evidence=(
-            Evidence(
-                metric="share of the time in slow steps beyond the median",
-                value=outliers.share,
-                unit="fraction",
-                threshold=MIN_SHARE,
-                n=outliers.n,
+            fact(
+                "share of the time in slow steps beyond the median", outliers.share, "fraction", MIN_SHARE, outliers.n
             ),
-            Evidence(metric="a slow step takes more than", value=outliers.threshold_s, unit="s"),
+            fact("a slow step takes more than", outliers.threshold_s, "s"),
             *told("of its time, the training thread had no core to run on", coreless or None, "fraction"),
-            *((Evidence(metric=f"slowest: step {worst.step}", value=worst.duration_s, unit="s"),) if worst else ()),
+            *((fact(f"slowest: step {worst.step}", worst.duration_s, "s"),) if worst else ()),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="stop what else uses the cores, or give the training fewer threads than cores"
-                if is_disturbed
-                else advice,
-                safety="exact",
-                effort="hours",
+            fix(
+                (
+                    "stop what else uses the cores, or give the training fewer threads than cores"
+                    if is_disturbed
+                    else advice
+                ),
+                "hours",
             ),
         ),
         claims=claims,
         low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
-        basis="from what was sampled in this line to all that slow steps took beyond the median"
-        if common and not is_disturbed
-        else "at most what slow steps took beyond the median, without waiting for a core",
+        basis=(
+            "from what was sampled in this line to all that slow steps took beyond the median"
+            if common and not is_disturbed
+            else "at most what slow steps took beyond the median, without waiting for a core"
+        ),
         confidence="medium",
         method="timed",
     )
@@ -141,4 +133,4 @@ def _coreless(session: Session) -> float:
     return min(1.0, (host.process_queueing_fraction or 0.0) + stolen_when_busy)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, yields_its_time=True)
+RULE = Rule(code="PD606", name="step-outliers", category="loop", docs=DOCS, check=check, yields_its_time=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import how_to_measure
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD607"
-NAME = "gradients-in-evaluation"
-CATEGORY = "loop"
 
 DOCS = """\
 ## What it measures
@@ -51,34 +48,26 @@ def check(session: Session) -> Finding | None:
         return None
     is_off = trainer.is_inference_mode is False
     share = phase_s(steady, "validation") / steady.span_s
-    prescription = Prescription(
-        treatment="",
-        summary="set inference_mode=True" if is_off else "drop enable_grad from validation_step",
-        safety="exact",
-        effort="one line",
+    prescription = fix(
+        "set inference_mode=True" if is_off else "drop enable_grad from validation_step",
+        "one line",
         trainer_flags={"inference_mode": True} if is_off else {},
         code="Trainer(..., inference_mode=True)" if is_off else "",
     )
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="low" if share >= LOW_SHARE else "info",
         summary=(
             f"Validation, {percent(share)} of the time, builds autograd graphs that nothing uses. They take memory and "
             f"time. {how_to_measure([prescription])}"
         ),
         evidence=(
-            Evidence(metric="validation's outputs hold a graph", value=True),
-            Evidence(metric="validation's share of the time", value=share, unit="fraction", threshold=LOW_SHARE),
-            Evidence(
-                metric="inference_mode",
-                value="unknown" if trainer.is_inference_mode is None else trainer.is_inference_mode,
-            ),
+            fact("validation's outputs hold a graph", True),
+            fact("validation's share of the time", share, "fraction", LOW_SHARE),
+            fact("inference_mode", "unknown" if trainer.is_inference_mode is None else trainer.is_inference_mode),
         ),
         prescriptions=(prescription,),
         confidence="medium",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD607", name="gradients-in-evaluation", category="loop", docs=DOCS, check=check)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
     FULL_FRACTION,
@@ -12,12 +12,9 @@ from lightning_perf.rules.memory_signals import (
     device_memory_of,
     smaller_batch,
 )
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import percent
-
-CODE = "PD401"
-NAME = "near-capacity"
-CATEGORY = "memory"
 
 DOCS = """\
 ## What it measures
@@ -52,30 +49,18 @@ def check(session: Session) -> Finding | None:
         return None
     headroom = session.memory.headroom
     n_samples = headroom.n_samples if headroom is not None else None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=(
             f"At its peak {device.device} has {percent(fraction)} of its memory in use. "
             "A batch a little larger than those seen would end the run."
         ),
         evidence=(
-            Evidence(
-                metric="peak of reserved memory, of the device",
-                value=fraction,
-                unit="fraction",
-                threshold=NEAR_CAPACITY_FRACTION,
-            ),
-            Evidence(metric="peak of allocated memory", value=device.peak_allocated_bytes, unit="bytes"),
+            fact("peak of reserved memory, of the device", fraction, "fraction", NEAR_CAPACITY_FRACTION),
+            fact("peak of allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
-        prescriptions=(
-            CHECKPOINTING,
-            *bf16_of(session),
-            smaller_batch(session, n_samples),
-        ),
+        prescriptions=(CHECKPOINTING, *bf16_of(session), smaller_batch(session, n_samples)),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD401", name="near-capacity", category="memory", docs=DOCS, check=check)

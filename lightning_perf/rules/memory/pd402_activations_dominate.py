@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import CHECKPOINTING, bf16_of, breakdown_of, is_tight, whole_of
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent, size_text
-
-CODE = "PD402"
-NAME = "activations-dominate"
-CATEGORY = "memory"
 
 # More than everything else together: only then does a change of this one part change the whole.
 MIN_FRACTION = 0.5
@@ -51,23 +48,18 @@ def check(session: Session) -> Finding | None:
     fraction = breakdown.activations_bytes / whole
     if fraction <= MIN_FRACTION or not is_tight(session):
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="medium",
         summary=(
             f"Activations take {percent(fraction)} of what memory holds, {size_text(breakdown.activations_bytes)}. "
             "Memory is what limits this run."
         ),
         evidence=(
-            Evidence(
-                metric="activations, of what memory holds", value=fraction, unit="fraction", threshold=MIN_FRACTION
-            ),
-            Evidence(metric="activations", value=breakdown.activations_bytes, unit="bytes"),
+            fact("activations, of what memory holds", fraction, "fraction", MIN_FRACTION),
+            fact("activations", breakdown.activations_bytes, "bytes"),
         ),
         prescriptions=(CHECKPOINTING, *bf16_of(session)),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD402", name="activations-dominate", category="memory", docs=DOCS, check=check)

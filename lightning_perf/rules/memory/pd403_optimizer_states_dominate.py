@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import breakdown_of, is_tight, smaller_optimizer, whole_of
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent, size_text
-
-CODE = "PD403"
-NAME = "optimizer-states-dominate"
-CATEGORY = "memory"
 
 # More than everything else together: only then does a change of this one part change the whole.
 MIN_FRACTION = 0.5
@@ -50,23 +47,18 @@ def check(session: Session) -> Finding | None:
     if fraction <= MIN_FRACTION:
         return None
     tight = is_tight(session)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="medium" if tight else "info",
         summary=(
             f"Optimizer states take {percent(fraction)} of what memory holds, {size_text(breakdown.optimizer_bytes)}. "
             + ("That is the part to shrink." if tight else "That is the part to shrink should memory become tight.")
         ),
         evidence=(
-            Evidence(
-                metric="optimizer states, of what memory holds", value=fraction, unit="fraction", threshold=MIN_FRACTION
-            ),
-            Evidence(metric="optimizer states", value=breakdown.optimizer_bytes, unit="bytes"),
+            fact("optimizer states, of what memory holds", fraction, "fraction", MIN_FRACTION),
+            fact("optimizer states", breakdown.optimizer_bytes, "bytes"),
         ),
         prescriptions=(smaller_optimizer(session),),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD403", name="optimizer-states-dominate", category="memory", docs=DOCS, check=check)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, Session
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, is_tight
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import size_text
-
-CODE = "PD404"
-NAME = "fragmented"
-CATEGORY = "memory"
 
 # From half as much again the cache is more than rounding and reuse across phases explain; TraceML warns at twice.
 MIN_RATIO = 1.5
@@ -55,17 +52,14 @@ def check(session: Session) -> Finding | None:
         return None
     if ratio < MIN_RATIO and split_fraction < MIN_SPLIT_FRACTION:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="medium" if is_tight(session) else "low",
         summary=(
             f"The allocator holds {size_text(device.peak_reserved_bytes)} of {device.device} for tensors that take "
             f"{size_text(device.peak_allocated_bytes)}. Its memory is {'' if is_known else 'likely '}in pieces."
         ),
         evidence=(
-            Evidence(metric="peak reserved over peak allocated", value=ratio, unit="ratio", threshold=MIN_RATIO),
+            fact("peak reserved over peak allocated", ratio, "ratio", MIN_RATIO),
             *((_split_evidence(split_fraction),) if is_known else ()),
         ),
         prescriptions=(EXPANDABLE_SEGMENTS,),
@@ -74,12 +68,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _split_evidence(fraction: float) -> Evidence:
-    return Evidence(
-        metric="free parts of blocks in use, of what is reserved",
-        value=fraction,
-        unit="fraction",
-        threshold=MIN_SPLIT_FRACTION,
-    )
+    return fact("free parts of blocks in use, of what is reserved", fraction, "fraction", MIN_SPLIT_FRACTION)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD404", name="fragmented", category="memory", docs=DOCS, check=check)

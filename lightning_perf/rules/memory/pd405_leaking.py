@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Growth, Prescription, Session, Suspect
+from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import size_text
-
-CODE = "PD405"
-NAME = "leaking"
-CATEGORY = "memory"
 
 # Elements with a graph that an attribute gained in the steps watched: fewer may be a window of the last few.
 MIN_HELD = 16
@@ -57,19 +54,13 @@ def check(session: Session) -> Finding | None:
     is_hidden = worst is not None and worst.where == "heap" and not any(g.where == "host" for g in leaks)
     is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         # What ends a run is more than what slows it down, but not before it is known to come.
         severity="high" if worst is not None and suspects else "medium" if worst is not None else "low",
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
-            *(
-                Evidence(metric=f"{s.name}: gained a step", value=s.items_per_step, unit=_unit(s), n=s.n_items)
-                for s in suspects[:3]
-            ),
+            *(fact(f"{s.name}: gained a step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
         prescriptions=(_prescription(suspects),),
         confidence="high" if suspects else "medium",
@@ -111,7 +102,7 @@ def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
         summary, code = f"empty {suspects[0].name} once its content was used, or keep only what is needed of it", ""
     else:
         summary, code = "look for what is kept at each step: lists, caches, closures, and memory outside Python", ""
-    return Prescription(treatment="", summary=summary, safety="exact", effort="minutes", code=code)
+    return fix(summary, "minutes", code=code)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD405", name="leaking", category="memory", docs=DOCS, check=check)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import percent
-
-CODE = "PD406"
-NAME = "unused-headroom"
-CATEGORY = "memory"
 
 # Below half, a batch twice as large fits.
 MAX_FRACTION = 0.5
@@ -53,38 +50,18 @@ def check(session: Session) -> Finding | None:
     if fraction >= MAX_FRACTION or (busy and not is_idle):
         return None
     fits = larger_batch(session)
-    evidence = [
-        Evidence(
-            metric="peak of reserved memory, of the device", value=fraction, unit="fraction", threshold=MAX_FRACTION
-        )
-    ]
+    evidence = [fact("peak of reserved memory, of the device", fraction, "fraction", MAX_FRACTION)]
     if busy:
         evidence.append(
-            Evidence(
-                metric="device busy in profiled steps",
-                value=statistics.median(busy),
-                unit="fraction",
-                threshold=MAX_BUSY_FRACTION,
-                n=len(busy),
-            )
+            fact("device busy in profiled steps", statistics.median(busy), "fraction", MAX_BUSY_FRACTION, len(busy))
         )
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="low" if is_idle else "info",
         summary=f"{device.device} uses {percent(fraction)} of its memory.",
         evidence=tuple(evidence),
-        prescriptions=(
-            Prescription(
-                treatment="batch-size",
-                summary=f"use a larger batch{fits}",
-                safety="semantics",
-                effort="minutes",
-            ),
-        ),
+        prescriptions=(fix(f"use a larger batch{fits}", "minutes", "semantics", treatment="batch-size"),),
         confidence="medium" if is_idle else "low",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD406", name="unused-headroom", category="memory", docs=DOCS, check=check)

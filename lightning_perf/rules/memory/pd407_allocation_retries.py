@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import called
-
-CODE = "PD407"
-NAME = "allocation-retries"
-CATEGORY = "memory"
 
 DOCS = """\
 ## What it measures
@@ -43,21 +40,18 @@ def check(session: Session) -> Finding | None:
         return None
     headroom = session.memory.headroom
     n_samples = headroom.n_samples if headroom is not None else None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="medium",
         summary=(
             f"The allocator of {device.device} flushed its cache {called(device.alloc_retries)} to satisfy a request. "
             f"{'The' if device.alloc_retries == 1 else 'Each time the'} device was waited for."
         ),
         evidence=(
-            Evidence(metric="allocation retries", value=device.alloc_retries, unit="count", threshold=0),
-            Evidence(metric="peak of reserved memory", value=device.peak_reserved_bytes, unit="bytes"),
+            fact("allocation retries", device.alloc_retries, "count", 0),
+            fact("peak of reserved memory", device.peak_reserved_bytes, "bytes"),
         ),
         prescriptions=(smaller_batch(session, n_samples), EXPANDABLE_SEGMENTS),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD407", name="allocation-retries", category="memory", docs=DOCS, check=check)

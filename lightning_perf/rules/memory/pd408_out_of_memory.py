@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, OutOfMemory, Prescription, Session
+from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
     EXPANDABLE_SEGMENTS,
@@ -12,12 +12,9 @@ from lightning_perf.rules.memory_signals import (
     smaller_optimizer,
     whole_of,
 )
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.wording import number_of, size_text
-
-CODE = "PD408"
-NAME = "out-of-memory"
-CATEGORY = "memory"
 
 DOCS = """\
 ## What it measures
@@ -58,14 +55,11 @@ def check(session: Session) -> Finding | None:
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
     asked = f" It was asked for {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " That happens when the host's memory runs out." if oom.where == "worker" else ""
-    evidence = [Evidence(metric="steps before it", value=oom.step, unit="count")]
+    evidence = [fact("steps before it", oom.step, "count")]
     for tensor in oom.largest_tensors[:3]:
         name = tensor.name or "a tensor that nobody named"
-        evidence.append(Evidence(metric=f"live: {name}", value=tensor.n_bytes, unit="bytes"))
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+        evidence.append(fact(f"live: {name}", tensor.n_bytes, "bytes"))
+    return unsigned_finding(
         severity="high",
         summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{asked}",
         evidence=tuple(evidence),
@@ -94,18 +88,7 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ..
     return (*chosen, smaller_batch(session, oom.n_samples))
 
 
-_STREAM = Prescription(
-    treatment="",
-    summary="read samples from disk when they are needed instead of keeping them",
-    safety="exact",
-    effort="hours",
-)
-_MORE_SHARED_MEMORY = Prescription(
-    treatment="",
-    summary="give the container more shared memory",
-    safety="exact",
-    effort="minutes",
-    code="docker run --shm-size=8g ...",
-)
+_STREAM = fix("read samples from disk when they are needed instead of keeping them", "hours")
+_MORE_SHARED_MEMORY = fix("give the container more shared memory", "minutes", code="docker run --shm-size=8g ...")
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD408", name="out-of-memory", category="memory", docs=DOCS, check=check)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import FULL_FRACTION, fewer_batches_ahead
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent, size_text
-
-CODE = "PD409"
-NAME = "host-memory-pressure"
-CATEGORY = "memory"
 
 # Of the limit: from here on the kernel reclaims what it can, and what comes next is its out-of-memory killer.
 MIN_FRACTION = 0.9
@@ -61,30 +58,20 @@ def check(session: Session) -> Finding | None:
     if swapped_bytes >= MIN_SWAPPED_BYTES:
         told.append(f"{size_text(swapped_bytes)} of this training lie on swap.")
     fewer = fewer_batches_ahead(session)
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=" ".join(told),
         evidence=(
-            Evidence(metric=f"in use, of {limit}", value=fraction, unit="fraction", threshold=MIN_FRACTION),
-            Evidence(metric="resident memory of this process, highest", value=own_bytes, unit="bytes"),
-            Evidence(
-                metric="resident memory of its workers", value=host.workers_rss_bytes, unit="bytes", n=host.n_workers
-            ),
-            Evidence(metric="on swap", value=swapped_bytes, unit="bytes", threshold=MIN_SWAPPED_BYTES),
+            fact(f"in use, of {limit}", fraction, "fraction", MIN_FRACTION),
+            fact("resident memory of this process, highest", own_bytes, "bytes"),
+            fact("resident memory of its workers", host.workers_rss_bytes, "bytes", n=host.n_workers),
+            fact("on swap", swapped_bytes, "bytes", MIN_SWAPPED_BYTES),
         ),
         prescriptions=(
             *((fewer,) if fewer is not None else ()),
-            Prescription(
-                treatment="",
-                summary="stream what is kept in memory, or keep less of it",
-                safety="exact",
-                effort="hours",
-            ),
+            fix("stream what is kept in memory, or keep less of it", "hours"),
         ),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD409", name="host-memory-pressure", category="memory", docs=DOCS, check=check)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
@@ -13,10 +14,6 @@ from lightning_perf.rules.trace_signals import (
     without,
 )
 from lightning_perf.rules.wording import percent
-
-CODE = "PD410"
-NAME = "allocator-churn"
-CATEGORY = "memory"
 
 # What a few hundred steps can tell from noise.
 MIN_SHARE = 0.02
@@ -60,23 +57,19 @@ def check(session: Session) -> Finding | None:
     calls = ", ".join(f"{call.name}: {per_step(reading, call.n)}" for call in allocator.calls[:2])
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time the device waits for the driver to allocate or free "
             f"memory.{f' {calls}.' if calls else ''}"
         ),
         evidence=(
             share_evidence(reading, "allocating and freeing with the device idle", exposed_s, MIN_SHARE),
-            *(Evidence(metric=call.name, value=call.total_s, unit="s", n=call.n) for call in allocator.calls[:3]),
+            *(fact(call.name, call.total_s, "s", n=call.n) for call in allocator.calls[:3]),
         ),
         prescriptions=(
-            Prescription(
+            fix(
+                "let torch keep freed memory: no empty_cache() in the step, caching on, expandable segments",
+                "minutes",
                 treatment="expandable-segments",
-                summary="let torch keep freed memory: no empty_cache() in the step, caching on, expandable segments",
-                safety="exact",
-                effort="minutes",
                 code=_setting(device.kind),
             ),
         ),
@@ -94,4 +87,4 @@ def _setting(kind: str) -> str:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD410", name="allocator-churn", category="memory", docs=DOCS, check=check)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
-
-CODE = "PD901"
-NAME = "too-few-steps"
-CATEGORY = "quality"
 
 # A chapter on profiling PyTorch asks for a hundred iterations to report a mean and a spread; from about thirty on the
 # median is steady enough to order findings by.
@@ -46,23 +43,11 @@ def check(session: Session) -> Finding | None:
     summary = f"Only {n_steps} steps were measured in the steady state. Figures from so few scatter."
     if n_steps == 0:
         summary = "No steps were measured in the steady state."
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=summary,
-        evidence=(
-            Evidence(metric="steps in the steady state", value=n_steps, unit="count", threshold=MIN_STEPS, n=n_steps),
-        ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"run {MIN_STEPS} steps or more once the first, slower ones are over",
-                safety="exact",
-                effort="one line",
-            ),
-        ),
+        evidence=(fact("steps in the steady state", n_steps, "count", MIN_STEPS, n_steps),),
+        prescriptions=(fix(f"run {MIN_STEPS} steps or more once the first, slower ones are over", "one line"),),
     )
 
 
@@ -71,4 +56,4 @@ def _rests_on_it(finding: Finding) -> bool:
     return bool(finding.claims) or finding.gain is not None
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, weakens=_rests_on_it)
+RULE = Rule(code="PD901", name="too-few-steps", category="quality", docs=DOCS, check=check, weakens=_rests_on_it)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
-
-CODE = "PD902"
-NAME = "unsteady"
-CATEGORY = "quality"
-
 
 DOCS = """\
 ## What it measures
@@ -42,21 +38,11 @@ def check(session: Session) -> Finding | None:
         raise Skip("fewer than 20 steps: two halves cannot be compared")
     if steady.is_steady:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary="The two halves of the measured steps differ by more than a tenth. Figures over both describe neither.",
-        evidence=(Evidence(metric="the halves agree within 10 %", value=False, n=steady.n_steps),),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="measure longer, on a machine without other work",
-                safety="exact",
-                effort="minutes",
-            ),
-        ),
+        evidence=(fact("the halves agree within 10 %", False, n=steady.n_steps),),
+        prescriptions=(fix("measure longer, on a machine without other work", "minutes"),),
     )
 
 
@@ -65,4 +51,4 @@ def _rests_on_it(finding: Finding) -> bool:
     return bool(finding.claims) or finding.gain is not None
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, weakens=_rests_on_it)
+RULE = Rule(code="PD902", name="unsteady", category="quality", docs=DOCS, check=check, weakens=_rests_on_it)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import duration, percent
 
-CODE = "PD903"
-NAME = "own-overhead-above-budget"
-CATEGORY = "quality"
 # Code that runs once in a long step finds its caches cold and takes several times the budget; below one percent of the
 # step that is not worth a word.
 MIN_STEP_SHARE = 0.01
@@ -48,10 +46,7 @@ def check(session: Session) -> Finding | None:
     if not (overhead.per_step_us > overhead.budget_us and is_noticeable) and not overhead.backed_off:
         return None
     stopped = f" It stopped measuring {', '.join(overhead.backed_off)}." if overhead.backed_off else ""
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=(
             f"PerfDoctor took {overhead.per_step_us:.0f} us a step, its budget is {overhead.budget_us:.0f} us. "
@@ -59,21 +54,17 @@ def check(session: Session) -> Finding | None:
             f"{stopped}"
         ),
         evidence=(
-            Evidence(
-                metric="PerfDoctor's cost a step", value=overhead.per_step_us, unit="us", threshold=overhead.budget_us
-            ),
-            Evidence(metric="PerfDoctor's share of the run", value=overhead.share, unit="fraction"),
+            fact("PerfDoctor's cost a step", overhead.per_step_us, "us", overhead.budget_us),
+            fact("PerfDoctor's share of the run", overhead.share, "fraction"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="let it measure less, or take it out once the diagnosis is known",
-                safety="exact",
-                effort="one line",
+            fix(
+                "let it measure less, or take it out once the diagnosis is known",
+                "one line",
                 code="PerfDoctor(memory=False, device_stats=False)",
             ),
         ),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD903", name="own-overhead-above-budget", category="quality", docs=DOCS, check=check)

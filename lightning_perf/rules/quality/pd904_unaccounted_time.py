@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
 from lightning_perf.rules.trace_signals import is_blind, launching_s, path_s, reading_of, share_evidence
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD904"
-NAME = "unaccounted-time"
-CATEGORY = "quality"
 
 # The loop's own remainder is about 1 to 3 % of a short step; more than this hides something.
 MAX_SHARE = 0.05
@@ -64,27 +61,14 @@ def check(session: Session) -> Finding | None:
         return None
     line = next(iter(lines_of(session, "other")), None)
     where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=f"{percent(share)} of the time belongs to no phase.{where}",
-        evidence=(
-            Evidence(
-                metric="share of the time in no phase",
-                value=share,
-                unit="fraction",
-                threshold=MAX_SHARE,
-                n=steady.n_steps,
-            ),
-        ),
+        evidence=(fact("share of the time in no phase", share, "fraction", MAX_SHARE, steady.n_steps),),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"look at {line.where}" if line else "look at what runs between the hooks",
-                safety="exact",
-                effort="minutes",
+            fix(
+                f"look at {line.where}" if line else "look at what runs between the hooks",
+                "minutes",
                 code="" if line else 'Trainer(..., profiler="simple")',
             ),
         ),
@@ -109,10 +93,7 @@ def _in_a_trace(session: Session) -> Finding | None:
     words = words if trace.device is not None else words.removesuffix(" while the device waits")
     site = late_place(trace)
     where = f", longest for {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, most of it {words}{where}.",
         evidence=(
@@ -120,15 +101,13 @@ def _in_a_trace(session: Session) -> Finding | None:
             *(share_evidence(reading, words, seconds) for words, seconds in parts.items() if seconds),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="record the trace with Python stacks: they show which line the host is in",
-                safety="exact",
-                effort="minutes",
+            fix(
+                "record the trace with Python stacks: they show which line the host is in",
+                "minutes",
                 code="torch.profiler.profile(..., with_stack=True)",
             ),
         ),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD904", name="unaccounted-time", category="quality", docs=DOCS, check=check)

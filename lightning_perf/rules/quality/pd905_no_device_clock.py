@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
-
-CODE = "PD905"
-NAME = "no-device-clock"
-CATEGORY = "quality"
-
 
 DOCS = """\
 ## What it measures
@@ -42,13 +38,10 @@ def check(session: Session) -> Finding | None:
     if steady_of(session).device is not None:
         return None
     reason = session.missing.get("steady.device", "the reason is not known")
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=f"The device's own clock was not read: {reason}.",
-        evidence=(Evidence(metric="device", value=", ".join(d.name for d in session.machine.devices) or "unknown"),),
+        evidence=(fact("device", ", ".join(d.name for d in session.machine.devices) or "unknown"),),
     )
 
 
@@ -57,4 +50,4 @@ def _rests_on_it(finding: Finding) -> bool:
     return finding.category in ("data", "transfer", "compute")
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, weakens=_rests_on_it)
+RULE = Rule(code="PD905", name="no-device-clock", category="quality", docs=DOCS, check=check, weakens=_rests_on_it)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule
-
-CODE = "PD906"
-NAME = "probe-switched-off"
-CATEGORY = "quality"
-
 
 DOCS = """\
 ## What it measures
@@ -39,18 +35,14 @@ def check(session: Session) -> Finding | None:
     if not session.probes_off:
         return None
     names = ", ".join(sorted({failure.probe for failure in session.probes_off}))
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=f"Switched off after an error: {names}. What they measure is missing from then on.",
         evidence=tuple(
-            Evidence(metric=f"{failure.probe} at step {failure.step}", value=failure.error)
-            for failure in session.probes_off
+            fact(f"{failure.probe} at step {failure.step}", failure.error) for failure in session.probes_off
         ),
-        prescriptions=(Prescription(treatment="", summary="report the error", safety="exact", effort="minutes"),),
+        prescriptions=(fix("report the error", "minutes"),),
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD906", name="probe-switched-off", category="quality", docs=DOCS, check=check)

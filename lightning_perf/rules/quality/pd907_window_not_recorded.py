@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
-
-CODE = "PD907"
-NAME = "window-not-recorded"
-CATEGORY = "quality"
-
 
 DOCS = """\
 ## What it measures
@@ -41,16 +37,10 @@ def check(session: Session) -> Finding | None:
     lost = [window for window in session.windows if window.status != "recorded"]
     if not lost:
         return None
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="info",
         summary=_summary(len(lost), len(session.windows)),
-        evidence=tuple(
-            Evidence(metric=f"window at step {window.first_step}: {window.status}", value=window.reason)
-            for window in lost
-        ),
+        evidence=tuple(fact(f"window at step {window.first_step}: {window.status}", window.reason) for window in lost),
     )
 
 
@@ -60,4 +50,4 @@ def _summary(n_lost: int, n: int) -> str:
     return f"{n_lost} of {n} profiler windows {'holds' if n_lost == 1 else 'hold'} nothing to read."
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD907", name="window-not-recorded", category="quality", docs=DOCS, check=check)

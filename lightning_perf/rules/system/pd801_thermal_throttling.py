@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled, told
+from lightning_perf.rules.parts import fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD801"
-NAME = "thermal-throttling"
-CATEGORY = "system"
 
 THERMAL_REASONS = ("sw_thermal", "hw_thermal")
 # Below a twentieth of the time it cannot cost what is worth looking at.
@@ -70,36 +67,34 @@ def check(session: Session) -> Finding | None:
         else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
     )
     evidence = (
-        *told("time slowed down by heat", min(1.0, throttled) if reasons is not None else None, "fraction",
-              MIN_THROTTLED_FRACTION, device.n_samples),
+        *told(
+            "time slowed down by heat",
+            min(1.0, throttled) if reasons is not None else None,
+            "fraction",
+            MIN_THROTTLED_FRACTION,
+            device.n_samples,
+        ),
         *sampled("temperature", hot, "degrees Celsius", HOT_C, "p95"),
         *sampled("clock", clock, "MHz"),
         *told("highest clock", device.max_sm_clock_mhz, "MHz"),
-    )  # fmt: skip
+    )
     if lost is None:  # what it costs is not known
-        return Finding(code=CODE, name=NAME, category=CATEGORY, severity="low", summary=summary, evidence=evidence,
-                       prescriptions=(_COOLER,))  # fmt: skip
+        return unsigned_finding(severity="low", summary=summary, evidence=evidence, prescriptions=(_COOLER,))
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=summary,
         evidence=evidence,
         prescriptions=(_COOLER,),
         claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
         low_s=0.0,
-        basis="from nothing to the highest clock all the time"
-        + ("" if is_hot_and_slow else ", or as long as heat held it back if that is less"),
+        basis=(
+            "from nothing to the highest clock all the time"
+            + ("" if is_hot_and_slow else ", or as long as heat held it back if that is less")
+        ),
         confidence="medium" if is_hot_and_slow else "high",
     )
 
 
-_COOLER = Prescription(
-    treatment="",
-    summary="cool the device: dust, fans, air flow, neighbours; or lower its power limit a little",
-    safety="exact",
-    effort="hours",
-)
+_COOLER = fix("cool the device: dust, fans, air flow, neighbours; or lower its power limit a little", "hours")
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD801", name="thermal-throttling", category="system", docs=DOCS, check=check)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.wording import percent
-
-CODE = "PD802"
-NAME = "power-capped"
-CATEGORY = "system"
 
 POWER_REASONS = ("sw_power_cap", "hw_power_brake")
 MIN_CAPPED_FRACTION = 0.20
@@ -51,34 +48,30 @@ def check(session: Session) -> Finding | None:
     limit_w, default_w = device.power_limit_w, device.default_power_limit_w
     is_lowered = limit_w is not None and default_w is not None and limit_w < default_w
     # A device at the limit that it was delivered with is well used: nothing to win, hence info.
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="low" if is_lowered else "info",
         summary=(
             f"{device.device} was at its power limit {percent(capped)} of the time."
             + (f" The limit is {limit_w:.0f} W, as delivered it was {default_w:.0f} W." if is_lowered else "")
         ),
         evidence=(
-            Evidence(metric="time held back by power", value=capped, unit="fraction", threshold=MIN_CAPPED_FRACTION,
-                     n=device.n_samples),
+            fact("time held back by power", capped, "fraction", MIN_CAPPED_FRACTION, device.n_samples),
             *sampled("power", device.power_w, "W", limit_w),
             *told("limit as delivered", default_w, "W"),
             *sampled("clock", device.sm_clock_mhz, "MHz"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="raise the power limit to what the device was delivered with, if power and cooling allow",
-                safety="exact",
-                effort="one line",
-                code=f"sudo nvidia-smi -pl {default_w:.0f}",
-            ),
-        )
-        if is_lowered
-        else (),
-    )  # fmt: skip
+            (
+                fix(
+                    "raise the power limit to what the device was delivered with, if power and cooling allow",
+                    "one line",
+                    code=f"sudo nvidia-smi -pl {default_w:.0f}",
+                ),
+            )
+            if is_lowered
+            else ()
+        ),
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD802", name="power-capped", category="system", docs=DOCS, check=check)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Evidence, Finding, HostTelemetry, Prescription, Session
+from lightning_perf.records import Finding, HostTelemetry, Session
 from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, sampled, told
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import cores_per_rank
 from lightning_perf.rules.wording import percent
-
-CODE = "PD803"
-NAME = "too-many-threads"
-CATEGORY = "system"
 
 # Two busy threads on one core take turns every few milliseconds; an undisturbed thread is moved some times a second.
 MIN_SWITCHES_PER_S = 50.0
@@ -62,32 +59,31 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     queueing = host.process_queueing_fraction or 0.0
     fewer = f"{n_fitting} thread{'s' if n_fitting > 1 else ''}"
     return Diagnosis(
-        CODE,
-        NAME,
-        CATEGORY,
         f"{n_processes} x {n_threads} computing threads share {usable:g} usable cores"
         + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
         (
-            Evidence(metric="computing threads on this node", value=n_threads * n_processes, unit="count",
-                     threshold=usable),
-            *told("time of the training thread queueing for a core", host.process_queueing_fraction, "fraction",
-                  MIN_QUEUEING_FRACTION),
-            *sampled("times a second moved off a core", host.involuntary_switches_per_s, "count",
-                     MIN_SWITCHES_PER_S),
+            fact("computing threads on this node", n_threads * n_processes, "count", usable),
+            *told(
+                "time of the training thread queueing for a core",
+                host.process_queueing_fraction,
+                "fraction",
+                MIN_QUEUEING_FRACTION,
+            ),
+            *sampled("times a second moved off a core", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S),
             *told("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
             *told("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
         ),
-        Prescription(
+        fix(
+            f"let each process use {fewer}",
+            "one line",
+            "numerics",
             treatment="threads",
-            summary=f"let each process use {fewer}",
-            safety="numerics",
-            effort="one line",
             code=f"torch.set_num_threads({n_fitting})  # or, before the start: OMP_NUM_THREADS={n_fitting}",
         ),
         f"{fewer} run{'' if n_fitting > 1 else 's'} its operators",
         replayed_as=f"threads={n_fitting}",
         phases=COMPUTE_PHASES,
-    )  # fmt: skip
+    )
 
 
 def _collide(host: HostTelemetry) -> bool:
@@ -96,4 +92,11 @@ def _collide(host: HostTelemetry) -> bool:
     return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis))
+RULE = Rule(
+    code="PD803",
+    name="too-many-threads",
+    category="system",
+    docs=DOCS,
+    check=check,
+    hypothesis=hypothesis_from(_diagnosis),
+)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import host_of, told
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD804"
-NAME = "cpu-quota-throttled"
-CATEGORY = "system"
 
 # Below a twentieth of the periods it cannot cost what is worth looking at.
 MIN_THROTTLED_FRACTION = 0.05
@@ -55,25 +52,25 @@ def check(session: Session) -> Finding | None:
     stopped = share if host.throttled_s is None else min(share, host.throttled_s / steady.span_s)
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"The CPU quota{f' of {quota:g} cores' if quota else ''} was used up in {percent(share)} of its periods: "
             "everything stood still until the next one."
         ),
         evidence=(
-            Evidence(metric="periods in which the quota was used up", value=share, unit="fraction",
-                     threshold=MIN_THROTTLED_FRACTION, n=host.throttle_periods),
+            fact(
+                "periods in which the quota was used up",
+                share,
+                "fraction",
+                MIN_THROTTLED_FRACTION,
+                host.throttle_periods,
+            ),
             *told("time stopped, added up over cores", host.throttled_s, "s"),
             *told("quota", quota, "cores"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="raise the quota (Kubernetes: limits.cpu), or use as many workers and threads as it has cores",
-                safety="exact",
-                effort="minutes",
+            fix(
+                "raise the quota (Kubernetes: limits.cpu), or use as many workers and threads as it has cores",
+                "minutes",
             ),
         ),
         claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
@@ -81,7 +78,7 @@ def check(session: Session) -> Finding | None:
         method="timed",
         basis="from nothing to all of the periods in which the quota was used up, or the time stopped if that is less",
         confidence="medium",
-    )  # fmt: skip
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD804", name="cpu-quota-throttled", category="system", docs=DOCS, check=check)

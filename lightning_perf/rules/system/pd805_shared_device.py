@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
-
-CODE = "PD805"
-NAME = "shared-device"
-CATEGORY = "system"
 
 DOCS = """\
 ## What it measures
@@ -44,30 +41,20 @@ def check(session: Session) -> Finding | None:
     if n_others < 1:
         return None
     # Not by the table: how much the others take cannot be told from here.
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="medium",
         summary=(
             f"{n_others} other process{'es' if n_others > 1 else ''} computed on {device.device} during this training. "
             f"{'They share' if n_others > 1 else 'It shares'} its time and its memory."
         ),
         evidence=(
-            Evidence(metric="other processes on the device", value=n_others, unit="count", n=device.n_samples),
+            fact("other processes on the device", n_others, "count", n=device.n_samples),
             *told("memory held by others", device.other_memory_bytes, "bytes"),
             *sampled("utilisation by all together", device.utilisation_fraction, "fraction"),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary="see nvidia-smi for whose they are; train where the device is free",
-                safety="exact",
-                effort="minutes",
-            ),
-        ),
+        prescriptions=(fix("see nvidia-smi for whose they are; train where the device is free", "minutes"),),
         confidence="medium",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD805", name="shared-device", category="system", docs=DOCS, check=check)

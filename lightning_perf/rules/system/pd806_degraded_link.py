@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
-
-CODE = "PD806"
-NAME = "degraded-link"
-CATEGORY = "system"
 
 DOCS = """\
 ## What it measures
@@ -51,26 +48,18 @@ def check(session: Session) -> Finding | None:
     lost = max(0.0, 1.0 - speed)
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{device.device} is linked by PCIe {now[0]} x{now[1]}, it could be {most[0]} x{most[1]}. "
             f"Copies take {1 / speed:.2g} times as long as they could."
         ),
         evidence=(
-            Evidence(metric="PCIe generation", value=now[0], unit="count", threshold=most[0], n=device.n_samples),
-            Evidence(metric="PCIe lanes", value=now[1], unit="count", threshold=most[1], n=device.n_samples),
+            fact("PCIe generation", now[0], "count", most[0], device.n_samples),
+            fact("PCIe lanes", now[1], "count", most[1], device.n_samples),
             *sampled("to the device a second", device.pcie_receive_bytes_per_s, "bytes"),
             *sampled("from the device a second", device.pcie_send_bytes_per_s, "bytes"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="reseat the card, or try another slot, riser or BIOS setting for the link's speed",
-                safety="exact",
-                effort="hours",
-            ),
+            fix("reseat the card, or try another slot, riser or BIOS setting for the link's speed", "hours"),
         ),
         claims={"transfer": lost * phase_s(steady, "transfer")},
         low_s=0.0,
@@ -79,4 +68,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD806", name="degraded-link", category="system", docs=DOCS, check=check)

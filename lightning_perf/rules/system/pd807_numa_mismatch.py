@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, told
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD807"
-NAME = "numa-mismatch"
-CATEGORY = "system"
 
 MIN_FAR_FRACTION = 0.50
 # Between sockets a copy from host memory reaches about three quarters of the near rate.
@@ -55,24 +52,19 @@ def check(session: Session) -> Finding | None:
         return None
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{device.device} is attached to NUMA node {node}, the training ran elsewhere {percent(far)} of the time"
             + (f" (it may use node {', '.join(map(str, nodes))} only)." if node not in nodes else ".")
         ),
         evidence=(
-            Evidence(metric="NUMA node of the device", value=node),
-            Evidence(metric="NUMA nodes of the process", value=", ".join(map(str, nodes))),
+            fact("NUMA node of the device", node),
+            fact("NUMA nodes of the process", ", ".join(map(str, nodes))),
             *told("time on another node", far, "fraction", MIN_FAR_FRACTION),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"bind the training to node {node}",
-                safety="exact",
-                effort="one line",
+            fix(
+                f"bind the training to node {node}",
+                "one line",
                 code=f"numactl --cpunodebind={node} --membind={node} python train.py",
             ),
         ),
@@ -83,4 +75,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD807", name="numa-mismatch", category="system", docs=DOCS, check=check)

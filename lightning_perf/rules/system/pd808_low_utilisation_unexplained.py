@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, needed
+from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
-
-CODE = "PD808"
-NAME = "low-utilisation-unexplained"
-CATEGORY = "system"
 
 LOW_P95 = 0.70
 UNEVEN_P5 = 0.10
@@ -54,22 +51,17 @@ def check(session: Session) -> Finding | None:
     else:
         what = f"{device.device} was used between {percent(use.p5)} and {percent(use.p95)} (p5 and p95)"
     # Not by the table: without a cause nothing can be claimed.
-    return Finding(
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
+    return unsigned_finding(
         severity="low",
         summary=f"{what}, and no other rule says why.",
         evidence=(
-            Evidence(metric="utilisation, p95", value=use.p95, unit="fraction", threshold=LOW_P95, n=use.n),
-            Evidence(metric="utilisation, p5", value=use.p5, unit="fraction", threshold=UNEVEN_P5, n=use.n),
+            fact("utilisation, p95", use.p95, "fraction", LOW_P95, use.n),
+            fact("utilisation, p5", use.p5, "fraction", UNEVEN_P5, use.n),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="open a profiler window and read where the device is idle",
-                safety="exact",
-                effort="one line",
+            fix(
+                "open a profiler window and read where the device is idle",
+                "one line",
                 code="PerfDoctor(schedule=(5, 2, 3, 1))",
             ),
         ),
@@ -77,4 +69,6 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, only_unexplained=True)
+RULE = Rule(
+    code="PD808", name="low-utilisation-unexplained", category="system", docs=DOCS, check=check, only_unexplained=True
+)

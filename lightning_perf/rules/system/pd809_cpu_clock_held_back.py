@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE
 from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told, wait_share
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
-
-CODE = "PD809"
-NAME = "cpu-clock-held-back"
-CATEGORY = "system"
 
 MIN_OF_HIGHEST = 0.50
 
@@ -62,9 +59,6 @@ def check(session: Session) -> Finding | None:
     phases = compute_claims(steady, lost) if is_cpu_run(session) else {}
     return timed_finding(
         steady,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"The CPU ran at {clock.p50:.0f} MHz (p50) {wanted} while the training "
             f"needed it" + (f"; its governor is {host.cpu_governor}." if is_governed else ".")
@@ -73,14 +67,12 @@ def check(session: Session) -> Finding | None:
             *sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
             *told("guaranteed clock", host.base_cpu_mhz, "MHz"),
             *told("highest clock", host.max_cpu_mhz, "MHz"),
-            Evidence(metric="governor", value=host.cpu_governor or "not told"),
+            fact("governor", host.cpu_governor or "not told"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="set the governor to performance" if is_governed else "look for heat or a power limit",
-                safety="exact",
-                effort="one line" if is_governed else "hours",
+            fix(
+                "set the governor to performance" if is_governed else "look for heat or a power limit",
+                "one line" if is_governed else "hours",
                 code="sudo cpupower frequency-set -g performance" if is_governed else "",
             ),
         ),
@@ -91,4 +83,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD809", name="cpu-clock-held-back", category="system", docs=DOCS, check=check)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Copies, Evidence, Finding, Prescription, Session
+from lightning_perf.records import Copies, Finding, Prescription, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import device_reading_of, path_s, place, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import percent
-
-CODE = "PD201"
-NAME = "pageable-copies"
-CATEGORY = "transfer"
 
 # The lecture calls a copy of 23 ms in a step a bottleneck that pinning mends, and counts 1.1x for it; below 3 % of
 # the step that is not to be had.
@@ -54,17 +51,14 @@ def check(session: Session) -> Finding | None:
     is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time only copies from pageable memory run. "
             f"{_where(copies)}, {copies.h2d_pageable_n} copies in the window."
         ),
         evidence=(
             share_evidence(reading, "copying from pageable memory while no kernel ran", exposed_s, MIN_SHARE),
-            Evidence(metric="copies from pageable memory", value=copies.h2d_pageable_n, unit="count"),
-            Evidence(metric="time of these copies", value=copies.h2d_pageable_s, unit="s", n=copies.h2d_pageable_n),
+            fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
+            fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
         prescriptions=(_make_on_device(),) if is_pinned else (_pin(),),
         low_s=gone[1] if gone else 0.0,
@@ -80,24 +74,21 @@ def _where(copies: Copies) -> str:
 
 
 def _pin() -> Prescription:
-    return Prescription(
+    return fix(
+        "set pin_memory=True",
+        "one line",
         treatment="loader-pin-memory",
-        summary="set pin_memory=True",
-        safety="exact",
-        effort="one line",
         loader_args={"pin_memory": True},
         code="DataLoader(..., pin_memory=True)",
     )
 
 
 def _make_on_device() -> Prescription:
-    return Prescription(
-        treatment="",
-        summary="make these tensors on the device: the loader's batches are pinned already",
-        safety="exact",
-        effort="minutes",
+    return fix(
+        "make these tensors on the device: the loader's batches are pinned already",
+        "minutes",
         code="torch.zeros(n, device=self.device)  # instead of torch.zeros(n).to(self.device)",
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD201", name="pageable-copies", category="transfer", docs=DOCS, check=check)

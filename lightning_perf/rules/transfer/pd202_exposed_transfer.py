@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding
 from lightning_perf.rules.wording import percent
-
-CODE = "PD202"
-NAME = "exposed-transfer"
-CATEGORY = "transfer"
 
 # As for waiting for the loader: XProf calls a training input-bound from 5 % of the step on.
 MIN_SHARE = 0.05
@@ -56,27 +53,20 @@ def check(session: Session) -> Finding | None:
         return None
     overlap_s = min(exposed_s, device.compute_s)
     smaller_s = REMOVABLE_PART * exposed_s
-    smaller = Prescription(
-        treatment="",
-        summary="copy fewer bytes: send uint8 (or the dtype stored) and convert on the device",
-        safety="exact",
-        effort="minutes",
+    smaller = fix(
+        "copy fewer bytes: send uint8 (or the dtype stored) and convert on the device",
+        "minutes",
         code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255",
     )
-    prefetch = Prescription(
-        treatment="",
-        summary="copy the next batch on a side stream while this one is trained on",
-        safety="exact",
-        effort="hours",
+    prefetch = fix(
+        "copy the next batch on a side stream while this one is trained on",
+        "hours",
         code="with torch.cuda.stream(side):\n    upcoming = batch.to(device, non_blocking=True)",
     )
     can_hide = overlap_s > smaller_s
     speed = copies.h2d_bytes / copies.h2d_s if copies.h2d_bytes and copies.h2d_s > 0 else None
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time the device only copies from pinned memory. "
             f"{copies.h2d_n} copies, and no kernel runs beside them."
@@ -84,7 +74,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             share_evidence(reading, "copying from pinned memory while no kernel ran", exposed_s, MIN_SHARE),
             share_evidence(reading, "kernels running, behind which copies could hide", device.compute_s),
-            *((Evidence(metric="speed of the copies", value=speed, unit="bytes/s", n=copies.h2d_n),) if speed else ()),
+            *((fact("speed of the copies", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
         ),
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
         low_s=0.0,
@@ -98,4 +88,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD202", name="exposed-transfer", category="transfer", docs=DOCS, check=check)

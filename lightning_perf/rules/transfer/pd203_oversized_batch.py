@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, LoaderProbe, Prescription, Session
+from lightning_perf.records import Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
+from lightning_perf.rules.parts import fact
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.wording import size_text
-
-CODE = "PD203"
-NAME = "oversized-batch"
-CATEGORY = "transfer"
 
 # The project's catalogue: less is not worth a change of dtype.
 MIN_RATIO = 2.0
@@ -60,19 +57,15 @@ def check(session: Session) -> Finding | None:
     wide = probe.bytes_by_dtype.get("float64", 0)
     return timed_finding(
         stage,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"A batch takes {size_text(probe.batch_bytes)} where its values need {size_text(needed_bytes)}, "
             f"{ratio:.1f} times less. {_why(probe)}"
         ),
         evidence=(
-            Evidence(metric="bytes of a batch", value=probe.batch_bytes, unit="bytes", threshold=MIN_BYTES),
-            Evidence(metric="of what its values need", value=ratio, unit="ratio", threshold=MIN_RATIO),
-            *((Evidence(metric="float64", value=wide, unit="bytes"),) if wide else ()),
-            *((Evidence(metric="floats whose values fit one byte", value=probe.narrow_bytes, unit="bytes"),)
-              if probe.narrow_bytes else ()),
+            fact("bytes of a batch", probe.batch_bytes, "bytes", MIN_BYTES),
+            fact("of what its values need", ratio, "ratio", MIN_RATIO),
+            *((fact("float64", wide, "bytes"),) if wide else ()),
+            *((fact("floats whose values fit one byte", probe.narrow_bytes, "bytes"),) if probe.narrow_bytes else ()),
         ),
         prescriptions=(
             Prescription(
@@ -96,7 +89,7 @@ def check(session: Session) -> Finding | None:
         method="timed",
         basis="from nothing to the same part of the time in which batches are moved",
         confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
-    )  # fmt: skip
+    )
 
 
 def _needed_bytes(probe: LoaderProbe) -> int:
@@ -113,4 +106,6 @@ def _why(probe: LoaderProbe) -> str:
     return "It is float64." if not probe.narrow_bytes else "It is float64, and in part bytes made into floats."
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check, explains=("PD101", "PD109"))
+RULE = Rule(
+    code="PD203", name="oversized-batch", category="transfer", docs=DOCS, check=check, explains=("PD101", "PD109")
+)

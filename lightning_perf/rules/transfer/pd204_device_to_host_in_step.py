@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
@@ -14,10 +15,6 @@ from lightning_perf.rules.trace_signals import (
     without,
 )
 from lightning_perf.rules.wording import percent
-
-CODE = "PD204"
-NAME = "device-to-host-in-step"
-CATEGORY = "transfer"
 
 # What a few hundred steps can tell from noise.
 MIN_SHARE = 0.02
@@ -61,23 +58,18 @@ def check(session: Session) -> Finding | None:
     where = f", most by {place(sites[0].site, sites[0].function)}" if sites else ""
     return trace_finding(
         reading,
-        code=CODE,
-        name=NAME,
-        category=CATEGORY,
         summary=(
             f"{percent(reading.share(exposed_s))} of the time the device only copies back to the host. "
             f"Copies: {per_step(reading, copies.d2h_n)}{where}."
         ),
         evidence=(
             share_evidence(reading, "copying to the host while no kernel ran", exposed_s, MIN_SHARE),
-            Evidence(metric="copies to the host", value=copies.d2h_n, unit="count"),
+            fact("copies to the host", copies.d2h_n, "count"),
         ),
         prescriptions=(
-            Prescription(
-                treatment="",
-                summary="keep it on the device: reduce there, and copy at the end of the epoch",
-                safety="exact",
-                effort="minutes",
+            fix(
+                "keep it on the device: reduce there, and copy at the end of the epoch",
+                "minutes",
                 code="self.total += loss.detach()  # .cpu() once, in on_train_epoch_end",
             ),
         ),
@@ -88,4 +80,4 @@ def check(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code=CODE, name=NAME, category=CATEGORY, docs=DOCS, check=check)
+RULE = Rule(code="PD204", name="device-to-host-in-step", category="transfer", docs=DOCS, check=check)

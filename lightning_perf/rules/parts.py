@@ -1,0 +1,61 @@
+"""Findings and their parts: evidence and recommendations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_perf.records import Confidence, Effort, Evidence, Finding, Gain, Prescription, Safety, Severity
+
+
+def fact(
+    metric: str, value: float | int | str | bool, unit: str = "", threshold: float | None = None, n: int | None = None
+) -> Evidence:
+    """Return a fact that a finding rests on; the arguments are those of ``Evidence``."""
+    return Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n)
+
+
+def fix(
+    summary: str,
+    effort: Effort,
+    safety: Safety = "exact",
+    *,
+    treatment: str = "",
+    code: str = "",
+    trainer_flags: dict[str, Any] | None = None,
+    loader_args: dict[str, Any] | None = None,
+) -> Prescription:
+    """Return a recommendation; the arguments are those of ``Prescription``."""
+    return Prescription(
+        treatment=treatment,
+        summary=summary,
+        safety=safety,
+        effort=effort,
+        trainer_flags=trainer_flags or {},
+        loader_args=loader_args or {},
+        code=code,
+    )
+
+
+def unsigned_finding(
+    severity: Severity,
+    summary: str,
+    evidence: tuple[Evidence, ...],
+    prescriptions: tuple[Prescription, ...] = (),
+    confidence: Confidence = "high",
+    claims: Mapping[str, float] | None = None,
+    gain: Gain | None = None,
+) -> Finding:
+    """Return a finding; the arguments are those of ``Finding``. The engine adds code, name and category of its rule."""
+    return Finding(
+        code="",
+        name="",
+        category="",
+        severity=severity,
+        summary=summary,
+        evidence=evidence,
+        prescriptions=prescriptions,
+        gain=gain,
+        confidence=confidence,
+        claims=dict(claims or {}),
+    )

@@ -1,0 +1,129 @@
+"""The order of findings: causes before symptoms, what is certain before what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
+
+from .rule import EXPLAINED_SHARE, Rule
+from .severity import HIGH_SHARE, certain_speedup, possible_share, severity_of_gain
+from .verdict import QUALITY
+
+_CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
+
+# How much the effort weighs against the gain among findings of one severity: quick wins come first. The weights grow
+# more slowly than the time that each effort stands for, so that a large gain still beats a small convenience.
+_EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours": 8.0}
+
+
+def without_explained(
+    answers: list[tuple[Rule, Finding | None, RuleOutcome]],
+) -> list[tuple[Rule, Finding | None, RuleOutcome]]:
+    """Return the answers without the findings that are symptoms of others.
+
+    A finding explains lost time if it claims some and is above ``info``.
+    """
+    causes = [
+        finding
+        for rule, finding, _ in answers
+        if finding is not None
+        and not (rule.only_unexplained or rule.yields_its_time)
+        and finding.claims
+        and finding.severity != "info"
+    ]
+    kept: list[tuple[Rule, Finding | None, RuleOutcome]] = []
+    for rule, finding, outcome in answers:
+        explaining: list[Finding] = []
+        if finding is not None and rule.only_unexplained:
+            explaining = causes
+        elif finding is not None and rule.yields_its_time:
+            explaining = _claimants(finding, causes)
+        if explaining:
+            reason = f"explained by {', '.join(cause.code for cause in explaining)}"
+            kept.append((rule, None, RuleOutcome(code=rule.code, status="passed", reason=reason)))
+        else:
+            kept.append((rule, finding, outcome))
+    return kept
+
+
+def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
+    """Return the causes that claim the time of a finding, if together they claim at least half of it."""
+    claimants = [cause for cause in causes if any(finding.claims.get(phase) for phase in cause.claims)]
+    taken_s = sum(
+        min(seconds, max((cause.claims.get(phase, 0.0) for cause in claimants), default=0.0))
+        for phase, seconds in finding.claims.items()
+    )
+    return claimants if taken_s >= 0.5 * sum(finding.claims.values()) else []
+
+
+def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
+    """Return the findings with each cause moved up to the first symptom that it explains.
+
+    A cause that is less certain than the symptom, or whose fix gains less for certain, stays where it is.
+    """
+    explains = {rule.code: rule.explains for rule in rules if rule.explains}
+    ordered = list(findings)
+    for cause in findings:
+        place = ordered.index(cause)
+        for symptom in ordered[:place]:
+            if symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom):
+                ordered.insert(ordered.index(symptom), ordered.pop(place))
+                break
+    return ordered
+
+
+def _explains_most(cause: Finding, symptom: Finding) -> bool:
+    is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
+    claimed_s = sum(symptom.claims.values())
+    is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
+    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * claimed_s
+
+
+def weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
+    """Return the finding with its confidence one step lower for each finding about the measurement that it rests on.
+
+    Each step halves the certain part of the gain, and the severity follows.
+    """
+    n_steps = sum(rule.weakens(finding) for rule in weakening if rule.weakens is not None and rule.category == QUALITY)
+    if n_steps == 0 or finding.category == QUALITY:
+        return finding
+    place = min(_CONFIDENCES.index(finding.confidence) + n_steps, len(_CONFIDENCES) - 1)
+    gain, severity = finding.gain, finding.severity
+    if gain is not None:
+        gain = msgspec.structs.replace(gain, low=1.0 + (gain.low - 1.0) / 2**n_steps)
+        severity = max(severity, severity_of_gain(gain), key=SEVERITIES.index)
+    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[place], gain=gain, severity=severity)
+
+
+def _effort_of(finding: Finding) -> float:
+    return _EFFORT_WEIGHT[finding.prescriptions[0].effort] if finding.prescriptions else _EFFORT_WEIGHT["hours"]
+
+
+def _share(finding: Finding, session: Session) -> float:
+    """Return the share of the time that a finding explains: what its fix saves at most, or its claims on a trace."""
+    if finding.gain is not None:
+        return possible_share(finding.gain)
+    trace = session.windows[-1].trace if session.steady is None and session.windows else None
+    return min(1.0, sum(finding.claims.values()) / trace.span_s) if trace is not None and trace.span_s > 0 else 0.0
+
+
+def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, bool, float, float, int, str]:
+    """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort.
+
+    Among findings of low severity, those come first that explain much of the time, though not how much of it the fix
+    certainly saves.
+    """
+    gain, share = finding.gain, _share(finding, session)
+    return (
+        SEVERITIES.index(finding.severity),
+        finding.category == QUALITY,
+        not (finding.severity == "low" and share >= HIGH_SHARE),
+        gain is None,
+        -(certain_speedup(gain) - 1.0 if gain is not None else 0.0) / _effort_of(finding),
+        -share / _effort_of(finding),
+        _CONFIDENCES.index(finding.confidence),
+        finding.code,
+    )
