@@ -35,7 +35,7 @@ def test_first_diagnosis_names_the_loader(capsys):
     session = run_main("01_first_diagnosis")
 
     assert session.verdict.code == "PD101"
-    assert re.search(r"Verdict: .* of each step waits for data", capsys.readouterr().out)
+    assert re.search(r"Verdict: .* of training time is spent waiting for data", capsys.readouterr().out)
 
 
 def test_plain_training_runs_without_lightning_perf(monkeypatch):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import PurePath
+from statistics import fmean
 from typing import Literal
 
-from lightning_perf.records import Evidence, HotFunction, LoaderProbe, Session, StageTimes
+from lightning_perf.records import Evidence, HotFunction, LoaderProbe, LoaderSettings, Session, StageTimes
 
 from .loader_curve import COMPUTES_FRACTION, TRANSPORT_HIGH_S, Feeding
+from .signals import loaders_of, phase_s
 from .wording import percent
 
 # Where waiting begins to count: the bound of PD101.
@@ -164,6 +166,31 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
     if alone is not None:
         return alone, "loader probe"
     return None, fetch.in_process_basis if fetch is not None else "no fetch was seen"
+
+
+def start_waits(stage: StageTimes) -> tuple[float, ...]:
+    """Return the seconds by which each later epoch's first batch took longer than a usual one."""
+    fetch = stage.fetch
+    return tuple(max(0.0, first_s - fetch.wait_s.p50) for first_s in fetch.first_s[1:]) if fetch is not None else ()
+
+
+def restarting_loader(session: Session) -> LoaderSettings | None:
+    """Return the training loader whose workers start again in each epoch; None if there is none."""
+    return next((each for each in loaders_of(session) if each.num_workers and each.persistent_workers is False), None)
+
+
+def start_s(session: Session, stage: StageTimes) -> float:
+    """Return the seconds of the span in which epochs waited for workers that started again."""
+    waits = start_waits(stage)
+    if not waits or restarting_loader(session) is None:
+        return 0.0
+    return min(n_boundaries(session) * fmean(waits), phase_s(stage, "epoch_boundary"))
+
+
+def n_boundaries(session: Session) -> int:
+    """Return how often one epoch followed another."""
+    n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
+    return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # the session keeps the last epochs only
 
 
 def wait_evidence(feeding: Feeding, threshold: float = MIN_WAIT_SHARE) -> Evidence:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lightning_perf.records import Confidence, Evidence, Finding, Prescription, StageTimes
+from lightning_perf.stats.estimates import mean_interval
 from lightning_perf.stats.steady import AGREEMENT
 
 from .gain import timed_finding
@@ -54,6 +55,12 @@ def removal_finding(
         confidence=confidence,
         method="timed",
     )
+
+
+def least_mean(values: Sequence[float]) -> float:
+    """Return the lower end of the 95 % interval of the mean; 0 for fewer than two values."""
+    found = mean_interval(values)
+    return 0.0 if found is None else max(0.0, found.low)
 
 
 def _remains(left: float, least: float) -> str:

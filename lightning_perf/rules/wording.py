@@ -9,9 +9,9 @@ def percent(fraction: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %"
 
 
-def number_of(n: float, what: str) -> str:
-    """A number of things: ``"1 step"``, ``"12 steps"``, ``"1.5 steps"``."""
-    return f"{f'{n:,}' if isinstance(n, int) else f'{n:.3g}'} {what}{'' if n == 1 else 's'}"
+def number_of(n: float, what: str, plural: str = "") -> str:
+    """Return a number of things: ``"1 step"``, ``"12 steps"``, ``"1.5 steps"``."""
+    return f"{f'{n:,}' if isinstance(n, int) else f'{n:.3g}'} {what if n == 1 else plural or what + 's'}"
 
 
 def called(n: int) -> str:
@@ -32,3 +32,8 @@ def size_text(n_bytes: float) -> str:
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.3g} {unit}"
     return f"{n_bytes:.0f} B"
+
+
+def spent_waiting(share: float) -> str:
+    """Return the start of a data finding: ``"60 % of training time is spent waiting for data"``."""
+    return f"{percent(share)} of training time is spent waiting for data"

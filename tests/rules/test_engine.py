@@ -225,7 +225,10 @@ def test_confidence_stays_when_the_finding_rests_on_no_time():
 def test_verdict_names_the_fix_and_the_gain_when_something_is_wrong():
     verdict = diagnose(build_session(STARVED)).verdict
     assert (verdict.category, verdict.code) == ("data", "PD101")
-    assert verdict.text == "54 % of each step waits for data: set num_workers=2 (up to 2.2x, not measured)"
+    assert verdict.text == (
+        "54 % of training time is spent waiting for data: set num_workers=2 (now 0) on the train loader"
+        " (up to 2.2x, not measured)"
+    )
 
 
 def test_verdict_is_healthy_when_there_is_only_info():
@@ -299,7 +302,7 @@ PLANTED = {
                                  "loader": {"num_workers": 0, "persistent_workers": False}}),
     "no persistent workers": ("PD104", {
         "shares": {"epoch_boundary": 0.3}, "loader": {"persistent_workers": False},
-        "steady": {"fetch": {"first_s": [0.2, 0.15, 0.15]}}}),
+        "steady": {"fetch": {"first_s": [0.2, 4.5, 4.5]}}}),
     "logging every step": ("PD502", {
         "step_ms": 4, "shares": {"logging": 0.2}, "settings": {"trainer": {"log_every_n_steps": 1}},
         "steady": {"named": [

@@ -1,8 +1,6 @@
-"""PD101: the training waits for its loader; how many workers would hide the loading."""
+"""PD101: training waits for its loader; how many workers would hide the loading."""
 
 from __future__ import annotations
-
-import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
@@ -11,26 +9,14 @@ from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.trace_signals import (
-    Reading,
-    is_blind,
-    path_s,
-    reading_of,
-    share_evidence,
-    trace_finding,
-    without,
-)
-from lightning_perf.rules.wording import duration, number_of, percent
-
-# XProf calls a training input-bound from 5 % of the step on; TraceML warns at 10 % and 20 %, as the table of
-# severities does.
-MIN_SHARE = 0.05
+from lightning_perf.rules.traced_loader import MIN_SHARE, starved_in_trace
+from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
 
 DOCS = """\
 ## What it measures
-The share of the steady wall time that the device had nothing to do because the next batch was not there. Where the
-device has no clock of its own (CPU), it is the time that the host was blocked in the loader's `next`. Of a
-trace without timed steps it is the waiting during which the device had nothing to do.
+The share of the steady wall time that the device had nothing to do because the next batch was not there. If the device
+has no clock of its own (CPU), it is the time that the host was blocked in the loader's `next`. In a trace without timed
+steps it is the waiting during which the device had nothing to do.
 
 ## Why it costs
 While the loader makes a batch, nothing is trained. With `num_workers=0` every batch is made between two steps; worker
@@ -40,22 +26,21 @@ processes make them during the steps instead.
 ```python
 class Images(Dataset):
     def __getitem__(self, index):
-        return augment(decode(self.paths[index]))  # 5 ms a sample
+        return augment(decode(self.paths[index]))  # 5 ms per sample
 
-DataLoader(Images(), batch_size=32)  # 160 ms a batch, made while the model waits
+DataLoader(Images(), batch_size=32)  # 160 ms per batch, while training waits
 ```
 
 ## Prescription
-Where the loader was probed (by default at the end of a `fit` of 50 s or more that waited for data over 20 % of its
-time), the number of workers is the fewest whose step is within 2 % of the best: the probe runs the loader with 0, 1, 2,
-4 … workers beside a process that computes as long as the training's step does, on as many cores, and measures the step.
-The expected speedup is the interval of what it measured. Samples that wait rather than compute may have more workers
-than cores; `/dev/shm` limits them as well.
+If the loader was probed (by default at the end of a `fit` of 50 s or more that waited for data over 20 % of its time),
+the number of workers is the fewest whose step is within 2 % of the best: the probe runs the loader with 0, 1, 2, 4 …
+workers beside a process that computes as long as a training step, on as many cores, and measures the step. The expected
+speedup is the interval of that measurement, widened by how far training steps strayed over the run. Samples that wait
+rather than compute may have more workers than cores; `/dev/shm` limits them as well.
 
-Otherwise it is the smallest `w` for which cost of a batch ÷ `w` is no more than the compute time of a step, capped by
-the cores that a rank may use. The lower end of the speedup assumes that making samples computes and shares the cores
-with the training; the upper end assumes that it waits for a disk or a network. On a single core no workers are
-recommended: make samples cheaper, or cache them.
+Otherwise it is the smallest `w` for which cost of a batch ÷ `w` is no more than the compute time of a step, limited by
+the cores that a rank may use. The speedup is then modeled. On a single core no workers are recommended: make samples
+cheaper, or cache them.
 
 ## When it is wrong
 A transform that already uses several threads gains less from workers, which run one thread each. A disk that is
@@ -63,54 +48,49 @@ saturated does not read faster for more workers. An `IterableDataset` has to sha
 `torch.utils.data.get_worker_info()`, or each worker repeats all of it.
 
 ## Sources
-XProf's input-bound classification; TraceML's input-bound thresholds; the profiling lecture's advice on data loading
-and its ResNet-50 case (1.4x by workers); a case study of 40 % in `DataLoader.__next__` that became 2x.
+XProf's input-bound classification; TraceML's input-bound thresholds (https://github.com/traceopt-ai/traceml); the
+documentation of `torch.utils.data.DataLoader`.
 """
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the starved share with the threshold and asks the worker model what would help."""
+    """Compare the starved share with the threshold, and find the number of workers that would help."""
     predicted = predicted_steps(session)
     try:
         steady = steady_of(session) if predicted is None else predicted
     except Skip:
         if not session.windows:
             raise
-        return _in_a_trace(session)
+        return starved_in_trace(session)
     device = steady.device
     share = device.starved_share if device is not None else _exposed_share(session, steady)
     if share < MIN_SHARE:
         return None
     loaders = loaders_of(session)
     loader = _loader(session, loaders)
-    wait_s = share * steady.span_s / steady.n_steps
-    plan = plan_workers(session, loader, steady, wait_s)
-    fetch = steady.fetch
+    plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
     in_process_s, _ = in_process_of(session, steady)
-    if plan.n_now and fetch is not None and in_process_s is not None and in_process_s < fetch.wait_s.p50:
-        return None  # The workers themselves are what costs: PD103.
+    if plan.n_now and in_process_s is not None and steady.fetch is not None and in_process_s < steady.fetch.wait_s.p50:
+        return None  # The workers themselves cost the time: PD103.
     if predicted is not None and plan.cost_more:
         return None  # The same without a training: PD103, PD109.
     evidence = (
         fact(
-            "share of the time " + ("the device is starved" if device else "the host waits for data"),
+            f"share of the time {'the device' if device else 'the host'} waits for data",
             share,
             "fraction",
             MIN_SHARE,
             steady.n_steps if predicted is None else None,
         ),
         fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
-        fact("time of a step without waiting", plan.compute_s, "s", n=steady.n_steps),
+        fact("step without waiting", plan.compute_s, "s", n=steady.n_steps),
         fact("num_workers", "unknown" if loader.num_workers is None else loader.num_workers),
-        fact(f"most workers, by {plan.cap_basis}", plan.n_cap, "count"),
+        fact(f"most workers, limited by {plan.cap_basis}", plan.n_cap, "count"),
         *plan_evidence(plan),
         *_rank_evidence(session),
     )
-    who = "the device waits for data" if device else "each step waits for data"
-    summary = (
-        f"{percent(share)} of {'the time ' if device else ''}{who}. A batch takes {duration(plan.batch_s)} to make, "
-        f"a step computes for {duration(plan.compute_s)}."
-    )
+    waiting = f"The device waits for data {percent(share)} of the time" if device else spent_waiting(share)
+    summary = f"{waiting}. Making a batch takes {duration(plan.batch_s)}, computing a step {duration(plan.compute_s)}."
     if plan.is_too_cheap:
         return _too_cheap(summary, evidence)
     can_prescribe = plan.n_workers > 0 and loader.num_workers is not None
@@ -118,43 +98,41 @@ def check(session: Session) -> Finding | None:
     if not can_prescribe or plan.n_workers < plan.n_needed:
         prescriptions += (_cheaper(plan),)
     seconds = steady.n_steps * plan.saved_high_s if can_prescribe else share * steady.span_s
-    low_s = steady.n_steps * plan.saved_low_s if can_prescribe else 0.0
     return timed_finding(
         steady,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
         claims={"data_wait": min(seconds, share * steady.span_s)},
-        low_s=low_s,
-        basis=_basis(plan) if can_prescribe else "all of the waiting, if batches were made as fast as they are used",
+        low_s=steady.n_steps * plan.saved_low_s if can_prescribe else 0.0,
+        basis=_basis(plan) if can_prescribe else "at most all of the waiting",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
         method=plan.method if can_prescribe else "timed",
     )
 
 
 def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
-    """The rank that waits most for its data, where the ranks differ."""
+    """Return the rank that waits most for its data, if the ranks differ."""
     summaries = session.ranks.summaries if session.ranks is not None else ()
     if len(summaries) < 2:
         return ()
     most = max(summaries, key=lambda one: one.wait_share)
     if most.wait_share - min(one.wait_share for one in summaries) < MIN_SHARE:
         return ()
-    metric = f"share of its time that rank {most.rank} waits for data, the most of {len(summaries)}"
+    metric = f"share of its time that rank {most.rank} waits for data, the most of {len(summaries)} ranks"
     return (fact(metric, most.wait_share, "fraction", n=most.n_steps),)
 
 
 def _basis(plan: WorkerPlan) -> str:
     if plan.method == "probed":
         tried = ", ".join(str(step.num_workers) for step in plan.steps)
-        return f"the loader probed with {tried} workers beside as much computing as the step has"
-    made = f"a batch takes {duration(plan.batch_s)} ({plan.basis})"
-    n = max(1, plan.n_workers)
-    return f"model: {made} on {number_of(n, 'worker')}; from a dataset that computes on shared cores to one that waits"
+        return f"loader probed with {tried} workers beside a step's computing"
+    n = number_of(max(1, plan.n_workers), "worker")
+    return f"modeled: {duration(plan.batch_s)} per batch ({plan.basis}) on {n}"
 
 
 def _exposed_share(session: Session, steady: StageTimes) -> float:
-    """The host's waiting; of a device without a clock of its own the part that a profiler window saw it idle in."""
+    """Return the share that the host waits; of a device without a clock, the part during which a trace saw it idle."""
     share = phase_s(steady, "data_wait") / steady.span_s
     for window in reversed(session.windows):
         trace = window.trace
@@ -163,65 +141,8 @@ def _exposed_share(session: Session, steady: StageTimes) -> float:
     return share
 
 
-def _in_a_trace(session: Session) -> Finding | None:
-    """The same from a profiler window alone: no settings, and waits that kernels hide are not charged."""
-    reading = reading_of(session)
-    trace, loader = reading.trace, reading.trace.loader
-    if is_blind(trace):
-        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
-    if loader is None:
-        raise Skip("the trace holds no fetches of a loader")
-    gone = without(reading, "loader")
-    exposed_s = path_s(trace, "loader")
-    if gone is None or reading.share(exposed_s) < MIN_SHARE:
-        return None
-    what_if, low_s, high_s = gone
-    who = "the device waits for data" if trace.device is not None else "each step waits for data"
-    span = f"a {duration(what_if.step_s)} step" if trace.steps else f"{duration(what_if.step_s)}"
-    return trace_finding(
-        reading,
-        summary=(
-            f"{percent(reading.share(exposed_s))} of the time {who}. {loader.n} fetches, the median takes "
-            f"{duration(loader.p50_s)}, the longest {duration(loader.max_s)}; without waiting {span} would take "
-            f"{duration(what_if.low_s)} to {duration(what_if.high_s)}."
-        ),
-        evidence=(
-            share_evidence(reading, f"share of the time {who}", exposed_s, MIN_SHARE),
-            share_evidence(reading, "host waiting for data, waits behind kernels included", loader.total_s),
-            fact("time of a fetch", loader.p50_s, "s", n=loader.n),
-            fact("longest fetch", loader.max_s, "s", n=loader.n),
-            fact("fetches that stall a step", loader.stalled_fraction, "fraction", n=loader.n),
-        ),
-        prescriptions=(_more_workers(reading, what_if.low_s),),
-        low_s=low_s,
-        high_s=high_s,
-        method="timed",
-        basis="from half of the waiting gone to all of it, but no shorter than what device and host still need",
-        phases=("data_wait",),
-        confidence="high" if trace.device is not None else "medium",
-    )
-
-
-def _more_workers(reading: Reading, compute_s: float) -> Prescription:
-    """As many workers as batches have to be made at once; a trace does not tell how many there are."""
-    loader = reading.trace.loader
-    n_per_period = loader.n / reading.n_steps if loader is not None and reading.trace.steps else 1.0
-    batch_s = loader.total_s / max(loader.n, 1) if loader is not None else 0.0
-    period_s = compute_s if reading.trace.steps else compute_s / max(loader.n if loader is not None else 1, 1)
-    n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
-    arguments: dict[str, object] = {"num_workers": n_workers, "persistent_workers": True}
-    if reading.trace.device is not None:
-        arguments["pin_memory"] = True
-    asked = ", ".join(f"{key}={value}" for key, value in arguments.items())
-    return fix(
-        f"load in worker processes: {n_workers} or more beyond those in use, as far as there are cores",
-        "one line",
-        code=f"DataLoader(..., {asked})  # added to those in use",
-    )
-
-
 def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSettings:
-    """The one that was probed, which is the costliest; else the first."""
+    """Return the loader that was probed, which is the costliest; otherwise the first."""
     probe = session.loader_probe
     index = probe.index if probe is not None and probe.stage == "train" else None
     return next((each for each in loaders if each.index == index), loaders[0])
@@ -231,30 +152,29 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
     arguments: dict[str, object] = {"num_workers": plan.n_workers, "persistent_workers": True}
     if session.settings.trainer.accelerator == "cuda" or any(d.kind == "cuda" for d in session.machine.devices):
         arguments["pin_memory"] = True
-    code = f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})"
-    summary = f"set num_workers={plan.n_workers}"
+    summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the {loader.stage} loader"
+    if n_loaders > 1:
+        summary += f" that is slowest of {n_loaders}"
     if plan.chosen is not None:
-        summary += f", the fewest within 2 % of the best: a step of about {duration(plan.chosen.step_s)}"
-    is_certain = loader.is_plain and not loader.is_iterable and n_loaders == 1
+        summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
     if loader.is_iterable:
-        summary += ", once the IterableDataset shards itself by torch.utils.data.get_worker_info()"
-    elif n_loaders > 1:
-        summary += f" on the slowest of the {n_loaders} loaders"
-    elif not loader.is_plain:
-        summary += f", if {loader.class_name} takes it"
+        summary += "; the IterableDataset must shard itself by torch.utils.data.get_worker_info()"
+    elif not loader.is_plain and n_loaders == 1:
+        summary += f", if {loader.class_name} accepts it"
+    is_certain = loader.is_plain and not loader.is_iterable and n_loaders == 1
     return fix(
         summary,
         "one line" if is_certain else "minutes",
         treatment="loader-workers" if is_certain else "",
         loader_args=arguments if is_certain else {},
-        code=code,
+        code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
     )
 
 
 def _cheaper(plan: WorkerPlan) -> Prescription:
-    reason = f"{plan.cap_basis}: {number_of(plan.n_cap, 'worker')} at most"
+    reason = f"{plan.cap_basis}: at most {number_of(plan.n_cap, 'worker')}"
     if plan.n_cap < 1 and plan.cap_basis == CORES:
-        reason = "less than two usable cores for this rank leave none for workers"
+        reason = "no core is left for workers"
     return fix(
         f"make samples cheaper or cache them ({reason})",
         "hours",
@@ -263,14 +183,12 @@ def _cheaper(plan: WorkerPlan) -> Prescription:
 
 
 def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
-    """Workers would cost more than the batch; what is left to win is small."""
+    """Return the finding for batches that cost less than workers would."""
     return unsigned_finding(
-        severity="info",
-        summary=summary + " That is less than a worker process needs to hand a batch over, so workers would not help.",
-        evidence=evidence,
-        prescriptions=(
-            fix("fetch whole batches by index instead of sample by sample, or train with larger batches", "minutes"),
-        ),
+        "info",
+        summary + " A worker process needs longer to hand over a batch, so workers would not help.",
+        evidence,
+        (fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes"),),
     )
 
 

@@ -1,107 +1,105 @@
-"""PD104: worker processes are started anew at each epoch."""
+"""PD104: worker processes start again in every epoch."""
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.loader_signals import in_process_of, n_boundaries, restarting_loader, start_s, start_waits
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.timed import least_mean
+from lightning_perf.rules.wording import duration, number_of, percent
 
 # Lightning issue 10389: from about these on users ask why epochs are slow to begin.
 MIN_SHARE = 0.02
-MIN_BOUNDARY_S = 1.0
-# What persistent workers win back at least: their first batch of an epoch still has to be made from scratch.
-LOW_FRACTION = 0.5
+MIN_START_S = 1.0
 
 DOCS = """\
 ## What it measures
-The time between the last step of an epoch and the first of the next, with the wait for the first batch, where a loader
-has workers that are not persistent.
+The time by which the first batch of each later epoch takes longer than a usual batch, where a loader has workers that
+are not persistent.
 
 ## Why it costs
-At each epoch the workers end and new ones start: processes are forked or spawned, the dataset is copied or pickled, and
+In each epoch the workers end and new ones start: processes are forked or spawned, the dataset is copied or pickled, and
 the first batch waits for all of it.
 
 ## Example
 ```python
-DataLoader(dataset, num_workers=8)  # 8 processes start at every epoch
+DataLoader(dataset, num_workers=8)  # 8 processes start in every epoch
 ```
 
 ## Prescription
-`persistent_workers=True`.
+`persistent_workers=True`. The first batch of an epoch still has to be made: the lower end of the speedup leaves the
+time of making one batch, where that was measured.
 
 ## When it is wrong
-Persistent workers keep their memory and their copy of the dataset: a dataset that is changed between epochs is not seen
-by them. With `reload_dataloaders_every_n_epochs` the loaders are made anew anyway, and this rule stays silent.
+Persistent workers keep their memory and their copy of the dataset: they do not see changes to the dataset between
+epochs. With `reload_dataloaders_every_n_epochs` the loaders are created again anyway, and this rule is silent.
 
 ## Sources
-Lightning issue 10389; the profiling lecture's loader checklist.
+Lightning issue 10389 (https://github.com/Lightning-AI/pytorch-lightning/issues/10389); the documentation of
+`torch.utils.data.DataLoader`.
 """
 
 
 def check(session: Session) -> Finding | None:
-    """Looks at the epochs' boundaries where workers are not persistent."""
+    """Compare the first batch of each epoch with a usual one."""
     steady = steady_of(session)
     loader = _restarting_loader(session)
     if loader is None:
         return None
-    boundary_s = phase_s(steady, "epoch_boundary")
-    n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
-    if n_kept == 0:
+    waits, n = start_waits(steady), n_boundaries(session)
+    if not waits or n == 0:
         raise Skip("no epoch has been followed by another one yet")
-    n_boundaries = n_kept + max(0, session.run.n_epochs - len(session.epochs))  # only the last epochs are kept
-    each_s = boundary_s / n_boundaries
-    share = boundary_s / steady.span_s
-    if share < MIN_SHARE and each_s < MIN_BOUNDARY_S:
+    spent_s = start_s(session, steady)
+    share, each_s = spent_s / steady.span_s, fmean(waits)
+    if share < MIN_SHARE and each_s < MIN_START_S:
         return None
+    made_s, _ = in_process_of(session, steady)
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of the time goes into starting the {loader.num_workers} loader workers again at each "
-            f"epoch. That is {duration(each_s)} an epoch."
+            f"{percent(share)} of training time is spent starting {number_of(loader.num_workers or 0, 'worker')} "
+            f"again in every epoch: its first batch takes {duration(each_s)} longer than the others."
         ),
         evidence=(
-            fact("share of the time between epochs", share, "fraction", MIN_SHARE, n_boundaries),
-            fact("time between epochs", each_s, "s", MIN_BOUNDARY_S, n_boundaries),
+            fact("share of the time waiting for first batches", share, "fraction", MIN_SHARE, n),
+            fact("first batch beyond a usual one", each_s, "s", MIN_START_S, len(waits)),
             fact("persistent_workers", False),
         ),
         prescriptions=(_prescription(loader),),
-        claims={"epoch_boundary": boundary_s},  # the wait for each first batch is counted there
-        low_s=LOW_FRACTION * boundary_s,
+        claims={"epoch_boundary": spent_s},  # it holds the wait for each first batch
+        low_s=0.0 if made_s is None else min(n * (least_mean(waits) - made_s), spent_s),
         method="timed",
-        basis="from half of the measured time between epochs to all of it, the wait for each first batch included",
+        basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
     )
 
 
 def preflight(session: Session) -> Finding | None:
-    """The same from the loader's and the Trainer's flags."""
+    """Read the same from the flags of the loader and the Trainer."""
     loader = _restarting_loader(session)
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None
-    return unsigned_finding(
-        severity="low",
-        summary=f"Each epoch will likely begin with starting {loader.num_workers} loader workers again.",
-        evidence=(fact("persistent_workers", False),),
-        prescriptions=(_prescription(loader),),
-    )
+    summary = f"Each epoch will likely start {number_of(loader.num_workers or 0, 'loader worker')} again."
+    return unsigned_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
 
 
 def _restarting_loader(session: Session) -> LoaderSettings | None:
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
-    loaders = loaders_of(session)
     if session.settings.trainer.reload_dataloaders_every_n_epochs:
         return None
-    if all(loader.num_workers is None for loader in loaders):
+    if all(loader.num_workers is None for loader in loaders_of(session)):
         raise Skip("the number of workers is not known")
-    return next((each for each in loaders if each.num_workers and each.persistent_workers is False), None)
+    return restarting_loader(session)
 
 
 def _prescription(loader: LoaderSettings) -> Prescription:
     return fix(
-        "set persistent_workers=True",
+        "set persistent_workers=True on the training loader",
         "one line",
         treatment="loader-persistent" if loader.is_plain else "",
         loader_args={"persistent_workers": True} if loader.is_plain else {},
@@ -110,5 +108,10 @@ def _prescription(loader: LoaderSettings) -> Prescription:
 
 
 RULE = Rule(
-    code="PD104", name="workers-restarted-each-epoch", category="data", docs=DOCS, check=check, preflight=preflight
+    code="PD104",
+    name="workers-restarted-each-epoch",
+    category="data",
+    docs=DOCS,
+    check=check,
+    preflight=preflight,
 )

@@ -20,22 +20,20 @@ from lightning_perf.rules.loader_signals import (
 )
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 # The project's catalogue: below it there is no single function to speed up.
 MIN_FUNCTION_SHARE = 0.40
-# A function is worth an hour where it can be made twice as fast; that is the lower end of the gain.
-FASTER = 0.5
 
 DOCS = """\
 ## What it measures
-The loader probe profiles `__getitem__` in a process of its own and counts each moment for the innermost function of
-your own code that was running, so that libraries and C code count for the function that called them. This rule fires
-where the training waits for data and one function takes 40 % of that time or more.
+The loader probe profiles `__getitem__` in a process of its own. Time in libraries and C code counts for the function of
+your own code that called them. This rule fires if training waits for data and one function takes 40 % of making a
+sample or more.
 
 ## Why it costs
-Workers divide the cost of a sample by their number and no more, and on the cores that the training needs as well. A
-function that is faster saves on every core.
+Workers divide the cost of a sample by at most their number, and use cores that training needs as well. A faster
+function saves time on every core.
 
 ## Example
 ```python
@@ -46,13 +44,13 @@ def augment(image):
 ```
 
 ## Prescription
-Where the time is spent in Python, replace loops by operations on whole arrays or tensors. Where it is spent in C, take
-a faster library, do less (decode at the size needed), or do it once and store the result. What is done alike for every
-sample can be done for the whole batch on the device, in `on_after_batch_transfer`.
+If the time is spent in Python, replace loops by operations on whole arrays or tensors. If it is spent in C, use a
+faster library, do less (decode at the size needed), or cache the result. Work that is the same for every sample can run
+on the whole batch on the device, in `on_after_batch_transfer`. How much faster the function becomes is not known
+before: the upper end of the speedup is that without the function, and nothing is certain.
 
 ## When it is wrong
-Profiling slows calls of small functions down more than large ones; a sampling profiler is used for code that spends its
-time in C. The lower end of the gain is that of a function twice as fast, the upper end that of none at all.
+Profiling slows down calls of small functions more than large ones; code that spends its time in C is sampled instead.
 
 ## Sources
 The profiling lecture's case of a slow dataset found with cProfile and line_profiler; the project's catalogue for 40 %.
@@ -60,7 +58,7 @@ The profiling lecture's case of a slow dataset found with cProfile and line_prof
 
 
 def check(session: Session) -> Finding | None:
-    """Asks whether one function takes most of making a sample."""
+    """Find a function that takes most of making a sample."""
     feeding = feeding_of(session)
     probe, plan = feeding.probe, feeding.plan
     if feeding.share < MIN_WAIT_SHARE or plan.is_too_cheap or plan.cost_more:
@@ -77,36 +75,35 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         feeding.stage,
         summary=(
-            f"{percent(feeding.share)} of the time waits for data, and {place(function)} takes "
-            f"{percent(share)} of making a sample. {_who(function)} computes: "
-            f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} of a batch."
+            f"{spent_waiting(feeding.share)}; {place(function)} takes "
+            f"{percent(share)} of making a sample, in {_who(function)}. That is "
+            f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} per batch."
         ),
         evidence=(
             wait_evidence(feeding),
             *function_evidence(probe, "getitem"),
-            fact("of a sample's time on a core", probe.getitem_cpu_fraction or 0.0, "fraction"),
+            fact("CPU time ÷ time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("found by", function.basis),
         ),
         prescriptions=(_prescription(function),),
         claims={"data_wait": feeding.saved_s(of_batch)},
-        low_s=feeding.saved_s(FASTER * of_batch),
-        basis="from the function twice as fast to the function gone; with the workers in use",
+        low_s=0.0,
+        basis="at most the function's time; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
-        method="probed",
     )
 
 
 def _who(function: HotFunction) -> str:
-    return "Python itself" if function.kind == "python" else "C code that it calls"
+    return "Python code" if function.kind == "python" else "C code that it calls"
 
 
 def _prescription(function: HotFunction) -> Prescription:
     short = function.name.rsplit(".", 1)[-1]
     if function.kind == "python":
-        summary = f"let {short} work on whole arrays instead of looping in Python, or store its result once"
+        summary = f"vectorize {short}: operate on whole arrays instead of looping in Python, or cache its result"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"
     else:
-        summary = f"give {short} less to do or a faster library, do it on the device, or store its result once"
+        summary = f"speed up {short}: a faster library, smaller inputs, the same on the device, or a cached result"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
     return fix(summary, "hours", code=code)
 

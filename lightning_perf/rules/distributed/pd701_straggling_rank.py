@@ -1,4 +1,4 @@
-"""PD701: one rank does more of its own than the others, who wait for it at every step."""
+"""PD701: one rank works longer than the others, which wait for it in every step."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
-
-CODE = "PD701"
 
 # TraceML calls a rank a straggler from 10 % above the median on.
 MIN_EXCESS = 0.10
-# A rank that does little of its own can do much more than the others and hold nobody up; and what else runs on a
-# machine makes the means of equal ranks differ by some percent of a step.
+# A rank that does little can do much more than the others without slowing them down; and other programs make the means
+# of equal ranks differ by some percent of a step.
 MIN_STEP_SHARE = 0.05
 # A rank that is slow in some steps only must cost this much of the mean step: its usual step does not show it.
 MIN_SHARE_IF_UNUSUAL = 0.20
-# Nor are the cores of one machine alike: what runs beside a rank on the same physical core makes it slower for as long
-# as a short run takes. Ranks with the same work on two virtual cores differed by up to 15 %
+# Cores of one machine differ: ranks with the same work on two virtual cores differed by up to 15 %
 # (benchmarks/clinic/healthy/two_ranks.py).
 MIN_EXCESS_OF_CORES = 0.25
-# How surely the step becomes shorter by what the rank does beyond the others: part of it may hide behind their waiting
-# for the network.
-LOW_FRACTION = 0.5
 
 _PHASES = {
     "data": ("data_wait", "transfer"),
     "compute": ("backward", "forward", "optimizer"),
     "host": ("scheduler", "callbacks", "logging", "other"),
 }
-_CAUSES = {"data": "waiting for its data", "compute": "computing", "host": "in callbacks, logging and the loop"}
+_CAUSES = {
+    "data": "waiting for its data",
+    "compute": "computing",
+    "host": "in callbacks, logging and the training loop",
+}
 
 DOCS = """\
 ## What it measures
-What each rank does itself in a step: the step without what it waits inside collectives. The rank with most of it is
-compared with the median of the others, and the excess is split into data, compute and host. Waiting is what comes
-between a rank's last own gradient and the end of its backward, looked at in a few steps. In the traces of several ranks
-(`lightning-perf analyze DIR`) it is what a rank's collectives take longer than the same ones on the rank that comes
-last, as far as no computing hides it.
+The work of each rank in a step: the step without its waiting inside collectives. The rank with the most work is
+compared with the median of the others, and the difference is split into data, compute and host. Waiting is the time
+from a rank's last own gradient to the end of its backward pass, measured in a few steps. In the traces of several ranks
+(`lightning-perf analyze DIR`) it is the time by which a rank's collectives take longer than the same ones on the rank
+that comes last, without what computing hides.
 
 ## Why it costs
-Gradients are exchanged in every step, so all ranks take as long as the slowest one. That one waits least itself:
-by step times alone the ranks look alike.
+Gradients are exchanged in every step, so all ranks take as long as the slowest one. By step times alone the ranks look
+alike.
 
 ## Example
 ```python
@@ -54,16 +53,17 @@ class Images(Dataset):
 ```
 
 ## Prescription
-By cause. Data: give that rank's loader what the others' have (the same disk, cores and workers; samples of like cost
-spread evenly). Compute: batches of like size, and a device that is not shared, throttled or of another kind.
-Host: run callbacks and logging seldom, or share their work among the ranks.
+By cause. Data: give that rank's loader the same disk, cores and workers as the others', and distribute costly samples
+evenly. Compute: batches of the same size, and a device that is not shared, throttled or of another kind. Host: run
+callbacks and logging less often, or distribute their work over the ranks. The lower end of the speedup is the smaller
+of two measurements: how much longer the rank works than the next slow one, and how much longer the others wait.
 
 ## When it is wrong
-Where strategies exchange in the middle of forward and backward (FSDP, tensor parallel), waiting cannot be told from
-computing by the host's clock: only data and host are then compared. A rank that computes more is found by its traces
-(`profiler={"ranks": "all"}`, then `lightning-perf analyze DIR`). Where ranks compute on the cores of a CPU, one that
-computes less than a quarter more than the others is taken for one on a slower core. Ranks may take turns in being slow:
-their means are alike and this rule is silent.
+Where strategies exchange in the middle of forward and backward (FSDP, tensor parallelism), the host's clock cannot tell
+waiting from computing: only data and host are compared. A rank that computes more is then found by its traces
+(`profiler={"ranks": "all"}`, then `lightning-perf analyze DIR`). Where ranks compute on the cores of a CPU, a rank that
+computes up to a quarter more than the others may merely have a slower core. Ranks that take turns in being slow have
+the same mean, and this rule is silent.
 
 ## Sources
 TraceML's straggler threshold; HTA's comparison of ranks.
@@ -71,7 +71,7 @@ TraceML's straggler threshold; HTA's comparison of ranks.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the rank that does most of its own with the others."""
+    """Compare the rank that works longest with the others."""
     traced = traced_ranks_of(session)
     if traced is not None:
         ranks, reading = traced
@@ -85,7 +85,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     excess_s = worst.own_s - usual_s
     step_s = steady.step_s.mean
     if usual_s <= 0 or step_s <= 0:
-        raise Skip("what the ranks do themselves was not measured")
+        raise Skip("the ranks' own work was not measured")
     usual_excess_s = worst.own_p50_s - usual_of(ranks, lambda one: one.own_p50_s, worst)
     is_usual = usual_excess_s >= 0.5 * excess_s
     least_share = MIN_STEP_SHARE if is_usual else MIN_SHARE_IF_UNUSUAL
@@ -97,30 +97,28 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     cause = "on the host, with nothing computed" if is_traced and part == "host" else _CAUSES[part]
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
-    # Once the slowest is as fast as the usual one, all wait for the next.
-    next_s = max(one.own_s for one in ranks.summaries if one is not worst)
+    seen_s = _seen_s(ranks, worst)
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
         steady,
         summary=(
-            f"Rank {worst.rank}{where} holds {_others(len(ranks.summaries) - 1)} up: "
-            f"{'of each step' if is_usual else 'on average'} it spends "
-            f"{duration(worst.own_s)} of its own, {'the others' if len(ranks.summaries) > 2 else 'the other'} "
-            f"{duration(usual_s)}. The excess is mostly {cause}{_name_of(worst, part)}."
-            f"{_line_of(ranks, worst)}{_slow_too(others)}"
+            f"Rank {worst.rank}{where} slows down {_others(len(ranks.summaries) - 1)}: it works "
+            f"{duration(worst.own_s)} per step{'' if is_usual else ' on average'}, "
+            f"{'the others' if len(ranks.summaries) > 2 else 'the other'} {duration(usual_s)}. "
+            f"The difference is mostly {cause}{_name_of(worst, part)}.{_line_of(ranks, worst)}{_slow_too(others)}"
         ),
         evidence=(
             fact(
-                f"own work of rank {worst.rank} ÷ the others' median",
+                f"work of rank {worst.rank} ÷ median of the others",
                 worst.own_s / usual_s,
                 "ratio",
                 1 + least_excess,
                 worst.n_steps,
             ),
-            fact(f"of it {cause}, beyond the others", _excess_s(ranks, worst, part), "s", n=worst.n_steps),
+            fact(f"longer than the others {cause}", _excess_s(ranks, worst, part), "s", n=worst.n_steps),
             *(
-                fact(f"rank {one.rank} waits for others, of each step", one.waiting_s or 0.0, "s", n=one.waiting_n)
+                fact(f"rank {one.rank} waits for other ranks, per step", one.waiting_s or 0.0, "s", n=one.waiting_n)
                 for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
             ),
             *(
@@ -129,18 +127,29 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                     f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
                 )
                 for text in found_alone(ranks, worst.rank)
-                if not text.startswith(CODE)
+                if not text.startswith("PD701")
             ),
         ),
         prescriptions=(_prescription(worst, part, is_traced),),
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
-        low_s=LOW_FRACTION * min(lost_s, (worst.own_s - next_s) * steady.n_steps),
-        method="timed",
+        low_s=0.0 if seen_s is None else (1 - SPREAD) * min(lost_s, seen_s * steady.n_steps),
+        method="modeled" if seen_s is None else "timed",
         basis=(
-            f"half to all of what rank {worst.rank} does beyond the others ({percent(excess_s / step_s)} of a step)"
-            + ("; until the next slow rank holds the others up" if others else "")
+            f"the excess of rank {worst.rank} ({percent(excess_s / step_s)} of a step)"
+            + ("" if seen_s is None else ", and how much longer the other ranks waited")
+            + ("; then the next slow rank limits the step" if others else "")
         ),
     )
+
+
+def _seen_s(ranks: Ranks, worst: RankSummary) -> float | None:
+    """Return the seconds per step until the next slow rank, as work and as waiting; None if waiting was not "
+    "measured."""
+    others = [one for one in ranks.summaries if one is not worst]
+    waits = [one.waiting_s for one in others if one.waiting_s is not None]
+    if worst.waiting_s is None or len(waits) < len(others):
+        return None
+    return max(0.0, min(worst.own_s - max(one.own_s for one in others), min(waits) - worst.waiting_s))
 
 
 def _excess_s(ranks: Ranks, worst: RankSummary, part: str) -> float:
@@ -167,7 +176,7 @@ def _claims_of_a_trace(span: StageTimes, lost_s: float) -> dict[str, float]:
 
 def _name_of(worst: RankSummary, part: str) -> str:
     if part == "host" and worst.slowest_name is not None:
-        return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} of each step)"
+        return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} per step)"
     return ""
 
 
@@ -190,12 +199,12 @@ def _others(n: int) -> str:
 
 def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescription:
     summaries = {
-        "data": f"give rank {worst.rank}'s loader the disk, cores and samples that the others' have",
-        "compute": f"give rank {worst.rank} batches of the same size, and look at what else its device or cores do",
-        "host": f"run {worst.slowest_name or 'callbacks'} less often, or share that work among the ranks",
+        "data": f"give rank {worst.rank}'s loader the same disk, cores and kind of samples as the other ranks'",
+        "compute": f"give rank {worst.rank} batches of the same size; check what else uses its device or cores",
+        "host": f"run {worst.slowest_name or 'callbacks'} less often, or on all ranks in turn",
     }
     if is_traced:
-        summaries["host"] = f"look for what rank {worst.rank} alone does on the host, and do it less often"
+        summaries["host"] = f"find what only rank {worst.rank} does on the host, and do it less often"
     return fix(summaries[part], "minutes")
 
 

@@ -1,27 +1,26 @@
-"""PD705: metrics are reduced over all ranks at every step."""
+"""PD705: metrics are reduced over all ranks in every step."""
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, RankSummary, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import claims_of, phase_s, share_of, steady_of
+from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import percent
 
-# As for other parts of the step that a flag takes away: what logging may take before it is spoken of.
+# The share of the time from which a finding is worth acting on.
 MIN_SHARE = 0.02
-# Where one rank is slow, the others then wait for it in backward.
-LOW_FRACTION = 0.5
 
 DOCS = """\
 ## What it measures
-Whether a metric logged on each step is reduced over the ranks (`self.log(..., on_step=True, sync_dist=True)`), and the
-time that the reductions take.
+Whether a metric that is logged in each step is reduced over the ranks (`self.log(..., on_step=True, sync_dist=True)`),
+and the time that the reductions take.
 
 ## Why it costs
-Each such metric is a collective of its own in every step: a round trip between all ranks for one number, at which
-every rank waits for the slowest.
+Each such metric is a collective of its own in every step: a round trip between all ranks for one number. Every rank
+waits for the slowest.
 
 ## Example
 ```python
@@ -29,20 +28,21 @@ self.log("loss", loss, on_step=True, sync_dist=True)
 ```
 
 ## Prescription
-`self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)`: one reduction an epoch. On steps, log each
-rank's own value.
+`self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)`: one reduction per epoch. In steps, log each
+rank's own value. In a reduction this rank also waits for slower ranks, and that time comes back elsewhere: the lower
+end of the speedup leaves out how much longer the slowest rank loads and computes.
 
 ## When it is wrong
-Where the step's own waiting for a slow rank merely moves into the metric's reduction: PD701 then speaks as well, and
-the time comes back only with that.
+If the time is spent waiting for a slow rank, PD701 is reported as well, and only its fix saves that time.
 
 ## Sources
-Lightning's documentation of `sync_dist`, which warns of its cost on steps; Lightning's issue 17988.
+Lightning's documentation of `sync_dist`, which warns of its cost in steps; Lightning issue 17988
+(https://github.com/Lightning-AI/pytorch-lightning/issues/17988).
 """
 
 
 def check(session: Session) -> Finding | None:
-    """What collecting metrics takes where they are reduced on each step."""
+    """Compare the time of reductions in steps with the threshold."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     is_on = session.settings.trainer.sync_dist_on_step
@@ -56,36 +56,55 @@ def check(session: Session) -> Finding | None:
     share = min(share_of(reducing), phase_s(steady, "logging") / steady.span_s)
     if share < MIN_SHARE:
         return None
+    waited_s = _waited_s(session)
     return timed_finding(
         steady,
         summary=(
-            f"Metrics are reduced over all ranks at every step (sync_dist=True with on_step=True), which takes "
-            f"{percent(share)} of the time."
+            "Metrics are reduced over all ranks in every step (self.log with on_step=True, sync_dist=True), which "
+            f"takes {percent(share)} of training time."
         ),
         evidence=(
             fact(
-                "share of the time in which metrics are reduced",
+                "share of the time reducing metrics",
                 share,
                 "fraction",
                 MIN_SHARE,
                 sum(one.n_calls for one in reducing),
             ),
-            fact("sync_dist on each step", True),
+            fact("sync_dist in each step", True),
         ),
         prescriptions=(
             fix(
-                "reduce it once an epoch: on_step=False, on_epoch=True; on steps log without sync_dist",
+                "reduce metrics once per epoch: on_step=False, on_epoch=True; in steps log without sync_dist",
                 "one line",
                 code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
             ),
         ),
         claims=claims_of(reducing, steady.span_s),
-        low_s=LOW_FRACTION * share * steady.span_s,
+        low_s=0.0 if waited_s is None else (1 - SPREAD) * share * steady.span_s - waited_s * steady.n_steps,
         method="timed",
-        basis="half to all of that time; waiting for a slow rank may come back elsewhere",
+        basis="the reductions as timed; waiting for slower ranks in them may come back elsewhere",
     )
 
 
+def _waited_s(session: Session) -> float | None:
+    """Return the seconds per step that this rank waits for the slowest one at most; None if not known."""
+    summaries = session.ranks.summaries if session.ranks is not None else ()
+    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    if own is None or len(summaries) < session.run.world_size or any("compute" not in one.parts_s for one in summaries):
+        return None
+    return max(_before_s(one) for one in summaries) - _before_s(own)
+
+
+def _before_s(rank: RankSummary) -> float:
+    return rank.parts_s.get("data", 0.0) + rank.parts_s.get("compute", 0.0)
+
+
 RULE = Rule(
-    code="PD705", name="sync-dist-every-step", category="distributed", docs=DOCS, check=check, explains=("PD502",)
+    code="PD705",
+    name="sync-dist-every-step",
+    category="distributed",
+    docs=DOCS,
+    check=check,
+    explains=("PD502",),
 )

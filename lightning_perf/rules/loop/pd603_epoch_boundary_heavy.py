@@ -1,30 +1,28 @@
-"""PD603: much time passes between the last step of an epoch and the first of the next."""
+"""PD603: much time is spent between the last step of an epoch and the first of the next."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.loader_signals import start_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.timed import removal_finding
+from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.timed import MANY, removal_finding
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 MIN_SHARE = 0.05  # Lightning issue 7932.
 HOOK = "train_dataloader"
-# Epochs twice as long have half the boundaries.
-LOW_FRACTION = 0.5
 
 DOCS = """\
 ## What it measures
-The share of the steady wall time between epochs, without validation, checkpoints, logging and callbacks, which are
-counted apart.
+The share of the steady wall time between epochs, without validation, checkpoints, logging and callbacks, which have
+phases of their own, and without starting workers (PD104).
 
 ## Why it costs
-At each boundary the loader starts over: the sampler draws a new order, the prefetching begins again, metrics are
-reduced. Short epochs pay for it often.
+At each boundary the loader starts over: the sampler draws a new order, prefetching begins again, metrics are reduced.
+Short epochs pay for that often.
 
 ## Example
 ```python
@@ -32,11 +30,13 @@ trainer = Trainer(max_epochs=1000)  # on a dataset of ten batches
 ```
 
 ## Prescription
-Longer epochs: repeat the dataset within an epoch, and count steps (`max_steps`) instead of epochs. Where the loader is
-made anew for each epoch and that takes the time, `reload_dataloaders_every_n_epochs=0`.
+Longer epochs: repeat the dataset within an epoch, and count steps (`max_steps`) instead of epochs. With epochs ten
+times as long, one boundary in ten remains. If creating the loader again in each epoch takes the time,
+`reload_dataloaders_every_n_epochs=0`.
 
 ## When it is wrong
-Workers that are restarted at each epoch are PD104's; this rule is silent then.
+Validation, schedulers and checkpoints that run once per epoch run less often in longer epochs. Work that grows with
+the length of an epoch, like sorting all samples, remains.
 
 ## Sources
 Lightning issue 7932.
@@ -44,64 +44,63 @@ Lightning issue 7932.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the boundary phase with the threshold."""
+    """Compare the time between epochs with the threshold."""
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
-    seconds = phase_s(steady, "epoch_boundary")
+    starting_s = start_s(session, steady)
+    seconds = phase_s(steady, "epoch_boundary") - starting_s
+    if starting_s >= seconds:
+        return None  # PD104
     share = seconds / steady.span_s
     if share < MIN_SHARE:
         return None
-    if session.settings.loaders and any(
-        each.num_workers and each.persistent_workers is False for each in loaders_of(session)
-    ):
-        return None  # PD104
     reloading = _reloading(session, steady)
     if reloading is not None:
         return reloading
     n_steps = [epoch.n_steps for epoch in session.epochs]
-    n_boundaries = max(1, max(len(session.epochs), session.run.n_epochs) - 1)  # only the last epochs are kept
-    return timed_finding(
+    n = max(1, max(len(session.epochs), session.run.n_epochs) - 1)  # the session keeps the last epochs only
+    times = min(MANY, n + 1)
+    return removal_finding(
         steady,
         summary=(
-            f"{percent(share)} of the time passes between epochs. One boundary takes "
-            f"{duration(seconds / n_boundaries)}" + (f", an epoch has {max(n_steps)} steps." if n_steps else ".")
+            f"{percent(share)} of training time is spent between epochs, {duration(seconds / n)} per epoch"
+            + (f" of {max(n_steps)} steps." if n_steps else ".")
         ),
-        evidence=(fact("share of the time between epochs", share, "fraction", MIN_SHARE, n_boundaries),),
+        evidence=(fact("share of the time between epochs", share, "fraction", MIN_SHARE, n),),
         prescriptions=(
             fix(
-                "make epochs longer: repeat the dataset within one and count steps",
+                f"use fewer, longer epochs: repeat the dataset {times} times within one",
                 "minutes",
                 "semantics",
-                code="DataLoader(torch.utils.data.ConcatDataset([dataset] * 10), ...)",
+                code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
             ),
         ),
-        claims={"epoch_boundary": seconds},
-        low_s=LOW_FRACTION * seconds,
-        method="timed",
-        basis="half (epochs twice as long) to all of the time between epochs",
+        timed={"epoch_boundary": seconds},
+        left=1 / times,
+        left_least=0.0,
         confidence="medium",
     )
 
 
 def _reloading(session: Session, steady: StageTimes) -> Finding | None:
-    """The finding where making the loader anew takes most of the time between epochs."""
+    """Return the finding if creating the loader again takes most of the time between epochs."""
     every = session.settings.trainer.reload_dataloaders_every_n_epochs
     line = next((one for one in lines_of(session, "epoch_boundary") if one.line.entry == HOOK), None)
     boundary_s = phase_s(steady, "epoch_boundary")
     if not every or line is None or line.seconds < 0.5 * boundary_s:
         return None
-    often = "in each epoch" if every == 1 else f"every {every} epochs"
+    often = "in every epoch" if every == 1 else f"every {every} epochs"
     return removal_finding(
         steady,
         summary=(
-            f"{percent(boundary_s / steady.span_s)} of the time passes between epochs, most of it in "
-            f"{HOOK}, which makes the loader anew {often}: {line.where}{line.doing}."
+            f"{percent(boundary_s / steady.span_s)} of training time is spent between epochs, most of it in {HOOK}, "
+            f"which creates the loader again {often}: {line.where}{line.doing}."
         ),
         evidence=(evidence_of(line, steady),),
         prescriptions=(
             fix(
-                "set reload_dataloaders_every_n_epochs=0",
+                f"set reload_dataloaders_every_n_epochs=0 (now {every})",
                 "one line",
                 "semantics",
                 trainer_flags={"reload_dataloaders_every_n_epochs": 0},

@@ -1,0 +1,75 @@
+"""Training that waits for its loader, as a trace without a session shows it."""
+
+from __future__ import annotations
+
+import math
+
+from lightning_perf.records import Finding, Prescription, Session
+
+from .parts import fact, fix
+from .rule import Skip
+from .trace_signals import Reading, is_blind, path_s, reading_of, share_evidence, trace_finding, without
+from .wording import duration, percent
+
+# XProf calls a training input-bound from 5 % of the step on; TraceML warns from 10 % on.
+MIN_SHARE = 0.05
+
+
+def starved_in_trace(session: Session) -> Finding | None:
+    """Return the finding of a trace alone: without settings, and without waits that kernels hide.
+
+    Raises:
+        Skip: The trace does not show the device or the loader.
+    """
+    reading = reading_of(session)
+    trace, loader = reading.trace, reading.trace.loader
+    if is_blind(trace):
+        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
+    if loader is None:
+        raise Skip("the trace holds no fetches of a loader")
+    gone = without(reading, "loader")
+    exposed_s = path_s(trace, "loader")
+    if gone is None or reading.share(exposed_s) < MIN_SHARE:
+        return None
+    what_if, low_s, high_s = gone
+    who = "device" if trace.device is not None else "host"
+    span = "step" if trace.steps else "trace"
+    return trace_finding(
+        reading,
+        summary=(
+            f"The {who} waits for data {percent(reading.share(exposed_s))} of the time. Of {loader.n} fetches the "
+            f"median takes {duration(loader.p50_s)}, the longest {duration(loader.max_s)}; without waiting the {span} "
+            f"would take at least {duration(what_if.low_s)} instead of {duration(what_if.step_s)}."
+        ),
+        evidence=(
+            share_evidence(reading, f"share of the time the {who} waits for data", exposed_s, MIN_SHARE),
+            share_evidence(reading, "host waiting for data, including waits that kernels hide", loader.total_s),
+            fact("time per fetch", loader.p50_s, "s", n=loader.n),
+            fact("longest fetch", loader.max_s, "s", n=loader.n),
+            fact("fetches that stall a step", loader.stalled_fraction, "fraction", n=loader.n),
+        ),
+        prescriptions=(_more_workers(reading, what_if.low_s),),
+        low_s=low_s,
+        high_s=high_s,
+        basis="at most the waiting, and no shorter than what device and host still need",
+        phases=("data_wait",),
+        confidence="high" if trace.device is not None else "medium",
+    )
+
+
+def _more_workers(reading: Reading, compute_s: float) -> Prescription:
+    """Recommend as many workers as batches have to be made at once; a trace does not show how many there are."""
+    loader = reading.trace.loader
+    n_per_period = loader.n / reading.n_steps if loader is not None and reading.trace.steps else 1.0
+    batch_s = loader.total_s / max(loader.n, 1) if loader is not None else 0.0
+    period_s = compute_s if reading.trace.steps else compute_s / max(loader.n if loader is not None else 1, 1)
+    n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
+    arguments: dict[str, object] = {"num_workers": n_workers, "persistent_workers": True}
+    if reading.trace.device is not None:
+        arguments["pin_memory"] = True
+    asked = ", ".join(f"{key}={value}" for key, value in arguments.items())
+    return fix(
+        f"load in worker processes: at least {n_workers} more than now, if there are cores for them",
+        "one line",
+        code=f"DataLoader(..., {asked})  # in addition to those in use",
+    )
