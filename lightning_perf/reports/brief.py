@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.gain import NOT_MEASURED
+from lightning_perf.rules.gain import is_measured
 
 from . import wording
 from .render.console import QUIET, SEVERITY_STYLES
@@ -236,7 +236,7 @@ def _fixes(session: Session) -> Iterator[Line]:
         fix = wording.cut(_fix_text(first.prescriptions[0]), _FIX - len(tail)) + tail
         confidence: str = "likely" if first.is_preflight else first.confidence
         gain = first.gain
-        if NOT_MEASURED in first.summary:
+        if not is_measured(first):
             confidence, gain = "not measured", gain and msgspec.structs.replace(gain, low=1.0)
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),

@@ -15,7 +15,8 @@ from .signals import phase_s
 # No fix takes away a whole training; a claim on more than this of the span is cut to it (a gain of 50x).
 MAX_RECOVERABLE_SHARE = 0.98
 
-NOT_MEASURED = "The speedup was not measured"
+WHY_NOT_MEASURED = "why the speedup was not measured"
+"""The metric of the evidence that gives the reason, in a finding without a gain."""
 
 
 def gain_from(
@@ -79,17 +80,23 @@ def with_measurement(finding: Finding) -> Finding:
     Args:
         finding: Of a rule.
     """
-    gain = finding.gain
-    if gain is None or finding.severity == "info":
-        return finding
-    is_open = gain.low <= 1.0 and gain.method in ("timed", "probed")
-    if not is_open and gain.method != "modeled":
+    if finding.gain is None or is_measured(finding):
         return finding
     return msgspec.structs.replace(
         finding,
         summary=f"{finding.summary} {how_to_measure(finding.prescriptions)}",
         prescriptions=tuple(unapplied(one) if one.safety != "exact" else one for one in finding.prescriptions),
     )
+
+
+def is_measured(finding: Finding) -> bool:
+    """Return whether some speedup of a finding is certain; of severity ``info`` none is promised."""
+    gain = finding.gain
+    if finding.severity == "info":
+        return True
+    if gain is None:
+        return not any(one.metric == WHY_NOT_MEASURED for one in finding.evidence)
+    return gain.method != "modeled" and (gain.low > 1.0 or gain.method not in ("timed", "probed"))
 
 
 def how_to_measure(prescriptions: Sequence[Prescription]) -> str:
@@ -99,7 +106,7 @@ def how_to_measure(prescriptions: Sequence[Prescription]) -> str:
         command = f"lightning-perf trial --try {treatment} -- python train.py"
     else:
         command = "lightning-perf compare BEFORE AFTER (sessions of a run without and with the change)"
-    return f"{NOT_MEASURED}; measure it: {command}."
+    return f"The speedup was not measured; measure it: {command}."
 
 
 def unapplied(prescription: Prescription) -> Prescription:

@@ -22,7 +22,7 @@ from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
 from .severity import LOW_SHARE
 from .signals import phase_s, steady_of
-from .trace_signals import CODE_PHASES, place
+from .trace_signals import CODE_PHASES
 
 # A line that waits in every step was met in each step looked at; one in every other step already is no exception.
 MIN_PER_STEP = 0.5
@@ -150,10 +150,3 @@ def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -
     within_s = phase_s(steady, *phases)
     part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
     return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}
-
-
-def where(file: str, line: int, function: str) -> str:
-    """A line as a sentence names it: ``"train.py:25 in training_step"``, ``"no line that is known"``."""
-    if not file:
-        return "no line that is known"
-    return place(f"{file.replace(chr(92), '/').rsplit('/', 1)[-1]}:{line}", function)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 
 from .host_signals import MIN_REPEATS, is_computing
-from .trace_signals import MIN_LATE_SHARE, Reading, code_limit_s, idle_limit_s, launching_s, path_of, place
-from .wording import duration
+from .trace_signals import MIN_LATE_SHARE, Reading, code_limit_s, idle_limit_s, launching_s, path_of
+from .wording import duration, place
 
 # A launch costs 5 to 10 us, the operators around it up to some hundred. What is later than this for each kernel is not
 # launching: something else ran in between.
@@ -60,7 +60,7 @@ def is_launch_bound(reading: Reading, late_s: float) -> bool:
 def late_place(trace: TraceRecord) -> str:
     """Return what the device waited for longest because it was launched late; empty where that is not known."""
     late = path_of(trace).late
-    return place(late[0].site, late[0].function) if late else ""
+    return place(late[0].function, late[0].site) if late else ""
 
 
 def max_mean_s(trace: TraceRecord) -> float:
@@ -100,7 +100,7 @@ def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators 
     return TinyOperators(
         cost_s,
         cost_s * (1 - 1 / site.max_repeats),
-        f"{place(site.site, site.function)} calls {site.top_operator} up to {site.max_repeats} times in a loop, "
+        f"{place(site.function, site.site)} calls {site.top_operator} up to {site.max_repeats} times in a loop, "
         f"{_operators(reading, site)}",
         site.host_s / site.n_operators,
         site.n_operators,

@@ -11,7 +11,7 @@ from .severity import severity_of, severity_of_gain
 from .signals import phase_s
 from .timed import SPREAD
 from .user_lines import LineTime, host_s, lines_of
-from .wording import percent
+from .wording import percent, place, site_of
 
 MIN_PART = 0.3
 """Of what a finding claims: a line that takes less of it is not where the time goes."""
@@ -83,7 +83,7 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     if line is None or line.share < MIN_PART:
         return None
     doing = f" in {line.call}" if line.call else ""
-    where = f"{line.function} ({line.file}:{line.line})"
+    where = place(line.function, site_of(line.file, line.line))
     evidence = Evidence(metric=f"{what} in {where}{doing}", value=line.share, unit="fraction", n=line.n_samples)
     return msgspec.structs.replace(
         finding,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from statistics import fmean
 from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, LoaderProbe, LoaderSettings, Session, StageTimes
 
-from .loader_curve import COMPUTES_FRACTION, TRANSPORT_HIGH_S, Feeding
+from .loader_curve import COMPUTES_FRACTION, TRANSPORT_HIGH_S, Feeding, point_at
 from .signals import loaders_of, phase_s
-from .wording import percent
+from .wording import percent, place, site_of
 
 # Where waiting begins to count: the bound of PD101.
 MIN_WAIT_SHARE = 0.05
@@ -120,11 +119,9 @@ def blamed(function: HotFunction) -> float:
     return function.blamed_share or function.own_share
 
 
-def place(function: HotFunction) -> str:
-    """A function and where it stands: ``"Images.augment (data/images.py:31)"``."""
-    if not function.file:
-        return function.name
-    return f"{function.name} ({'/'.join(PurePath(function.file).parts[-2:]).lstrip('/')}:{function.line})"
+def function_place(function: HotFunction) -> str:
+    """Return a function with its file and line: ``"Images.augment (data/images.py:31)"``."""
+    return place(function.name, site_of(function.file, function.line or 0, n_parts=2))
 
 
 def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getitem") -> str:
@@ -133,7 +130,7 @@ def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getit
     if function is None or probe.host_lines:
         return ""
     what = "making a sample" if where == "getitem" else "collating"
-    return f" {percent(blamed(function))} of {what} is spent in {place(function)}."
+    return f" {percent(blamed(function))} of {what} is spent in {function_place(function)}."
 
 
 def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], n: int = 3) -> tuple[Evidence, ...]:
@@ -162,9 +159,9 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
     fetch, probe = stage.fetch, session.loader_probe
     if fetch is not None and fetch.in_process_batch_s is not None:
         return fetch.in_process_batch_s, fetch.in_process_basis
-    alone = next((p.batch_s for p in probe.curve if p.num_workers == 0), None) if probe is not None else None
+    alone = point_at(probe, 0) if probe is not None else None
     if alone is not None:
-        return alone, "loader probe"
+        return alone.batch_s, "loader probe"
     return None, fetch.in_process_basis if fetch is not None else "no fetch was seen"
 
 

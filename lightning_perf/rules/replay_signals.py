@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
-from .gain import how_to_measure, timed_finding, unapplied
+from .gain import WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
 from .parts import fact, unsigned_finding
 from .rule import Skip
 from .severity import LOW_SHARE
@@ -138,7 +138,7 @@ def not_measured(
     return unsigned_finding(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
-        evidence=(*diagnosis.evidence, fact("why the speedup was not measured", reason)),
+        evidence=(*diagnosis.evidence, fact(WHY_NOT_MEASURED, reason)),
         prescriptions=(prescription,),
         confidence="low",
         claims=claims,

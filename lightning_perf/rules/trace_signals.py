@@ -327,11 +327,6 @@ def work_share(trace: TraceRecord, *kinds: str) -> float:
     return kind_s(trace, *kinds) / all_s if all_s > 0 else 0.0
 
 
-def place(site: str, function: str = "") -> str:
-    """A place in the code, as a sentence names it."""
-    return f"{site} in {function}" if function else site
-
-
 def matrix_units(session: Session, trace: TraceRecord | None) -> MatrixUnits:
     """What the device's matrix units can multiply: by the session's machine, else by what the trace says of it.
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
 
+from .wording import place, site_of
+
 MIN_SAMPLES = 5
 """Fewer samples of a line say nothing about it."""
 
@@ -42,7 +44,7 @@ class LineTime(NamedTuple):
     @property
     def where(self) -> str:
         """The line as a sentence names it, e.g. ``"training_step (model.py:81)"``."""
-        return f"{self.line.function} ({self.line.file}:{self.line.line})"
+        return place(self.line.function, site_of(self.line.file, self.line.line))
 
     @property
     def doing(self) -> str:

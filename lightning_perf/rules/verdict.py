@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict
 
-from .gain import NOT_MEASURED
+from .gain import is_measured
 from .loader_curve import predicted_steps
 from .severity import LOW_SHARE
 from .signals import MIN_STEPS
@@ -105,5 +105,5 @@ def _line(finding: Finding) -> str:
     headline = finding.summary.split(". ")[0].rstrip(".")
     advice = f": {finding.prescriptions[0].summary.rstrip('.')}" if finding.prescriptions else ""
     notes = [expectation(finding.gain)] if finding.gain is not None and finding.gain.high >= 1.005 else []
-    notes += ["not measured"] if NOT_MEASURED in finding.summary else []
+    notes += [] if is_measured(finding) else ["not measured"]
     return headline + advice + (f" ({', '.join(notes)})" if notes else "")

@@ -34,6 +34,24 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes:.0f} B"
 
 
+def place(function: str, site: str) -> str:
+    """Return a line of code as sentences name it: ``"training_step (model.py:81)"``, without unknown parts.
+
+    Args:
+        function: Its name; may be empty.
+        site: File and line; may be empty.
+    """
+    if not site:
+        return function or "an unknown line"
+    return f"{function} ({site})" if function else site
+
+
+def site_of(file: str, line: int, n_parts: int = 1) -> str:
+    """Return the last parts of a path with a line: ``"model.py:81"``; empty for no path."""
+    parts = [part for part in file.replace("\\", "/").split("/") if part]
+    return f"{'/'.join(parts[-n_parts:])}:{line}" if parts else ""
+
+
 def spent_waiting(share: float) -> str:
     """Return the start of a data finding: ``"60 % of training time is spent waiting for data"``."""
     return f"{percent(share)} of training time is spent waiting for data"

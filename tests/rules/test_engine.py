@@ -13,6 +13,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.records import Evidence, Finding, Gain, Prescription
 from lightning_perf.rules import engine
 from lightning_perf.rules.engine import all_rules, check_codes, diagnose, preflight
+from lightning_perf.rules.gain import WHY_NOT_MEASURED, is_measured
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.verdict import expectation
 
@@ -375,3 +376,20 @@ def test_slow_scheduler_prescribes_a_schedule_that_lasts_when_every_step_is_take
     names = {"n_steps": 5, "rate": float, "optimizer": None, "LambdaLR": lambda _, rate: made.append(rate)}
     exec(code, names)
     assert [made[0](step) for step in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]  # LambdaLR starts with step 0
+
+
+@pytest.mark.parametrize(
+    ("severity", "gain", "evidence", "expected"),
+    [
+        ("medium", Gain(low=1.1, high=1.2, basis="", method="timed"), (), True),
+        ("low", Gain(low=1.0, high=1.2, basis="", method="timed"), (), False),
+        ("low", Gain(low=1.0, high=1.2, basis="", method="probed"), (), False),
+        ("low", Gain(low=1.0, high=1.2, basis="", method="replayed"), (), True),
+        ("low", Gain(low=1.1, high=1.2, basis="", method="modeled"), (), False),
+        ("info", Gain(low=1.0, high=1.01, basis="", method="modeled"), (), True),
+        ("low", None, (Evidence(metric=WHY_NOT_MEASURED, value="not replayed"),), False),
+        ("high", None, (), True),
+    ],
+)
+def test_finding_is_measured_when_a_part_of_its_gain_is_certain(severity, gain, evidence, expected):
+    assert is_measured(_finding("PD801", severity=severity, gain=gain, evidence=evidence)) is expected

@@ -11,7 +11,7 @@ from lightning_perf.reports.cells import share as share_cell
 from lightning_perf.reports.document import AnyPart, Figure, facts, listing, table
 from lightning_perf.reports.wording import count, line, number, seconds, share, size
 from lightning_perf.rules.loader_curve import Feeding, feeding_of
-from lightning_perf.rules.loader_signals import blamed, place
+from lightning_perf.rules.loader_signals import blamed, function_place
 from lightning_perf.rules.rule import Skip
 
 _MAX_FUNCTIONS = 4
@@ -115,7 +115,7 @@ def function_facts(probe: LoaderProbe) -> list[str]:
     """Return the costliest functions with file and line, and the costliest lines of the first one."""
     shown = [f for f in probe.functions if blamed(f) >= _MIN_FUNCTION_SHARE][:_MAX_FUNCTIONS]
     words = {"getitem": "the time per sample", "collate": "collate"}
-    told = [f"{line(place(f), 80)}: {share(blamed(f))} of {words[f.where]}" for f in shown]
+    told = [f"{line(function_place(f), 80)}: {share(blamed(f))} of {words[f.where]}" for f in shown]
     if told and shown[0] is probe.functions[0] and shown[0].where == "getitem":
         costly = sorted((each for each in probe.lines if each.share >= _MIN_LINE_SHARE), key=lambda each: -each.share)
         lines = [f"{line(f'line {each.line}: {each.text}', 80)} ({share(each.share)} of this function)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session, TensorLoop
-from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of, where
+from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.launch_signals import MIN_TINY_SHARE, max_mean_s, tiny_operators
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import EXPLAINED_SHARE, Rule, Skip
@@ -15,7 +15,7 @@ from lightning_perf.rules.trace_signals import (
     share_evidence,
     trace_finding,
 )
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, place, site_of
 
 DOCS = """\
 ## What it measures
@@ -100,7 +100,7 @@ def _explains(loop: Finding, finding: Finding) -> bool:
 
 
 def _place(loop: TensorLoop) -> str:
-    return where(loop.file, loop.line, loop.function)
+    return place(loop.function, site_of(loop.file, loop.line))
 
 
 def _prescriptions() -> tuple[Prescription, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import AttentionCall, Evidence, Finding, MaterialisedAttention, Prescription, Session
-from lightning_perf.rules.host_signals import looked_at, trace_or_live, where
+from lightning_perf.rules.host_signals import looked_at, trace_or_live
 from lightning_perf.rules.kernel_signals import MIN_ATTENTION_SHARE
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.trace_signals import code_limit_s, is_blind, on_path_s, place, reading_of, share_evidence
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.trace_signals import code_limit_s, is_blind, on_path_s, reading_of, share_evidence
+from lightning_perf.rules.wording import percent, place, site_of
 
 DOCS = """\
 ## What it measures
@@ -57,7 +57,7 @@ def _live(session: Session) -> Diagnosis | None:
     via = f" through torch's {worst.via}" if worst.via else ""
     n = calls.n_steps
     found = fact("attention in the time of a step", share, "fraction", MIN_ATTENTION_SHARE, n)
-    sites = {where(each.file, each.line, each.function): each.per_step for each in calls.attentions[:3]}
+    sites = {place(each.function, site_of(each.file, each.line)): each.per_step for each in calls.attentions[:3]}
     more = [fact(f"attention at {site}", k, "per step", n=n) for site, k in sites.items()]
     scores = f"{worst.rows} x {worst.columns} scores{via}"
     return _diagnosed(share, next(iter(sites)), scores, (found, *more), _prescription(worst))
@@ -74,7 +74,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
     if attention is None or attention.share < MIN_ATTENTION_SHARE:
         return None
     spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, code_limit_s(reading))
-    site = place(attention.site, attention.function) if attention.site else ""
+    site = place(attention.function, attention.site) if attention.site else ""
     found = fact(
         "attention in the time of " + ("the device" if is_device else "operators"),
         attention.share,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
 from lightning_perf.rules.gain import gain_from
-from lightning_perf.rules.host_signals import where
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.wording import called, duration, percent
+from lightning_perf.rules.wording import called, duration, percent, place, site_of
 
 # The first batch, and the first of another size, compile: torch then makes that size dynamic. A third time after the
 # run's first steps something else goes wrong. Dynamo itself gives a function up after 8 (its recompile limit).
@@ -75,8 +74,8 @@ def check(session: Session) -> Finding | None:
         # What running uncompiled costs from then on is not known.
         severity="low" if given_up and share < MIN_SHARE else severity_of_gain(gain),
         summary=(
-            f"{where(worst.file, worst.line, worst.function)} was compiled again {called(worst.n)}, and compiling "
-            f"again takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
+            f"{place(worst.function, site_of(worst.file, worst.line))} was compiled again {called(worst.n)}, and "
+            f"compiling again takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
             f"{f' The reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
@@ -85,7 +84,7 @@ def check(session: Session) -> Finding | None:
             fact("compiling in all", duration(watch.compile_s)),
             *(
                 fact(
-                    f"{where(r.file, r.line, r.function)} compiled again",
+                    f"{place(r.function, site_of(r.file, r.line))} compiled again",
                     r.n,
                     "count",
                     RECOMPILES_AT_LIMIT if given_up else None,

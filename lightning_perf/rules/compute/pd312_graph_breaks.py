@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
-from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of, where
+from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, place, site_of
 
 DOCS = """\
 ## What it measures
@@ -54,16 +54,17 @@ def check(session: Session) -> Finding | None:
     first = breaks[0]
     more = len(breaks) - 1
     others = f"; {more} more {'place' if more == 1 else 'places'}" if more else ""
-    place = where(first.file, first.line, first.function)
+    line = place(first.function, site_of(first.file, first.line))
     summary = (
-        f"A compiled function falls back to Python at {place}{others}. "
+        f"A compiled function falls back to Python at {line}{others}. "
         f"The reason: {first.reason or 'torch does not tell'}."
     )
     evidence = tuple(
-        fact(f"graph break at {where(b.file, b.line, b.function)}", b.reason or "no reason told") for b in breaks[:5]
+        fact(f"graph break at {place(b.function, site_of(b.file, b.line))}", b.reason or "no reason told")
+        for b in breaks[:5]
     )
     advice = fix(
-        f"keep {place if first.file else 'what breaks the graph'} out of the compiled function",
+        f"keep {line if first.file else 'what breaks the graph'} out of the compiled function",
         "minutes",
         code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
     )

@@ -10,11 +10,11 @@ from lightning_perf.rules.loader_signals import (
     blamed,
     costliest,
     function_evidence,
+    function_place,
     indexes_rows,
     is_bursty,
     is_transport_costly,
     is_waiting,
-    place,
     sample_share,
     wait_evidence,
 )
@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         feeding.stage,
         summary=(
-            f"{spent_waiting(feeding.share)}; {place(function)} takes "
+            f"{spent_waiting(feeding.share)}; {function_place(function)} takes "
             f"{percent(share)} of making a sample, in {_who(function)}. That is "
             f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} per batch."
         ),

@@ -10,9 +10,9 @@ from lightning_perf.rules.loader_signals import (
     blamed,
     costliest,
     function_evidence,
+    function_place,
     indexes_rows,
     is_transport_costly,
-    place,
     sample_share,
     wait_evidence,
 )
@@ -44,8 +44,8 @@ Stack tensors or arrays with one call, pad with `torch.nn.utils.rnn.pad_sequence
 upper end of the speedup is that without the function; what a faster one saves is not known before.
 
 ## When it is wrong
-A collate that also does the work of samples (tokenising a batch at once) may be the fastest place for it; then its
-share is large because the samples cost nothing.
+A collate that also does the work of samples (tokenising a batch at once) may be the fastest place for it; then
+its share is large because the samples cost nothing.
 
 ## Sources
 The documentation of `torch.utils.data` on collate functions; the project's catalogue for 30 %.
@@ -70,7 +70,7 @@ def check(session: Session) -> Finding | None:
     if share < MIN_COLLATE_SHARE:
         return None
     function = costliest(probe, "collate")
-    who = place(function) if function is not None else feeding.loader.collate or "the collate function"
+    who = function_place(function) if function is not None else feeding.loader.collate or "the collate function"
     is_own = function.is_users if function is not None else feeding.loader.collate != "default_collate"
     return timed_finding(
         feeding.stage,

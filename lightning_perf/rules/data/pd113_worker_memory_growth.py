@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Session
 from lightning_perf.rules.loader_curve import predicted_steps
-from lightning_perf.rules.loader_signals import costliest, place
+from lightning_perf.rules.loader_signals import costliest, function_place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
@@ -33,8 +33,8 @@ def __getitem__(self, index):
 ```
 
 ## Prescription
-Keep samples in one place: numpy, arrow or memory-mapped files that all workers read; bound caches; or let workers end
-with each epoch (`persistent_workers=False`).
+Keep samples in one place: numpy, arrow or memory-mapped files that all workers read; bound caches; or let
+workers end with each epoch (`persistent_workers=False`).
 
 ## When it is wrong
 A cache that fits grows until it holds all samples and then stops. Reading Python objects copies the pages they share
@@ -137,7 +137,8 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
     dataset = loader.dataset_class or "the dataset"
     function = costliest(probe, "getitem")
     lasting = _lasting_of(session, per_step)
-    where = f"Look at what {dataset} keeps" + (f", e.g. in {place(function)}." if function is not None else ".")
+    what = f", e.g. in {function_place(function)}" if function is not None else ""
+    where = f"Look at what {dataset} keeps{what}."
     return unsigned_finding(
         severity=_severity(lasting),
         summary=(

@@ -6,7 +6,7 @@ import msgspec
 
 from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits, where
+from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.trace_signals import (
@@ -14,13 +14,12 @@ from lightning_perf.rules.trace_signals import (
     idle_limit_s,
     path_s,
     per_step,
-    place,
     share_evidence,
     trace_finding,
     without,
 )
 from lightning_perf.rules.user_lines import whole_lines_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, percent, place, site_of
 
 # The device's idle time after a wait is an upper bound: with one wait gone, the next may take its place. A case study
 # that removed every .item() expected 85 % and won 4 %. From where TraceML starts to warn it is worth a look.
@@ -125,7 +124,7 @@ def _often(call: SyncCall) -> str:
 
 
 def _line(call: SyncCall) -> str:
-    return where(call.file, call.line, call.function)
+    return place(call.function, site_of(call.file, call.line))
 
 
 def _more(waits: list[SyncCall]) -> str:
@@ -162,7 +161,7 @@ def _from_trace(session: Session) -> Finding | None:
             share_evidence(reading, "device idle after the host had waited", lost_s - delayed_s, MIN_SHARE),
             *((share_evidence(reading, "only collectives while it waited", delayed_s),) if delayed_s else ()),
             *(
-                fact(f"idle after {place(s.site, s.function)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
+                fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
                 for s in sites[:3]
             ),
             fact("host waiting in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
@@ -181,7 +180,7 @@ def _costliest(sites: list[SyncSite]) -> str:
         return "The trace does not show where"
     site = sites[0]
     return (
-        f"{place(site.site, site.function)} costs most: {site.n} x {site.call}, "
+        f"{place(site.function, site.site)} costs most: {site.n} x {site.call}, "
         f"{duration(site.idle_after_s or 0.0)} lost in the window"
     )
 

@@ -7,7 +7,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.wording import called, duration, number_of, percent
+from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
 
 MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
 # Of the time. Garbage that nobody collects any more is left to Python's own collections, most of which are of young
@@ -95,7 +95,7 @@ def check(session: Session) -> Finding | None:
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:
     if asked and asked[0].total_s > sum(found.automatic_by_phase_s.values()):
         one = asked[0]
-        where = f"{one.function} ({one.file}:{one.line})"
+        where = place(one.function, site_of(one.file, one.line))
         return f"{where} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""

@@ -10,7 +10,7 @@ from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.timed import MANY
 from lightning_perf.rules.user_lines import slow_lines_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, percent, place, site_of
 
 # The SageMaker profiler's rule for step outliers, by their cost instead of their number.
 MIN_SHARE = 0.02
@@ -112,7 +112,7 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     if line is None:
         text = f" {percent(share)} of what they take longer is automatic garbage collection."
         return text, "call gc.freeze() before training and raise the collector's thresholds", least
-    where = f"{line.function} ({line.file}:{line.line})"
+    where = place(line.function, site_of(line.file, line.line))
     text = f" {percent(share)} of what they take longer passes in {where}{f', in {line.call}' if line.call else ''}."
     return text, f"run {where} in a tenth of these steps, or in the background", least
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import how_to_measure
+from lightning_perf.rules.gain import WHY_NOT_MEASURED, how_to_measure
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
@@ -49,7 +49,7 @@ def check(session: Session) -> Finding | None:
     is_off = trainer.is_inference_mode is False
     share = phase_s(steady, "validation") / steady.span_s
     prescription = fix(
-        "set inference_mode=True" if is_off else "drop enable_grad from validation_step",
+        "set inference_mode=True" if is_off else "remove enable_grad from validation_step",
         "one line",
         trainer_flags={"inference_mode": True} if is_off else {},
         code="Trainer(..., inference_mode=True)" if is_off else "",
@@ -57,12 +57,13 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="low" if share >= LOW_SHARE else "info",
         summary=(
-            f"Validation, {percent(share)} of the time, builds autograd graphs that nothing uses. They take memory and "
-            f"time. {how_to_measure([prescription])}"
+            f"Validation, {percent(share)} of training time, builds autograd graphs that nothing uses; they cost memory "
+            f"and time. {how_to_measure([prescription])}"
         ),
         evidence=(
             fact("validation's outputs hold a graph", True),
             fact("validation's share of the time", share, "fraction", LOW_SHARE),
+            fact(WHY_NOT_MEASURED, "validation was not timed without graphs"),
             fact("inference_mode", "unknown" if trainer.is_inference_mode is None else trainer.is_inference_mode),
         ),
         prescriptions=(prescription,),

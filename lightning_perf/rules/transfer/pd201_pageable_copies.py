@@ -5,8 +5,8 @@ from __future__ import annotations
 from lightning_perf.records import Copies, Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
-from lightning_perf.rules.trace_signals import device_reading_of, path_s, place, share_evidence, trace_finding, without
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding, without
+from lightning_perf.rules.wording import percent, place
 
 # The lecture calls a copy of 23 ms in a step a bottleneck that pinning mends, and counts 1.1x for it; below 3 % of
 # the step that is not to be had.
@@ -70,7 +70,7 @@ def check(session: Session) -> Finding | None:
 
 def _where(copies: Copies) -> str:
     sites = [site for site in copies.sites if site.is_pageable and site.direction == "h2d"]
-    return f"Most are made by {place(sites[0].site, sites[0].function)}" if sites else "The trace does not tell by whom"
+    return f"Most are made by {place(sites[0].function, sites[0].site)}" if sites else "The trace does not tell by whom"
 
 
 def _pin() -> Prescription:

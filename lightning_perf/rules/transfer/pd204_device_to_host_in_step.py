@@ -9,12 +9,11 @@ from lightning_perf.rules.trace_signals import (
     device_reading_of,
     path_s,
     per_step,
-    place,
     share_evidence,
     trace_finding,
     without,
 )
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, place
 
 # What a few hundred steps can tell from noise.
 MIN_SHARE = 0.02
@@ -55,7 +54,7 @@ def check(session: Session) -> Finding | None:
         return None
     gone = without(reading, "device_to_host")
     sites = [site for site in copies.sites if site.direction == "d2h"]
-    where = f", most by {place(sites[0].site, sites[0].function)}" if sites else ""
+    where = f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
     return trace_finding(
         reading,
         summary=(
