@@ -1,4 +1,4 @@
-"""What rules read from steps that were looked at operator by operator, where no profiler window tells more."""
+"""Rules on sampled steps, whose operators were recorded one by one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .severity import LOW_SHARE
 from .signals import phase_s, steady_of
 from .trace_signals import CODE_PHASES
 
-# A line that waits in every step was met in each step looked at; one in every other step already is no exception.
+# A line that waits in every step was seen in each sampled step; every other step is no exception either.
 MIN_PER_STEP = 0.5
-# As often as this within one call of a function, it is a loop (torch's pattern matcher says the same of indexing).
+# So many repetitions within one call of a function are a loop (torch's pattern matcher uses the same for indexing).
 MIN_REPEATS = 10
-# A loop that was seen as one, at its line, is worth a word from where gains show at all.
+# The share from which a finding is worth acting on.
 MIN_LOOP_SHARE = LOW_SHARE
 
 
@@ -41,7 +41,7 @@ def trace_or_live(
     live: Callable[[Session], Answer],
     field: str = "sync_calls",
 ) -> Answer:
-    """A window's answer; where there is none, that of the steps looked at, and without these the window's reason.
+    """Return the answer of a profiler window; without one, that of the sampled steps.
 
     Args:
         session: The session.
@@ -65,40 +65,40 @@ def trace_or_live(
 
 
 def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
-    """The steps looked at, and the steady ones that their shares are applied to.
+    """Return the sampled steps, and the steady ones that their shares apply to.
 
     Raises:
         Skip: One of them is missing.
     """
     if session.sync_calls is None:
-        raise Skip(session.missing.get("sync_calls", "no step was looked at"))
+        raise Skip(session.missing.get("sync_calls", "no step was sampled"))
     return session.sync_calls, steady_of(session)
 
 
 def users_waits(calls: SyncCalls) -> list[SyncCall]:
-    """Lines of the user's that make the host wait in each step, or would on a device: costliest first."""
+    """Return the user's lines that make the host wait in each step, or would on a device: costliest first."""
     own = [call for call in calls.calls if call.owner == "user" and call.per_step >= MIN_PER_STEP]
     return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
 
 
 def loops_of(calls: SyncCalls) -> list[TensorLoop]:
-    """The loops over tensors in the training's own computing that cost enough to be spoken of, costliest first."""
+    """Return the loops over tensors in the training's own computing that are worth reporting, costliest first."""
     return [loop for loop in calls.loops
             if is_computing(loop) and loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]  # fmt: skip
 
 
 def is_computing(loop: TensorLoop) -> bool:
-    """Whether it is part of the training's own computing.
+    """Return whether a loop is part of the training's own computing.
 
-    One in a callback, or where data is made, is part of what that costs, which other rules price.
+    Other rules cover loops in callbacks and in the dataset.
     """
     return loop.phase in COMPUTE_PHASES
 
 
 def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
-    """What a loop takes of a step."""
+    """Return the share of a step that a loop takes."""
     return Evidence(
-        metric="loop in the time of a step",
+        metric="loop ÷ time of a step",
         value=loop.share,
         unit="fraction",
         threshold=MIN_LOOP_SHARE,
@@ -120,7 +120,7 @@ def loop_finding(
     loop's part of the forward pass. Nothing is certain to go: rounds that depend on one another stay.
     """
     seconds = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
-    basis = "at most the loop as timed in the sampled steps"
+    basis = "at most the loop, as timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":
         forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
@@ -141,12 +141,12 @@ def loop_finding(
 
 
 def steps_s(steady: StageTimes) -> float:
-    """Seconds of the steady span within steps."""
+    """Return the seconds of the steady span within steps."""
     return phase_s(steady, *STEP_PHASES)
 
 
 def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -> Mapping[str, float]:
-    """Seconds spread over phases by what these took, and no more than that."""
+    """Return seconds spread over phases in proportion to their time, at most that time."""
     within_s = phase_s(steady, *phases)
     part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
     return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}

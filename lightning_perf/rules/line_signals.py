@@ -1,4 +1,4 @@
-"""What rules say of the lines of the user's code that take time, and what they leave to these lines."""
+"""The lines of the user's code in findings, and the time that findings leave to them."""
 
 from __future__ import annotations
 

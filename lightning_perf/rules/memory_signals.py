@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
+from .parts import fact, fix
 from .rule import Skip
 
 NEAR_CAPACITY_FRACTION = 0.92
@@ -12,20 +13,20 @@ FULL_FRACTION = 0.97
 """Of the device: TraceML's warning and critical states of reserved memory."""
 
 MIN_UNNAMED_RISE_BYTES = 64 * 2**20
-"""Resident memory is a high-water mark: as tensors of uneven size come and go it climbs for hundreds of steps, ever
-more slowly. What the heap has handed out climbs as long as a library's cache for shapes of input fills up. Where
-nothing was seen to grow, the climb itself must have come to this much."""
+"""Resident memory is a high-water mark: with tensors of uneven size it rises for hundreds of steps, ever more slowly.
+Heap memory rises while a library's cache of input shapes fills. Without a growing container, the rise itself must be at
+least this large."""
 
 HOST_PLACES = ("host", "heap")
-"""Two views of one memory: what is resident, and what the C heap has handed out. A leak that fills freed room of the
-heap shows in the second alone; what does not come from the heap (small Python objects, mappings) in the first alone."""
+"""Two views of one memory: resident memory, and memory allocated from the C heap. A leak that fills free blocks of the
+heap shows in the second only; memory from elsewhere (small Python objects, mappings) in the first only."""
 
 MIN_LEAK_STEPS = 50
 """Fewer steps are warm-up and chance."""
 
 
 def device_memory_of(session: Session) -> DeviceMemory:
-    """The device whose peak is nearest to its capacity.
+    """Return the device whose peak is nearest to its capacity.
 
     Raises:
         Skip: No device's memory was read.
@@ -37,34 +38,34 @@ def device_memory_of(session: Session) -> DeviceMemory:
 
 
 def capacity_fraction(device: DeviceMemory) -> float:
-    """Peak of reserved memory ÷ the device's memory.
+    """Return the peak of reserved memory ÷ the device's memory.
 
     Raises:
-        Skip: The device does not tell how much it has.
+        Skip: The device's memory is not known.
     """
     if not device.total_bytes:
-        raise Skip(f"{device.device} does not tell how much memory it has")
+        raise Skip(f"the memory of {device.device} is not known")
     return device.peak_reserved_bytes / device.total_bytes
 
 
 def breakdown_of(session: Session) -> Breakdown:
-    """What memory holds.
+    """Return the parts of the memory in use.
 
     Raises:
-        Skip: It was not looked at.
+        Skip: They were not measured.
     """
     if session.memory.breakdown is None:
-        raise Skip(session.missing.get("memory", "what memory holds was not looked at"))
+        raise Skip(session.missing.get("memory", "the parts of memory were not measured"))
     return session.memory.breakdown
 
 
 def whole_of(breakdown: Breakdown) -> int:
-    """All that memory holds: the peak where there is one, else the sum of the parts."""
+    """Return all memory in use: the peak, or else the sum of the parts."""
     return breakdown.peak_bytes or breakdown.parts_bytes
 
 
 def is_tight(session: Session) -> bool:
-    """Whether memory is what limits the run: a peak near the capacity, retries, or an end for want of memory."""
+    """Return whether memory limits the run: a peak near the capacity, retries, or an out-of-memory error."""
     if session.memory.oom is not None:
         return True
     devices = session.memory.devices
@@ -76,7 +77,7 @@ def is_tight(session: Session) -> bool:
 
 
 def is_leak(growth: Growth) -> bool:
-    """Whether memory climbs at the same point of the step, beyond chance and by as much as matters."""
+    """Return whether memory rises at the same point of the step, beyond chance and by a relevant amount."""
     rise_bytes = growth.bytes_per_step * (growth.last_step - growth.first_step)
     is_device = growth.where not in (*HOST_PLACES, "workers")  # its allocator counts tensors, and nothing else
     is_named = growth.where in HOST_PLACES and bool(growth.suspects)
@@ -90,64 +91,55 @@ def is_leak(growth: Growth) -> bool:
 
 
 def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
-    """What a trend rests on."""
+    """Return the evidence of a trend."""
     return (
-        Evidence(
-            metric="growth in a thousand steps",
-            value=1000 * growth.bytes_per_step,
-            unit="bytes",
-            threshold=1000 * LEAK_BYTES_PER_STEP,
-            n=growth.n,
-        ),
-        Evidence(metric="lower end of its 95 % interval", value=1000 * growth.low_bytes_per_step, unit="bytes"),
-        Evidence(metric="steps watched", value=growth.last_step - growth.first_step, unit="count"),
+        fact("growth per 1,000 steps", 1000 * growth.bytes_per_step, "bytes", 1000 * LEAK_BYTES_PER_STEP, growth.n),
+        fact("lower end of its 95 % interval", 1000 * growth.low_bytes_per_step, "bytes"),
+        fact("steps measured", growth.last_step - growth.first_step, "count"),
     )
 
 
-CHECKPOINTING = Prescription(
+CHECKPOINTING = fix(
+    "checkpoint activations: half of their memory or less, for 20 to 30 % slower steps",
+    "minutes",
     treatment="activation-checkpointing",
-    summary="checkpoint activations: 20 to 30 % slower for half of them or less",
-    safety="exact",
-    effort="minutes",
     code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
 )
-BF16 = Prescription(
+BF16 = fix(
+    'set precision="bf16-mixed": activations need half of the memory',
+    "one line",
+    "numerics",
     treatment="precision-bf16",
-    summary="train in bf16-mixed: activations take half",
-    safety="numerics",
-    effort="one line",
     trainer_flags={"precision": "bf16-mixed"},
     code='Trainer(..., precision="bf16-mixed")',
 )
-EXPANDABLE_SEGMENTS = Prescription(
+EXPANDABLE_SEGMENTS = fix(
+    "start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",
+    "one line",
     treatment="expandable-segments",
-    summary="let the allocator grow its segments, set before the process starts",
-    safety="exact",
-    effort="one line",
     code="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
 )
 
 
 def bf16_of(session: Session) -> tuple[Prescription, ...]:
-    """Half-precision activations; empty where the run has them already."""
+    """Return the recommendation of half-precision activations; empty if the run has them already."""
     return () if "16" in str(session.settings.trainer.precision) else (BF16,)
 
 
 def smaller_optimizer(session: Session) -> Prescription:
-    """Less room for the optimizer's states: one rank has nothing to shard over, and some strategies shard already."""
+    """Recommend smaller optimizer states; sharding only for several ranks that do not shard yet."""
     strategy = (session.settings.trainer.strategy or "").lower()
     is_alone = session.run.world_size == 1 or any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
-    return Prescription(
-        treatment="",
-        summary="use an 8-bit optimizer" + ("" if is_alone else ", or shard its states over ranks with FSDP"),
-        safety="numerics",
-        effort="minutes",
+    return fix(
+        "use an 8-bit optimizer" + ("" if is_alone else ", or shard its states over ranks with FSDP"),
+        "minutes",
+        "numerics",
         code="bitsandbytes.optim.AdamW8bit(self.parameters())" if is_alone else 'Trainer(..., strategy="fsdp")',
     )
 
 
 def fewer_batches_ahead(session: Session) -> Prescription | None:
-    """Half of the workers, each at most two batches ahead; None where no loader has workers."""
+    """Recommend half of the workers, each at most two batches ahead; None if no loader has workers."""
     loaders = [one for one in session.settings.loaders if one.num_workers]
     if not loaders:
         return None
@@ -156,48 +148,42 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
     asked = f"num_workers={n // 2}, prefetch_factor={min(ahead, 2)}" if n > 1 else "num_workers=1, prefetch_factor=1"
     if n == 1 and ahead == 1:
         asked = "num_workers=0"
-    return Prescription(
-        treatment="",
-        summary="keep fewer batches ahead: each worker holds some of its own",
-        safety="exact",
-        effort="one line",
-        code=f"DataLoader(..., {asked})",
-    )
+    summary = f"set {asked} (now {n} and {ahead}) on the {most.stage} loader: fewer batches are held in memory"
+    return fix(summary, "one line", code=f"DataLoader(..., {asked})")
 
 
 def smaller_batch(session: Session, n_samples: int | None) -> Prescription:
-    """A smaller batch with as much accumulation.
+    """Recommend a smaller batch with as much accumulation.
 
     Args:
-        session: Whose headroom tells what should fit, where it was looked for, and whose accumulation is gone on from.
+        session: For the largest batch that fits, if known, and for the accumulation in use.
         n_samples: The batch size in use; None when not known.
     """
     headroom = session.memory.headroom
     fits = headroom.largest_batch if headroom is not None else None
     if n_samples == 1:
-        return Prescription(
-            treatment="",
-            summary="use smaller samples: a batch holds one of them already",
-            safety="semantics",
-            effort="hours",
-        )
+        return fix("use smaller samples: a batch already holds only one", "hours", "semantics")
     # So many parts that each of them fits, and that together they are the batch of before.
     parts = -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
-    half = f"a batch of {max(1, n_samples // parts)} instead of {n_samples}" if n_samples else "half the batch"
     accumulated = parts * (session.settings.trainer.accumulate_grad_batches or 1)
-    return Prescription(
-        treatment="",
-        summary=f"use {half} and accumulate {accumulated} of them",
-        safety="semantics",
-        effort="one line",
+    size = f"set batch_size={max(1, n_samples // parts)} (now {n_samples})" if n_samples else "halve batch_size"
+    code = f"Trainer(..., accumulate_grad_batches={accumulated})"
+    if n_samples:
+        code = f"DataLoader(..., batch_size={max(1, n_samples // parts)})\n{code}"
+    return fix(
+        f"{size} and accumulate_grad_batches={accumulated}",
+        "one line",
+        "semantics",
         trainer_flags={"accumulate_grad_batches": accumulated},
-        code=f"Trainer(..., accumulate_grad_batches={accumulated})",
+        code=code,
     )
 
 
 def larger_batch(session: Session) -> str:
-    """Up to which size a batch should fit, as ``", up to 512"``; empty where that is not known to be more than now."""
+    """Return up to which size a batch should fit, as ``", up to 512"``; empty if not known to be more than now."""
     headroom = session.memory.headroom
-    if headroom is None or not headroom.largest_batch or headroom.largest_batch <= (headroom.n_samples or 0):
+    if session.memory.oom is not None or headroom is None or not headroom.largest_batch:
         return ""
-    return f", up to {headroom.largest_batch:,}"
+    if headroom.largest_batch <= (headroom.n_samples or 0):
+        return ""
+    return f", up to {headroom.largest_batch:,}{f' (now {headroom.n_samples:,})' if headroom.n_samples else ''}"

@@ -376,12 +376,12 @@ def compile_prescription(what: str) -> Prescription:
     )
 
 
-def per_step(reading: Reading, n: int) -> str:
-    """A count a step, or in the trace where it has no steps: ``"12 a step"``."""
-    if not reading.trace.steps:
-        return f"{n} in the trace"
-    value = n / reading.n_steps
-    return f"{value:.0f} a step" if value >= 10 else f"{value:.2g} a step"
+def per_step(reading: Reading, n: int, what: str = "", plural: str = "") -> str:
+    """Return a count per step: ``"12 copies per step"``; in the trace if it has no steps."""
+    value = n / reading.n_steps if reading.trace.steps else n
+    text = f"{value:.0f}" if value >= 10 or not reading.trace.steps else f"{value:.2g}"
+    named = f" {what if text == '1' else plural or what + 's'}" if what else ""
+    return f"{text}{named} {'per step' if reading.trace.steps else 'in the trace'}"
 
 
 def step_words(reading: Reading, seconds: float) -> str:

@@ -58,7 +58,7 @@ The profiling lecture and the case study on launches (5 to 10 us each); HTA's id
 
 
 def check(session: Session) -> Finding | None:
-    """Charges late launches with the device's idle time, and asks whether kernels are short; else counts operators."""
+    """Compare the time of late launches with the threshold; without a trace, the time of launching operators."""
     return trace_or_live(session, _from_trace, _live, "model_profile")
 
 
@@ -77,25 +77,25 @@ def _live(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"Starting operators takes at least {percent(min(1.0, starting_s / step_s))} of forward and backward. "
-            f"They are {n:,} a step, and the device could compute them in {duration(device_s)}."
+            f"Launching {n:,} operators per step takes at least {percent(min(1.0, starting_s / step_s))} of forward "
+            f"and backward; computing them would take the device {duration(device_s)}."
         ),
         evidence=(
-            fact("starting operators, of forward and backward", starting_s / step_s, "fraction", MIN_LATE_SHARE, 1),
-            fact("operators of forward and backward a step", n, "count"),
-            fact("starting one, measured on this device", starting_s / max(1, n), "s"),
-            fact("a step is bound by", "launch"),
+            fact("launching operators ÷ forward and backward", starting_s / step_s, "fraction", MIN_LATE_SHARE, 1),
+            fact("operators of forward and backward per step", n, "count"),
+            fact("launching one operator, measured on this device", starting_s / max(1, n), "s"),
+            fact("the step is bound by", "launch"),
         ),
-        prescriptions=_prescriptions(),
+        prescriptions=_prescriptions(session),
         claims=claims_within(steady, (starting_s - device_s) * steady.n_steps, CODE_PHASES),
         low_s=0.0,
-        basis="at most what starting these operators takes at least, but for what the device has to compute",
+        basis="at most the launching of these operators, without the time that the device computes",
         confidence="low",
     )
 
 
 def _each_step(session: Session) -> tuple[float, float]:
-    """Seconds that starting a step's operators takes at least, and that the device needs for them at its ceilings."""
+    """Return the least seconds per step of launching operators, and of computing them at the device's ceilings."""
     lower = least_of_step(counted(session), ceilings_of(session))
     return lower.launch_s or 0.0, max(lower.compute_s or 0.0, lower.bandwidth_s or 0.0)
 
@@ -115,30 +115,28 @@ def _from_trace(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(capped_s))} of the time the device waits for the host to launch kernels. "
-            f"{kernels.n_per_step:.0f} kernels {'a step' if trace.steps else 'in the trace'}, the median runs for "
-            f"{duration(kernels.median_s)}{f'; the longest waits are for {site}' if site else ''}."
+            f"The device waits {percent(reading.share(capped_s))} of the time for the host to launch kernels: "
+            f"{kernels.n_per_step:.0f} kernels {'per step' if trace.steps else 'in the trace'}, median "
+            f"{duration(kernels.median_s)}{f'; the longest waits are at {site}' if site else ''}."
         ),
         evidence=(
             share_evidence(reading, waited, late_s, MIN_LATE_SHARE),
             fact("median kernel", kernels.median_s, "s", MAX_MEDIAN_KERNEL_S, trace.n_kernels),
-            fact("kernels " + ("a step" if trace.steps else "in the trace"), kernels.n_per_step),
+            fact("kernels " + ("per step" if trace.steps else "in the trace"), kernels.n_per_step),
             share_evidence(reading, "device busy", device.busy_s),
         ),
-        prescriptions=_prescriptions(),
+        prescriptions=_prescriptions(session),
         low_s=0.0,
         high_s=capped_s,
         method="timed",
-        basis="at most the time in which the device waited for launches; what it has to compute stays",
+        basis="at most the time that the device waits for launches",
         confidence="medium" if trace.has_stacks or is_capped else "high",
     )
 
 
-def _prescriptions() -> tuple[Prescription, ...]:
-    return (
-        compile_prescription(" with CUDA graphs"),
-        fix("give each kernel more work: a larger batch", "minutes", "semantics", treatment="batch-size"),
-    )
+def _prescriptions(session: Session) -> tuple[Prescription, ...]:
+    larger = fix("use a larger batch: more work per kernel", "minutes", "semantics", treatment="batch-size")
+    return (compile_prescription(" with CUDA graphs"), *(() if session.memory.oom is not None else (larger,)))
 
 
 RULE = Rule(code="PD303", name="launch-bound", category="compute", docs=DOCS, check=check)

@@ -52,7 +52,7 @@ torch's `_pattern_matcher` (indexing in a loop); the case study on launch overhe
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for a loop in the trace, else in the steps looked at, unless that is little of many tiny operators."""
+    """Look for a loop in the trace, or else in the sampled steps."""
     reason = ""
     try:
         finding, is_exact = _from_trace(session)
@@ -81,21 +81,21 @@ def _live(session: Session) -> Finding | None:
         steady,
         worst,
         summary=(
-            f"{percent(worst.share)} of a step is a Python loop over a tensor: {_place(worst)} takes it apart in "
-            f"{worst.repeats} rounds. Each round costs some operators of a few microseconds, whatever they compute"
-            f"{'' if calls.device == 'cpu' else ', and the device waits for each of them'}."
+            f"{percent(worst.share)} of the step is a Python loop over a tensor: {_place(worst)} runs {worst.repeats} "
+            f"rounds per step, each of some operators that cost a few microseconds however little they compute"
+            f"{'' if calls.device == 'cpu' else ', and the device waits for each'}."
         ),
         evidence=(
             loop_evidence(worst, calls),
-            *(fact(f"rounds at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
-            fact("operators that the function calls a step", worst.operators_per_step, "count"),
+            *(fact(f"rounds per step at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
+            fact("operators per step of the function", worst.operators_per_step, "count"),
         ),
         prescriptions=_prescriptions(),
     )
 
 
 def _explains(loop: Finding, finding: Finding) -> bool:
-    """Whether a loop is most of what a count of operators found."""
+    """Return whether a loop explains most of the tiny operators."""
     return sum(loop.claims.values()) >= EXPLAINED_SHARE * sum(finding.claims.values())
 
 
@@ -106,7 +106,7 @@ def _place(loop: TensorLoop) -> str:
 def _prescriptions() -> tuple[Prescription, ...]:
     return (
         fix(
-            "write the loop as one operation over the whole tensor",
+            "replace the loop by one operation on the whole tensor",
             "minutes",
             "numerics",
             code="total = (x * w).sum()  # instead of a sum over rows",
@@ -116,7 +116,7 @@ def _prescriptions() -> tuple[Prescription, ...]:
 
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
-    """What the trace says, and whether steps looked at say no more: it names a line, or what a device waits for."""
+    """Return the finding of the trace, and whether it is final: it names a line, or a device that waits."""
     reading = reading_of(session)
     trace = reading.trace
     if is_blind(trace):
@@ -129,18 +129,18 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
         return None, False
     finding = trace_finding(
         reading,
-        summary=f"{percent(reading.share(found.cost_s))} of the time goes to tiny operators. {found.summary}.",
+        summary=f"{percent(reading.share(found.cost_s))} of the time is spent in tiny operators: {found.summary}.",
         evidence=(
-            share_evidence(reading, "cost of tiny operators", found.cost_s, MIN_TINY_SHARE),
-            fact("operators in the window", found.n, "count"),
-            fact("mean operator", found.mean_s, "s", bound_s, found.n),
+            share_evidence(reading, "time of tiny operators", found.cost_s, MIN_TINY_SHARE),
+            fact("tiny operators in the trace", found.n, "count"),
+            fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
         prescriptions=_prescriptions(),
         low_s=0.0,
         high_s=found.saved_s,
         phases=code_phases(reading) if trace.device is None else (),
         method="timed",
-        basis="at most the operators and the Python between them, but for one pass",
+        basis="at most these operators and the Python code between them",
         confidence="medium",
     )
     return finding, found.is_at_a_line or trace.device is not None

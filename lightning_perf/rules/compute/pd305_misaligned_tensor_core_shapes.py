@@ -62,11 +62,11 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     odd = ", ".join(dict.fromkeys(str(size) for size in _dimensions(worst) if size % multiple))
     times = [fact(f"{s.operator} {s.shapes}", s.device_s, "s", n=s.calls) for s in shapes[:3]]
     return Diagnosis(
-        f"{percent(reading.share(spent_s))} of the time is matrix products with misaligned dimensions, mostly "
+        f"{percent(reading.share(spent_s))} of the time is matrix products with misaligned sizes, mostly "
         f"{worst.operator} of {worst.shapes}",
         (share_evidence(reading, "misaligned matrix products", spent_s, MIN_SHARE), *times),
         fix(
-            f"pad the dimensions that are not a multiple of {multiple}: {odd}",
+            f"pad the sizes that are not a multiple of {multiple}: {odd}",
             "minutes",
             "semantics",
             code=f"size = -(-size // {multiple}) * {multiple}",

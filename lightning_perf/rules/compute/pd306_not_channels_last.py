@@ -60,15 +60,16 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if half_s < MIN_HALF_FRACTION * kernels.matrix_s:
         return None
     return Diagnosis(
-        f"{percent(reading.share(spent_s))} of step time is spent in {kernels.layout_n} conversions of layout",
+        f"{percent(reading.share(spent_s))} of step time is spent converting memory layouts ({kernels.layout_n} "
+        "kernels)",
         (
             share_evidence(reading, "converting layouts, on the critical path", spent_s, MIN_SHARE),
             fact(
-                "convolutions in the kernels' time", share, "fraction", MIN_CONVOLUTION_SHARE, reading.trace.n_kernels
+                "convolutions ÷ time of all kernels", share, "fraction", MIN_CONVOLUTION_SHARE, reading.trace.n_kernels
             ),
         ),
         fix(
-            "keep model and images in channels_last",
+            "convert model and images to channels_last once",
             "minutes",
             "numerics",
             treatment="channels-last",

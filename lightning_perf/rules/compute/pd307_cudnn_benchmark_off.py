@@ -58,7 +58,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         raise Skip("the profiler window recorded no shapes")
     if convolutions.n_input_shapes > 1:
         return None
-    metric = "convolutions in the kernels' time"
+    metric = "convolutions ÷ time of all kernels"
     return Diagnosis(
         f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
         (

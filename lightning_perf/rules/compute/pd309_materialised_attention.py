@@ -56,7 +56,7 @@ def _live(session: Session) -> Diagnosis | None:
     worst = calls.attentions[0]
     via = f" through torch's {worst.via}" if worst.via else ""
     n = calls.n_steps
-    found = fact("attention in the time of a step", share, "fraction", MIN_ATTENTION_SHARE, n)
+    found = fact("attention ÷ time of a step", share, "fraction", MIN_ATTENTION_SHARE, n)
     sites = {place(each.function, site_of(each.file, each.line)): each.per_step for each in calls.attentions[:3]}
     more = [fact(f"attention at {site}", k, "per step", n=n) for site, k in sites.items()]
     scores = f"{worst.rows} x {worst.columns} scores{via}"
@@ -76,7 +76,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
     spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, code_limit_s(reading))
     site = place(attention.function, attention.site) if attention.site else ""
     found = fact(
-        "attention in the time of " + ("the device" if is_device else "operators"),
+        "attention ÷ time of " + ("the device" if is_device else "operators"),
         attention.share,
         "fraction",
         MIN_ATTENTION_SHARE,
@@ -96,7 +96,7 @@ def _diagnosed(
     at_stake: float = 0.0,
 ) -> Diagnosis:
     return Diagnosis(
-        f"{percent(share)} of the time is attention written out as products and a softmax; {site or 'the model'} "
+        f"{percent(share)} of the time is attention written out as matrix products and softmax: {site or 'the model'} "
         f"writes {scores} to memory",
         evidence,
         prescription,
@@ -110,12 +110,12 @@ def _prescription(call: AttentionCall | None = None) -> Prescription:
     code = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)"
     summary = "use torch's scaled_dot_product_attention"
     if call is not None and call.via:
-        summary += "; need_weights=False where its weights are not used"
+        summary += " (need_weights=False if its weights are not used)"
     elif call is not None and "scaled_dot_product_attention" in call.code:
         code = ""
         summary = (
-            "let torch's scaled_dot_product_attention use a fused kernel: give it four dimensions and a mask that "
-            "fused kernels support; here it fell back to the written-out form"
+            "use inputs for which scaled_dot_product_attention has a fused kernel: four dimensions and a mask that it "
+            "supports; here it falls back to matrix products"
         )
     return fix(summary, "minutes", "numerics", code=code)
 

@@ -59,11 +59,10 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     if everything_s <= 0 or spent_s / everything_s < MIN_SHARE or not is_worth_saying(reading, spent_s):
         return None
     return Diagnosis(
-        f"{percent(reading.share(spent_s))} of the time is kernels that only move numbers through memory. "
-        f"{_kinds(trace)}",
+        f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. {_kinds(trace)}",
         (
             fact(
-                "elementwise, normalization, reduction and copy kernels in the computing",
+                "elementwise, normalization, reduction and copy kernels ÷ all kernels",
                 spent_s / everything_s,
                 "fraction",
                 MIN_SHARE,
@@ -71,7 +70,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             ),
             share_evidence(reading, "these kernels on the critical path", spent_s),
         ),
-        compile_prescription(": it fuses chains of them"),
+        compile_prescription(": it fuses chains of such kernels"),
         "torch.compile runs these operators",
         at_stake=reading.share(spent_s),
     )

@@ -47,7 +47,7 @@ torch's page on recompilation; the checklist's compile churn.
 
 
 def check(session: Session) -> Finding | None:
-    """Reads what the compiler did after the first steps."""
+    """Compare the recompilations after the first steps with the thresholds."""
     watch = session.compiler
     if watch is None:
         raise Skip(session.missing.get("compiler", "nothing was compiled"))
@@ -67,24 +67,24 @@ def check(session: Session) -> Finding | None:
         steady,
         0.0 if given_up else share * (1 - 1 / n) * steady.span_s,
         share * steady.span_s,
-        "none to all of the time that compiling again took" if given_up else "all but one of these compilations",
+        "at most the time spent recompiling" if given_up else "all but one of these recompilations",
         "timed",
     )
     return unsigned_finding(
         # What running uncompiled costs from then on is not known.
         severity="low" if given_up and share < MIN_SHARE else severity_of_gain(gain),
         summary=(
-            f"{place(worst.function, site_of(worst.file, worst.line))} was compiled again {called(worst.n)}, and "
-            f"compiling again takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
-            f"{f' The reason: {worst.reason}.' if worst.reason else ''}"
+            f"{place(worst.function, site_of(worst.file, worst.line))} was recompiled {called(worst.n)}; "
+            f"recompiling takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
+            f"{f' Reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
             fact("recompilations after the first steps", n, "count", MIN_RECOMPILES),
-            fact("time that they took", share, "fraction", MIN_SHARE),
-            fact("compiling in all", duration(watch.compile_s)),
+            fact("share of the time recompiling", share, "fraction", MIN_SHARE),
+            fact("compiling in total", duration(watch.compile_s)),
             *(
                 fact(
-                    f"{place(r.function, site_of(r.file, r.line))} compiled again",
+                    f"{place(r.function, site_of(r.file, r.line))} recompiled",
                     r.n,
                     "count",
                     RECOMPILES_AT_LIMIT if given_up else None,
@@ -98,13 +98,13 @@ def check(session: Session) -> Finding | None:
     )
 
 
-_GIVEN_UP = " After so many torch gives a function up: unless its limit was raised, it runs uncompiled from then on."
+_GIVEN_UP = " After so many recompilations torch runs the function uncompiled, unless the limit was raised."
 
 
 def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
     advice = [
         fix(
-            "tell torch which dimension changes, or pad batches to a few sizes",
+            "mark the dimension that changes as dynamic, or pad batches to a few sizes",
             "minutes",
             code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
         )
@@ -112,7 +112,7 @@ def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription
     if len(watch.recompiles) == 1 and watch.n_functions > 1:
         advice.append(
             fix(
-                f"only {worst.function} recompiles: compile the other regions by themselves",
+                f"exclude {worst.function}, the only function that recompiles, from compilation",
                 "minutes",
                 code=f"@torch.compiler.disable  # on {worst.function}; what it calls may be compiled by itself",
             )

@@ -8,7 +8,7 @@ from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import percent, place, site_of
+from lightning_perf.rules.wording import number_of, percent, place, site_of
 
 DOCS = """\
 ## What it measures
@@ -43,7 +43,7 @@ torch's pages on graph breaks and their registry; the checklist's compile anti-p
 
 
 def check(session: Session) -> Finding | None:
-    """Reads the places; a gain can be promised only where a loop was timed that a break keeps out of the graph."""
+    """Report graph breaks; a speedup is known only if a loop that a break excludes was timed."""
     watch = session.compiler
     if watch is None:
         raise Skip(session.missing.get("compiler", "nothing was compiled"))
@@ -53,24 +53,23 @@ def check(session: Session) -> Finding | None:
     breaks = watch.graph_breaks if loop is None else sorted(watch.graph_breaks, key=lambda b: not _is_in_one(b, loop))
     first = breaks[0]
     more = len(breaks) - 1
-    others = f"; {more} more {'place' if more == 1 else 'places'}" if more else ""
+    others = f" and {number_of(more, 'other place')}" if more else ""
     line = place(first.function, site_of(first.file, first.line))
     summary = (
-        f"A compiled function falls back to Python at {line}{others}. "
-        f"The reason: {first.reason or 'torch does not tell'}."
+        f"A compiled function falls back to Python at {line}{others}. Reason: {first.reason or 'not given by torch'}."
     )
     evidence = tuple(
-        fact(f"graph break at {place(b.function, site_of(b.file, b.line))}", b.reason or "no reason told")
+        fact(f"graph break at {place(b.function, site_of(b.file, b.line))}", b.reason or "no reason given")
         for b in breaks[:5]
     )
     advice = fix(
-        f"keep {line if first.file else 'what breaks the graph'} out of the compiled function",
+        f"move {line if first.file else 'the code that breaks the graph'} out of the compiled function",
         "minutes",
         code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
     )
     if loop is None:
         return unsigned_finding(
-            severity="low",  # of unknown cost: nothing is fused across it, which few steps feel for more
+            severity="low",  # of unknown cost, which is small in most steps
             summary=summary,
             evidence=evidence,
             prescriptions=(advice,),
@@ -80,21 +79,21 @@ def check(session: Session) -> Finding | None:
     return loop_finding(
         steady,
         loop,
-        summary=f"{summary} A loop of {loop.repeats} rounds in it runs uncompiled: {percent(loop.share)} of a step.",
+        summary=f"{summary} A loop of {loop.repeats} rounds in it runs uncompiled, {percent(loop.share)} of the step.",
         evidence=(loop_evidence(loop, calls), *evidence),
         prescriptions=(advice,),
     )
 
 
 def _loop_kept_out(session: Session, breaks: Sequence[GraphBreak]) -> TensorLoop | None:
-    """The costliest loop over a tensor within a function that a break ends the compiled region in."""
+    """Return the costliest loop over a tensor in a function that has a graph break."""
     if session.sync_calls is None or session.steady is None:
         return None
     return next((loop for loop in loops_of(session.sync_calls) if any(_is_in_one(b, loop) for b in breaks)), None)
 
 
 def _is_in_one(one: GraphBreak, loop: TensorLoop) -> bool:
-    """Whether both stand in the same function: methods of one name are told apart by their lines."""
+    """Return whether both are in the same function, by its lines."""
     return one.file == loop.file and loop.first_line <= one.line <= loop.last_line
 
 

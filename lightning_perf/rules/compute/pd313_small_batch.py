@@ -55,6 +55,8 @@ def check(session: Session) -> Finding | None:
 
 def _diagnosis(session: Session) -> Diagnosis | None:
     reading, device = device_reading_of(session)
+    if session.memory.oom is not None:
+        return None  # PD408 recommends a smaller batch
     busy = min(1.0, reading.share(device.busy_s))
     fraction = capacity_fraction(device_memory_of(session)) if busy < MAX_BUSY_SHARE else 1.0
     if fraction >= MAX_MEMORY_FRACTION:
@@ -68,14 +70,14 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     n = session.settings.trainer.accumulate_grad_batches or 1
     fewer = f", and accumulate fewer than {n} batches" if n > 1 else ""
-    metric = "peak of reserved memory, of the device"
+    metric = "peak of reserved memory ÷ memory of the device"
     return Diagnosis(
-        f"The device works {percent(busy)} of the time, {bound_of(session)}-bound, and {percent(1 - fraction)} of its "
-        "memory is free",
+        f"The device is busy {percent(busy)} of the time ({bound_of(session)}-bound), and {percent(1 - fraction)} of "
+        "its memory is free",
         (
             share_evidence(reading, "device busy", device.busy_s, MAX_BUSY_SHARE),
             fact(metric, fraction, "fraction", MAX_MEMORY_FRACTION),
-            fact("a step is bound by", bound_of(session)),
+            fact("the step is bound by", bound_of(session)),
         ),
         fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),
         "a batch twice as large runs these operators",

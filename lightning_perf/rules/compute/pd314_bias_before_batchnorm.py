@@ -54,7 +54,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     n = trace.convolutions.bias_before_batch_norm_n if trace.convolutions is not None else None
     if is_blind(trace) or n is None:
         return _from_layers(session)
-    return _diagnosed(n, f"{n} convolutions add a bias that the batch normalization after them removes") if n else None
+    return _diagnosed(n, f"{n} convolutions add a bias that the next batch normalization removes") if n else None
 
 
 def _from_layers(session: Session) -> Diagnosis | None:
@@ -63,7 +63,7 @@ def _from_layers(session: Session) -> Diagnosis | None:
         raise Skip("the model's layers are not known, and no profiler window recorded shapes of convolutions")
     names = model.conv_bias_before_norm
     shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-    symptom = f"{len(names)} convolutions add a bias that the batch normalization after them likely removes: {shown}"
+    symptom = f"{len(names)} convolutions add a bias that the next batch normalization likely removes: {shown}"
     return _diagnosed(len(names), symptom) if names else None
 
 

@@ -62,7 +62,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     metric = "share of the time in zero_grad"
     return Diagnosis(
-        f"{percent(share)} of the time goes into writing zeros over gradients",
+        f"{percent(share)} of the time is spent filling gradients with zeros",
         (fact(metric, share, "fraction", MIN_SHARE, n), fact("gradients kept as zeros", True)),
         fix("call zero_grad(set_to_none=True)", "one line", code="optimizer.zero_grad(set_to_none=True)"),
         "with set_to_none=True clearing and accumulating gradients is",

@@ -48,7 +48,7 @@ Model FLOPS utilisation as in the PaLM paper; NVIDIA's and AMD's datasheets; the
 
 
 def check(session: Session) -> Finding | None:
-    """Says that the device is busy; the engine drops this where another finding claims time."""
+    """Report a busy device; the engine drops this if another finding claims time."""
     reading, device = device_reading_of(session)
     trace = reading.trace
     # Without steps the trace holds the start of the program as well: what counts is the time of the device's work.
@@ -60,16 +60,16 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=(
-            f"The device works for {percent(busy)} of the time; {percent(matrix)} of its kernels' time is matrix "
-            "products and convolutions. What is left to gain lies in the arithmetic."
+            f"The device is busy {percent(busy)} of the time; {percent(matrix)} of kernel time is matrix "
+            "products and convolutions. Only less or faster arithmetic makes it faster."
         ),
         evidence=(
             fact("device busy", busy, "fraction", MIN_BUSY_SHARE, len(trace.steps) or None),
-            fact("matrix kernels in the kernels' time", matrix, "fraction", n=trace.n_kernels),
+            fact("matrix kernels ÷ time of all kernels", matrix, "fraction", n=trace.n_kernels),
             *_speed(reading, device),
             *_utilisation(session),
         ),
-        prescriptions=(compile_prescription(": it may fuse what is left"),),
+        prescriptions=(compile_prescription(": it may fuse other operators"),),
         confidence="high" if trace.steps else "medium",
     )
 
@@ -105,7 +105,7 @@ def _utilisation(session: Session) -> tuple[Evidence, ...]:
     used = session.model_profile.utilisation if session.model_profile is not None else None
     if used is None:
         return ()
-    facts = [fact("arithmetic of the model in a step", used.flops_per_s, "FLOP/s")]
+    facts = [fact("arithmetic of the model per step", used.flops_per_s, "FLOP/s")]
     for fraction, peak, whose in (
         (used.measured_fraction, used.measured_flops_per_s, "measured on this device"),
         (used.datasheet_fraction, used.datasheet_flops_per_s, "in its datasheet"),

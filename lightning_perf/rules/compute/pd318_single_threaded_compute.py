@@ -66,7 +66,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         return None
     omp = session.settings.torch.omp_num_threads
     return Diagnosis(
-        f"{percent(compute_s / steady.span_s)} of step time computes on {n_threads} of {n_wanted} cores"
+        f"{percent(compute_s / steady.span_s)} of training time is computing on {n_threads} of {n_wanted} cores"
         + (f" (OMP_NUM_THREADS={omp})" if omp else ""),
         (
             fact("threads of torch", n_threads, "count", n_wanted),
@@ -76,7 +76,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             fact("computing per step", each_s, "s", MIN_COMPUTE_S, steady.n_steps),
         ),
         fix(
-            f"use {n_wanted} threads",
+            f"use {n_wanted} threads (now {n_threads})",
             "one line",
             "numerics",
             treatment="threads",

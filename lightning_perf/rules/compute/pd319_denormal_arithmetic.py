@@ -61,7 +61,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     worst = max(fed, key=lambda one: one.total_s or 0.0)
     fraction, metric = worst.denormal_fraction or 0.0, f"denormal numbers into {worst.name}"
     return Diagnosis(
-        f"{percent(share)} of the time is products of denormal numbers, {percent(fraction)} of the inputs of "
+        f"{percent(share)} of the time is matrix products with denormal numbers: {percent(fraction)} of the inputs of "
         f"{worst.name}",
         (fact(metric, fraction, "fraction", MIN_DENORMAL_FRACTION, worst.calls),),
         fix(

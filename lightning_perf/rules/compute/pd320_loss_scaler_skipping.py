@@ -45,7 +45,7 @@ The documentation of `torch.amp.GradScaler` (growth and backoff); the mixed prec
 
 
 def check(session: Session) -> Finding | None:
-    """Compares steps asked for with steps made, and looks at the scale."""
+    """Compare skipped with all optimizer steps, and check the loss scale."""
     scaler = session.loss_scaler
     if scaler is None:
         raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
@@ -58,20 +58,20 @@ def check(session: Session) -> Finding | None:
     has_collapsed = scaler.scale < MIN_SCALE
     if skipped < MIN_SKIPPED and not has_collapsed:
         return None
-    collapse = f" The scale fell from {scaler.first_scale:g} to {scaler.scale:g}." if has_collapsed else ""
+    collapse = f" The loss scale fell from {scaler.first_scale:g} to {scaler.scale:g}." if has_collapsed else ""
     has_bf16 = matrix_units(session, None).bf16
     lost_s = skipped * steady.span_s
-    basis = "the steps that were thrown away, as training made in the same time"
+    basis = "the skipped steps"
     gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, basis, "timed")  # bf16 has the range of fp32
     return unsigned_finding(
         severity=severity_of_gain(gain) if skipped >= MIN_SKIPPED else "low",
         summary=(
-            f"{percent(skipped)} of the optimizer steps are thrown away because fp16 gradients overflow "
+            f"{percent(skipped)} of optimizer steps are skipped because fp16 gradients overflow "
             f"({scaler.skips} of {scaler.n_steps}).{collapse}"
         ),
         evidence=(
-            fact("steps skipped", skipped, "fraction", MIN_SKIPPED, scaler.n_steps),
-            fact("scale", scaler.scale, threshold=MIN_SCALE),
+            fact("optimizer steps skipped", skipped, "fraction", MIN_SKIPPED, scaler.n_steps),
+            fact("loss scale", scaler.scale, threshold=MIN_SCALE),
         ),
         prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
         gain=gain,
@@ -80,7 +80,7 @@ def check(session: Session) -> Finding | None:
 
 def _bf16() -> Prescription:
     return fix(
-        'train with precision="bf16-mixed", which needs no scaler',
+        'set precision="bf16-mixed": it needs no loss scaler',
         "one line",
         "numerics",
         treatment="precision-bf16",
@@ -91,7 +91,7 @@ def _bf16() -> Prescription:
 
 def _clip() -> Prescription:
     return fix(
-        "clip gradients, and compute what overflows in fp32",
+        "clip gradients, and compute the operators that overflow in fp32",
         "minutes",
         "semantics",
         code="Trainer(..., gradient_clip_val=1.0)",

@@ -12,7 +12,7 @@ from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wa
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import number_of, spent_waiting
 
 # The catalogue's bound for a busy CPU.
 MIN_BUSY_FRACTION = 0.85
@@ -50,7 +50,7 @@ PyTorch's warning about more workers than usable cores; the kernel's `schedstat`
 
 
 def check(session: Session) -> Finding | None:
-    """Compares waiting with queueing."""
+    """Compare waiting for data with queueing for cores."""
     steady = steady_of(session)
     share = wait_share(steady)
     if share < MIN_WAIT_SHARE:
@@ -72,23 +72,23 @@ def check(session: Session) -> Finding | None:
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores
     lost = queueing if queueing is not None else max(0.0, 1.0 - usable / max(1, n_processes))
-    who = f"{n_processes} workers" if n_workers else "The loading"
-    how = f"queue for {usable:g} cores" if n_workers else f"queues for the {usable:g} usable cores"
+    who = number_of(n_processes, "worker") if n_workers else "the loader"
+    how = f"queue{'' if n_processes > 1 else 's'} for {usable:g} usable core{'' if usable == 1 else 's'}"
     return timed_finding(
         steady,
-        summary=f"{who} {how} while the training waits for data {percent(share)} of the time.",
+        summary=f"{spent_waiting(share)} while {who} {how}.",
         evidence=(
             fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
             fact("workers on this node", n_processes, "count", usable),
-            *told("part of that wait spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
+            *told("part of that waiting spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
             *told("usable cores busy", busy or None, "fraction", MIN_BUSY_FRACTION),
-            *sampled("cores busy with workers", host.workers_cpu_cores, "count"),
+            *sampled("CPU cores used by workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=(_prescription(session, loader, n_processes, plan),),
         claims={"data_wait": lost * share * steady.span_s},
         low_s=0.0,
         method="timed",
-        basis="from nothing to all of the wait in which the loading queued",
+        basis="at most the waiting during which the loader queued for a core",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
     )
 
@@ -102,13 +102,13 @@ def _busy_fraction(session: Session, host: HostTelemetry) -> float:
 
 def _prescription(session: Session, loader: LoaderSettings, n_processes: int, plan: WorkerPlan) -> Prescription:
     n_fitting = max(1, math.floor(cores_per_rank(session)))
-    why = "cores ÷ ranks on this node"
+    why = "usable cores ÷ ranks on this node"
     if plan.chosen is not None and 0 < plan.chosen.num_workers < n_fitting:
-        n_fitting, why = plan.chosen.num_workers, "more deliver no faster by the loader probe"
+        n_fitting, why = plan.chosen.num_workers, "more are no faster (measured)"
     if n_processes > session.machine.usable_cores and (loader.num_workers or 0) > n_fitting:
         arguments = {"num_workers": n_fitting, "persistent_workers": True}
         return fix(
-            f"set num_workers={n_fitting}: {why}",
+            f"set num_workers={n_fitting} (now {loader.num_workers}) on the {loader.stage} loader: {why}",
             "one line",
             treatment="loader-workers" if loader.is_plain else "",
             loader_args=arguments if loader.is_plain else {},
@@ -116,14 +116,14 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
         )
     if loader.num_workers:
         return fix(
-            "let each worker use one thread, and stop what else uses the cores",
+            "use one thread per worker, and stop other programs on these cores",
             "minutes",
             code=(
                 "def one_thread(worker_id):\n    cv2.setNumThreads(0)  # and the like for what the dataset calls\n\n"
                 "DataLoader(..., worker_init_fn=one_thread)"
             ),
         )
-    return fix("stop what else uses the cores, or move elsewhere", "minutes")
+    return fix("stop other programs on these cores, or use another machine", "minutes")
 
 
 RULE = Rule(code="PD102", name="oversubscribed-workers", category="data", docs=DOCS, check=check)

@@ -18,7 +18,7 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 # Waits that differ by less than half are ordinary scatter.
 MIN_P90_OVER_P50 = 1.5
@@ -57,7 +57,7 @@ The documentation of `torch.utils.data.DataLoader` on order and `prefetch_factor
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for samples of uneven cost; without a probe, for waits that recur with the workers' round."""
+    """Look for samples of uneven cost; without a probe, for waits that recur once per round of the workers."""
     probe = session.loader_probe
     if probe is not None and probe.getitem is not None:
         is_uneven = is_bursty(probe) and not indexes_rows(probe)
@@ -86,41 +86,43 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of the time waits for batches that come in bursts. A wait follows the last one "
-            f"{fetch.burst_period} steps later in {percent(fetch.burst_fraction)} of the cases, as many as there are "
-            "workers."
+            f"{spent_waiting(share)} that comes in bursts: {percent(fetch.burst_fraction)} of the waits follow the "
+            f"last one {fetch.burst_period} steps later, once per round of the {fetch.burst_period} workers."
         ),
         evidence=(
             fact(
-                "90th percentile of the wait over its median",
+                "90th percentile of the wait ÷ its median",
                 "the median is 0" if fetch.p90_over_p50 is None else fetch.p90_over_p50,
                 "" if fetch.p90_over_p50 is None else "ratio",
                 MIN_P90_OVER_P50,
                 fetch.n,
             ),
-            fact("waits that recur with the workers' round", fetch.burst_fraction, "fraction", MIN_BURST_FRACTION),
+            fact(
+                "waits that recur once per round of the workers", fetch.burst_fraction, "fraction", MIN_BURST_FRACTION
+            ),
             fact("share of the time waiting for data", share, "fraction", MIN_SHARE, steady.n_steps),
         ),
         prescriptions=(
             fix(
-                f"set prefetch_factor={prefetch_factor}",
+                f"set prefetch_factor={prefetch_factor} (now {loader.prefetch_factor or DEFAULT_PREFETCH}) on the "
+                f"{loader.stage} loader",
                 "one line",
                 treatment="loader-prefetch" if loader.is_plain else "",
                 loader_args={"prefetch_factor": prefetch_factor} if loader.is_plain else {},
                 code=f"DataLoader(..., num_workers={loader.num_workers}, prefetch_factor={prefetch_factor})",
             ),
-            fix("make samples of more even cost", "hours"),
+            fix("avoid samples that are much slower than the others", "hours"),
         ),
         claims={"data_wait": wait_s},
         low_s=0.0,
         method="timed",
-        basis="from nothing (workers too slow on average) to all of the waiting",
+        basis="at most all of the waiting; nothing if workers are too slow on average",
         confidence="medium",
     )
 
 
 def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding | None:
-    """The same from the loader probe, which timed the samples one by one."""
+    """Return the finding of the loader's probe, which timed samples one by one."""
     plan, getitem = feeding.plan, probe.getitem
     if feeding.share < MIN_SHARE or plan.is_too_cheap or getitem is None:
         return None
@@ -131,31 +133,31 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
     factor = _prefetch_factor(probe, feeding.loader.prefetch_factor or DEFAULT_PREFETCH)
     arguments = {"num_workers": workers, "prefetch_factor": factor, "persistent_workers": True}
     ahead = fix(
-        f"make batches further ahead: num_workers={workers}, prefetch_factor={factor}",
+        f"prefetch more: set num_workers={workers} (now {plan.n_now}) and prefetch_factor={factor} on the train loader",
         "one line",
         treatment="loader-workers" if feeding.loader.is_plain and plan.n_now else "",
         loader_args=arguments if feeding.loader.is_plain else {},
         code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
     )
-    even = fix("make samples of more even cost", "hours")
+    even = fix("avoid samples that are much slower than the others", "hours")
     return timed_finding(
         stage,
         summary=(
-            f"{percent(feeding.share)} of the time waits for data, and a few slow samples take {percent(uneven)} of "
-            f"making it. The slowest of {getitem.n} took {duration(getitem.max_s)}, a usual one takes "
+            f"{spent_waiting(feeding.share)}; a few slow samples take {percent(uneven)} of "
+            f"making it. The slowest of {getitem.n} took {duration(getitem.max_s)}, the median "
             f"{duration(getitem.p50_s)}.{where_from(probe)}"
         ),
         evidence=(
             wait_evidence(feeding, MIN_SHARE),
-            fact("time of the samples beyond usual ones", uneven, "fraction", MIN_BURST_SHARE, getitem.n),
+            fact("time of samples beyond the median", uneven, "fraction", MIN_BURST_SHARE, getitem.n),
             fact("median time of a sample", getitem.p50_s, "s", n=getitem.n),
-            fact("longest", getitem.max_s, "s", n=getitem.n),
+            fact("longest time of a sample", getitem.max_s, "s", n=getitem.n),
             *function_evidence(probe, "getitem", n=1),
         ),
         prescriptions=(ahead, even) if workers else (even,),
         claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
-        basis="from what more workers save to samples of even cost",
+        basis="at least what more workers save, at most samples of even cost",
         confidence="high",
         method=plan.method if plan.n_workers else "probed",
     )

@@ -17,7 +17,7 @@ from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wa
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import percent, spent_waiting
 
 # Loading that is neither on a core nor queueing for one for most of its time is not bound by computing.
 MIN_BLOCKED_FRACTION = 0.60
@@ -26,7 +26,7 @@ MIN_IOWAIT_FRACTION = 0.50
 # A disk that had a request to serve nine tenths of the time is near its limit.
 MIN_DISK_BUSY_FRACTION = 0.90
 
-BASIS = "from nothing to all of the wait in which the loading was blocked"
+BASIS = "at most the waiting during which the loader was blocked"
 
 DOCS = """\
 ## What it measures
@@ -60,12 +60,12 @@ SageMaker's IOBottleneck rule (iowait above half); the kernel's `schedstat` for 
 
 
 PRESCRIPTION = fix(
-    "keep the dataset in memory if it fits, else pack it in large shards or copy it to a fast disk", "hours"
+    "keep the dataset in memory if it fits; otherwise pack it into large shards, or copy it to a fast disk", "hours"
 )
 
 
 def check(session: Session) -> Finding | None:
-    """Asks what loading does while it is waited for."""
+    """Check what the loader does while training waits for it."""
     steady = timed_steps_of(session)
     share = wait_share(steady)
     if share < MIN_WAIT_SHARE:
@@ -81,7 +81,7 @@ def check(session: Session) -> Finding | None:
     blocked = wait.elsewhere
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
-        raise Skip("the kernel tells neither what the loading does nor how long cores are idle for a disk")
+        raise Skip("the kernel reports neither what the loader does nor how long cores are idle for I/O")
     is_disk_waited_for = iowait is not None and iowait >= MIN_IOWAIT_FRACTION
     if not (is_disk_waited_for if blocked is None else is_blocked(wait, MIN_BLOCKED_FRACTION)):
         return None
@@ -89,24 +89,24 @@ def check(session: Session) -> Finding | None:
         return None
     waited = blocked if blocked is not None else (iowait or 0.0)
     how = (
-        f"in {percent(blocked)} of the wait the loading is blocked rather than computing"
+        f"{percent(blocked)} of that the loader is blocked"
         if blocked is not None
-        else f"cores are idle for a disk {percent(waited)} of the time; the loading is likely blocked"
+        else f"cores are idle for I/O {percent(waited)} of the time, and the loader is likely blocked"
     )
     return timed_finding(
         steady,
-        summary=f"{percent(share)} of the time waits for data, and {how}: it waits for {_what(host)}.",
+        summary=f"{spent_waiting(share)}; {how} on {_what(host)}.",
         evidence=(
             fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
             *told(
-                "part of that wait neither on a core nor queueing",
+                "part of that waiting neither on a core nor queueing",
                 blocked,
                 "fraction",
                 max(wait.cores or 0.0, MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0))),
             ),
-            *sampled("cores idle for a disk", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
-            *sampled("busiest disk had requests to serve", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
-            *sampled("read from storage a second", host.read_bytes_per_s, "bytes"),
+            *sampled("cores idle for I/O", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
+            *sampled("busiest disk, time in use", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
+            *sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
             *(
                 (fact("file system of the dataset", host.dataset_disk.file_system),)
                 if host.dataset_disk is not None
@@ -123,21 +123,21 @@ def check(session: Session) -> Finding | None:
 
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
-    """The same from the loader probe, which saw the dataset alone and knows the function that waits."""
+    """Return the finding of the loader's probe, which knows the function that waits."""
     host = session.telemetry.host if session.telemetry is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of the time waits for data, and making a sample waits for "
-            f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its time "
-            f"rather than computing.{where_from(probe)}"
+            f"{spent_waiting(share)}; making a sample is blocked on "
+            f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its "
+            f"time.{where_from(probe)}"
         ),
         evidence=(
             fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
-            fact("time of making a sample that it waits", waited, "fraction", 1.0 - COMPUTES_FRACTION),
+            fact("blocked ÷ time of making a sample", waited, "fraction", 1.0 - COMPUTES_FRACTION),
             fact("time of a sample", sample_s, "s"),
-            *told("read from storage a sample", probe.read_bytes, "bytes"),
+            *told("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
         ),
         prescriptions=(PRESCRIPTION,),

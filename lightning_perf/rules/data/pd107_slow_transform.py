@@ -53,7 +53,7 @@ before: the upper end of the speedup is that without the function, and nothing i
 Profiling slows down calls of small functions more than large ones; code that spends its time in C is sampled instead.
 
 ## Sources
-The profiling lecture's case of a slow dataset found with cProfile and line_profiler; the project's catalogue for 40 %.
+The profiling lecture's case of a slow dataset found with cProfile.
 """
 
 

@@ -41,7 +41,7 @@ As for PD101.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the wait with validation's time, and weighs it by validation's share of training."""
+    """Compare waiting with validation's time; the claim is of the whole training."""
     steady = steady_of(session)
     validation = session.validation
     if validation is None or validation.span_s < MIN_SPAN_S:
@@ -60,14 +60,16 @@ def check(session: Session) -> Finding | None:
     scale = validation.n_steps / validation.span_s * validation_s
     if can_prescribe:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
-        advice = fix(f"set num_workers={plan.n_workers} on the validation loader", "one line", code=code)
+        advice = fix(
+            f"set num_workers={plan.n_workers} (now {plan.n_now}) on the validation loader", "one line", code=code
+        )
     else:
         advice = fix("make validation samples cheaper or cache them", "hours")
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of validation waits for data. Validation takes "
-            f"{percent(validation_s / steady.span_s)} of the time."
+            f"{percent(share)} of validation is spent waiting for data. Validation is "
+            f"{percent(validation_s / steady.span_s)} of training time."
         ),
         evidence=(
             fact("share of validation waiting for data", share, "fraction", MIN_SHARE, validation.n_steps),
@@ -78,7 +80,7 @@ def check(session: Session) -> Finding | None:
         claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
         low_s=plan.saved_low_s * scale if can_prescribe else 0.0,
         method=plan.method if can_prescribe else "timed",
-        basis="estimated from validation batch times" if can_prescribe else "at most all waiting of validation",
+        basis="estimated from validation batch times" if can_prescribe else "at most all of validation's waiting",
     )
 
 

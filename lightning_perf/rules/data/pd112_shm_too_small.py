@@ -38,7 +38,7 @@ PyTorch's multiprocessing notes on sharing strategies; Docker's documentation of
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the size with what may be in flight."""
+    """Compare the size of /dev/shm with the batches in flight."""
     loader = max(loaders_of(session, "train"), key=lambda each: each.num_workers or 0)
     if not loader.num_workers:
         return None
@@ -55,17 +55,17 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="high" if size_bytes < n_ready * batch_bytes else "medium",
         summary=(
-            f"/dev/shm holds {size_bytes / 2**20:.0f} MiB, workers may fill {n_ready * batch_bytes / 2**20:.0f} MiB. "
-            f"{SAFETY_FACTOR} times that leaves room; when it is full, workers die with a bus error."
+            f"/dev/shm has {size_bytes / 2**20:.0f} MiB, and prefetched batches need "
+            f"{n_ready * batch_bytes / 2**20:.0f} MiB. When it is full, workers die with a bus error."
         ),
         evidence=(
             fact("size of /dev/shm", size_bytes, "bytes", needed_bytes),
-            fact("batches that may be ready at once", n_ready, "count"),
+            fact("batches prefetched at most", n_ready, "count"),
             fact("bytes of the first batch", batch_bytes, "bytes"),
         ),
         prescriptions=(
             fix(
-                "enlarge /dev/shm, or lower prefetch_factor or num_workers",
+                f"enlarge /dev/shm to {gib} GiB, or lower prefetch_factor or num_workers",
                 "one line",
                 code=f"docker run --shm-size={gib}g ...",
             ),

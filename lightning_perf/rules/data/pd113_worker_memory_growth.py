@@ -48,9 +48,9 @@ torch issue 13246 (workers that copy on access); P. K. Sen, JASA 63, 1968.
 
 
 PRESCRIPTIONS = (
-    fix("bound what workers keep, or hold it in numpy arrays or memory-mapped files that they share", "hours"),
+    fix("limit what workers keep, or store it in numpy arrays or memory-mapped files that they share", "hours"),
     fix(
-        "let workers end with each epoch, which gives their memory back",
+        "set persistent_workers=False: workers then free their memory in every epoch",
         "one line",
         loader_args={"persistent_workers": False},
         code="DataLoader(..., persistent_workers=False)",
@@ -59,7 +59,7 @@ PRESCRIPTIONS = (
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for a rising trend of the workers."""
+    """Look for rising memory of the workers."""
     growth = next((g for g in session.memory.growth if g.where == "workers"), None)
     loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
     if growth is None or not is_leak(growth):
@@ -67,18 +67,18 @@ def check(session: Session) -> Finding | None:
         if probed is not None:
             return probed
     if growth is None:
-        raise Skip(session.missing.get("memory", "there were no workers, or they were not watched for long enough"))
+        raise Skip(session.missing.get("memory", "there were no workers, or they were not measured for long enough"))
     if not is_leak(growth):
         return None
     n_workers = loader.num_workers if loader is not None and loader.num_workers else 1
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
-    where = f"{candidates[0]} can be what they fill." if candidates else f"Look at what {dataset} keeps."
+    where = f"{candidates[0]} may be growing." if candidates else f"Check what {dataset} keeps."
     lasting = _lasting_of(session, n_workers * growth.bytes_per_step)
     return unsigned_finding(
         severity=_severity(lasting),
         summary=(
-            f"Each worker's memory grows by {size_text(growth.bytes_per_step)} a step, that of {n_workers} together by "
+            f"Each worker's memory grows by {size_text(growth.bytes_per_step)} per step, all {n_workers} together by "
             f"{size_text(n_workers * growth.bytes_per_step)}. {_end(lasting)}{where}"
         ),
         evidence=(
@@ -101,9 +101,9 @@ class _Lasting(NamedTuple):
 def _lasting_of(session: Session, bytes_per_step: float) -> _Lasting | None:
     """How long memory lasts; None where neither steps were timed or predicted, nor memory is known."""
     host = session.telemetry.host if session.telemetry is not None else None
-    what, n_bytes = "all of this machine's memory", session.machine.memory_bytes
+    what, n_bytes = "this machine's memory", session.machine.memory_bytes
     if host is not None and host.available_bytes is not None:
-        what, n_bytes = "the memory that is free", int(host.available_bytes.p5)
+        what, n_bytes = "free memory", int(host.available_bytes.p5)
     stage = session.steady or predicted_steps(session)
     if n_bytes is None or stage is None or stage.span_s <= 0:
         return None
@@ -117,13 +117,13 @@ def _severity(lasting: _Lasting | None) -> Literal["high", "medium"]:
 def _end(lasting: _Lasting | None) -> str:
     if lasting is None or lasting.seconds >= MIN_LASTING_S:
         return ""
-    return f"At this rate {lasting.what} lasts {lasting.seconds / 60:.0f} minutes. "
+    return f"At this rate {lasting.what} is full in {lasting.seconds / 60:.0f} minutes. "
 
 
 def _told(lasting: _Lasting | None) -> tuple[Evidence, ...]:
     if lasting is None:
         return ()
-    metric = f"{lasting.what} lasts at this rate"
+    metric = f"{lasting.what} is full after"
     return (fact(metric, lasting.seconds, "s", MIN_LASTING_S),)
 
 
@@ -138,16 +138,16 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
     function = costliest(probe, "getitem")
     lasting = _lasting_of(session, per_step)
     what = f", e.g. in {function_place(function)}" if function is not None else ""
-    where = f"Look at what {dataset} keeps{what}."
+    where = f"Check what {dataset} keeps{what}."
     return unsigned_finding(
         severity=_severity(lasting),
         summary=(
-            f"Making samples keeps {size_text(probe.rss_growth_bytes)} of each: {size_text(per_step)} a step, spread "
+            f"Making a sample keeps {size_text(probe.rss_growth_bytes)}: {size_text(per_step)} per step, spread "
             f"over {loader.num_workers} workers. {_end(lasting)}{where}"
         ),
         evidence=(
-            fact("kept of a sample in the loader probe", probe.rss_growth_bytes, "bytes"),
-            fact("a thousand steps keep", 1000 * per_step, "bytes", 1000 * LEAK_BYTES_PER_STEP),
+            fact("memory kept per sample in the loader probe", probe.rss_growth_bytes, "bytes"),
+            fact("memory kept per 1,000 steps", 1000 * per_step, "bytes", 1000 * LEAK_BYTES_PER_STEP),
             *_told(lasting),
         ),
         prescriptions=PRESCRIPTIONS,

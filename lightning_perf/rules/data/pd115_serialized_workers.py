@@ -16,7 +16,7 @@ from lightning_perf.rules.loader_signals import (
 )
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import spent_waiting
 
 DOCS = """\
 ## What it measures
@@ -51,7 +51,7 @@ h5py's documentation: each process has to open its own file, and one process ser
 
 
 def check(session: Session) -> Finding | None:
-    """Ask whether several workers deliver more than one."""
+    """Compare the throughput of several workers with that of one process."""
     feeding = feeding_of(session)
     probe = feeding.probe
     if feeding.share < MIN_WAIT_SHARE:
@@ -67,8 +67,8 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         feeding.stage,
         summary=(
-            f"{percent(feeding.share)} of the time waits for data, and {n_workers} workers deliver {low:.1f} to "
-            f"{high:.1f} times what one process does: they wait for one another."
+            f"{spent_waiting(feeding.share)}; {n_workers} workers deliver {_times(low, high)} the batches of "
+            "one process: they wait for one another."
         ),
         evidence=(
             wait_evidence(feeding),
@@ -78,11 +78,11 @@ def check(session: Session) -> Finding | None:
                 "ratio",
                 MAX_SERIALIZED_SPEEDUP,
             ),
-            fact("time of making a sample that it waits", waited, "fraction"),
+            fact("blocked ÷ time of making a sample", waited, "fraction"),
             *(
                 (
                     fact(
-                        "time of all workers in the same line",
+                        "time of all workers in one line",
                         line.share,
                         "fraction",
                         MIN_SAME_LINE_SHARE,
@@ -95,7 +95,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "give every worker a handle or connection of its own, and hold no lock while reading",
+                "open a file handle or connection per worker, and hold no lock while reading",
                 "minutes",
                 code=(
                     "def open_own_handle(worker_id):\n    get_worker_info().dataset.file = open(path, 'rb')\n\n"
@@ -105,9 +105,14 @@ def check(session: Session) -> Finding | None:
         ),
         claims={"data_wait": feeding.saved_s(waited)},
         low_s=0.0,
-        basis="from nothing to all that samples wait, if workers no longer took turns",
+        basis="at most the waiting of samples, if workers no longer took turns",
         confidence="high" if line is not None else "medium",
     )
+
+
+def _times(low: float, high: float) -> str:
+    ends = dict.fromkeys((f"{low:.1f}", f"{high:.1f}"))
+    return f"{'–'.join(ends)}x"
 
 
 RULE = Rule(

@@ -92,7 +92,7 @@ _SHARDED = (
 
 
 def check(session: Session) -> Finding | None:
-    """Charges collectives with the time in which no other kernel ran."""
+    """Compare the time of collectives without another kernel with the threshold."""
     reading = reading_of(session)
     trace = reading.trace
     if is_blind(trace):
@@ -115,14 +115,14 @@ def check(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(exposed_s))} of the time only collectives run ({step_words(reading, exposed_s)}). "
+            f"Only collectives run {percent(reading.share(exposed_s))} of the time ({step_words(reading, exposed_s)}). "
             f"Collectives: {per_step(reading, communication.n)}"
             + (f", {percent(hidden)} of their time hidden behind computing." if hidden is not None else ".")
         ),
         evidence=(
             share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
             share_evidence(reading, "collectives", communication.total_s),
-            *((fact("waiting for later ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
+            *((fact("waiting for slower ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
         prescriptions=_SHARDED if communication.shards else _REPLICATED,

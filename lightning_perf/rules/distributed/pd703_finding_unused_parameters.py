@@ -50,7 +50,7 @@ _PRESCRIPTION = fix(
 
 
 def check(session: Session) -> Finding | None:
-    """Whether what DDP looks for is ever there."""
+    """Report the search if every parameter gets its gradient."""
     ranks = ranks_of(session)
     is_on = session.settings.trainer.find_unused_parameters
     if is_on is None:
@@ -59,7 +59,7 @@ def check(session: Session) -> Finding | None:
         return None
     looked = [one for one in ranks.summaries if one.n_unused is not None]
     if not looked:
-        raise Skip("the gradients of no step were looked at")
+        raise Skip("the gradients of no step were sampled")
     if any(one.n_unused for one in looked):
         return None
     steady = steady_of(session)
@@ -68,25 +68,25 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            "DDP looks for unused parameters in every step, and there are none: in the "
-            f"{n_looked} steps looked at on {len(looked)} ranks each parameter got its gradient."
+            "DDP searches for unused parameters in every step, but there are none: in "
+            f"{n_looked} sampled steps on {len(looked)} ranks every parameter got a gradient."
         ),
         evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_looked)),
         prescriptions=(_PRESCRIPTION,),
         claims={"backward": MAX_BACKWARD_FRACTION * backward_s},
         low_s=0.0,
-        basis="up to a fifth of backward, by reports of others; its cost here was not measured",
+        basis="assumed: at most a fifth of backward",
         confidence="medium",
     )
 
 
 def preflight(session: Session) -> Finding | None:
-    """The flag alone makes it likely."""
+    """Read the flag alone."""
     if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
         return None
     return unsigned_finding(
         severity="info",
-        summary="DDP will look for unused parameters in every step; that is needed only where there are some.",
+        summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
         evidence=(fact("find_unused_parameters", True),),
         prescriptions=(_PRESCRIPTION,),
     )

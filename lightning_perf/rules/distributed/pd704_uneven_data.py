@@ -41,7 +41,7 @@ torch's documentation of `DistributedSampler`; its Join context for uneven input
 
 
 def check(session: Session) -> Finding | None:
-    """Compares what the ranks got."""
+    """Compare the data that the ranks get."""
     ranks = ranks_of(session)
     batches = {one.rank: one.n_batches for one in ranks.summaries if one.n_batches is not None}
     samples = {one.rank: one.n_samples for one in ranks.summaries if one.n_samples is not None}
@@ -59,12 +59,12 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"The ranks get uneven shares of the data: rank {most} {counted[most]} {unit} an epoch, rank {least} "
-            f"{counted[least]}; the mean is {percent(unevenness)} below the largest share."
+            f"Data is unevenly distributed: rank {most} gets {counted[most]} {unit} per epoch, rank {least} "
+            f"{counted[least]}; the mean is {percent(unevenness)} below the maximum."
         ),
         evidence=(
             fact(
-                f"{unit} of rank {most} beyond the mean, of its own",
+                f"{unit} of rank {most} beyond the mean ÷ its own",
                 unevenness,
                 "fraction",
                 MIN_UNEVENNESS,
@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "deal the data out evenly: a DistributedSampler, drop_last=True, files of equal size",
+                "distribute data evenly: a DistributedSampler, drop_last=True, files of equal size",
                 "minutes",
                 "semantics",
                 loader_args={"drop_last": True},
@@ -86,7 +86,9 @@ def check(session: Session) -> Finding | None:
             phase: unevenness * phase_s(steady, phase) for phase in ("forward", "backward", "data_wait", "transfer")
         },
         low_s=0.0,
-        basis=f"up to the mean's distance from the largest share ({percent(lost_s / steady.span_s)} of the time)",
+        basis=(
+            f"at most the difference of the largest share from the mean ({percent(lost_s / steady.span_s)} of the time)"
+        ),
         confidence="medium",
     )
 

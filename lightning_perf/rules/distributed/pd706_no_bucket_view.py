@@ -33,7 +33,7 @@ torch's documentation of DistributedDataParallel (`gradient_as_bucket_view`).
 
 
 def check(session: Session) -> Finding | None:
-    """Whether views would free memory where there is little."""
+    """Report copied gradients if memory is nearly full."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     is_view = session.settings.trainer.gradient_as_bucket_view
@@ -48,11 +48,11 @@ def check(session: Session) -> Finding | None:
     saved = f"{size_text(n_bytes)} of gradients are" if n_bytes else "all gradients are"
     return unsigned_finding(
         severity="medium",
-        summary=f"Memory is tight and {saved} held twice: DDP copies them into its buckets.",
+        summary=f"Memory is nearly full, and {saved} stored twice: DDP copies them into its buckets.",
         evidence=(fact("gradient_as_bucket_view", False), *((fact("gradients", n_bytes, "bytes"),) if n_bytes else ())),
         prescriptions=(
             fix(
-                "let gradients be views into DDP's buckets",
+                "set gradient_as_bucket_view=True on DDP",
                 "one line",
                 treatment="ddp-bucket-view",
                 code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",

@@ -40,7 +40,7 @@ Lightning's training loop, which broadcasts the flag in every step from two rank
 
 
 def check(session: Session) -> Finding | None:
-    """Whether the window shows such reads on a run of several ranks."""
+    """Look for such reads in the trace of a run with several ranks."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     if session.settings.trainer.accelerator == "cpu":
@@ -49,30 +49,26 @@ def check(session: Session) -> Finding | None:
     syncs = reading.trace.syncs
     n_steps = len(reading.trace.steps)
     if syncs is None or n_steps == 0:
-        raise Skip("the profiler window does not show its steps")
+        raise Skip("the trace has no steps")
     share = reading.share(syncs.wait_s)
     if syncs.item_n < MIN_ITEMS_A_STEP * n_steps or share < MIN_SHARE:
         return None
     return unsigned_finding(
         severity="info",
         summary=(
-            f"The host reads {number_of(syncs.item_n / n_steps, 'number')} a step from the device and waits "
-            f"{duration(syncs.wait_s / n_steps)} for it ({percent(share)}). On several ranks Lightning itself makes "
-            "one such read a step, to hear of a SIGTERM; no flag turns that off."
+            f"The host reads {number_of(syncs.item_n / n_steps, 'number')} per step from the device and waits "
+            f"{duration(syncs.wait_s / n_steps)} for it ({percent(share)}). With several ranks, Lightning itself reads "
+            "one number per step, to detect a SIGTERM; no flag turns that off."
         ),
         evidence=(
-            fact("numbers read from the device, a step", syncs.item_n / n_steps, "count", MIN_ITEMS_A_STEP, n_steps),
+            fact("numbers read from the device per step", syncs.item_n / n_steps, "count", MIN_ITEMS_A_STEP, n_steps),
             fact("share of the time waiting for the device", share, "fraction", n=n_steps),
         ),
         prescriptions=(*((_NO_MAX_TIME,) if syncs.item_n >= 2 * n_steps else ()), _LONGER_STEPS),
     )
 
 
-_NO_MAX_TIME = fix(
-    "limit the run by max_steps or max_epochs instead of max_time, where that is set", "one line", "semantics"
-)
-_LONGER_STEPS = fix(
-    "make steps longer: more samples in each, which leaves fewer of these reads", "minutes", "semantics"
-)
+_NO_MAX_TIME = fix("limit the run by max_steps or max_epochs instead of max_time", "one line", "semantics")
+_LONGER_STEPS = fix("use a larger batch: fewer steps, and fewer of these reads", "minutes", "semantics")
 
 RULE = Rule(code="PD707", name="per-step-host-broadcast", category="distributed", docs=DOCS, check=check)

@@ -39,7 +39,7 @@ hidden.
 
 
 def check(session: Session) -> Finding | None:
-    """Counts small collectives, and charges what of them nothing hides."""
+    """Compare the time of small collectives without another kernel with the threshold."""
     reading = reading_of(session)
     if is_blind(reading.trace):
         raise Skip(reading.trace.missing.get("device", "the trace does not show what the device did"))
@@ -55,16 +55,16 @@ def check(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{small:.0f} small collectives a step, which nothing hides for {percent(reading.share(exposed_s))} of the "
-            f"time. The median takes {duration(communication.median_s or 0.0)}."
+            f"{small:.0f} small collectives per step (median {duration(communication.median_s or 0.0)}) take "
+            f"{percent(reading.share(exposed_s))} of the time without a kernel beside them."
         ),
         evidence=(
-            fact("small collectives a step", small, "count", MIN_SMALL_PER_STEP),
+            fact("small collectives per step", small, "count", MIN_SMALL_PER_STEP),
             share_evidence(reading, "small collectives while no other kernel ran", exposed_s, MIN_SHARE),
         ),
         prescriptions=(
             fix(
-                "exchange gradients in buckets, as DDP does by itself (bucket_cap_mb=25)",
+                "exchange gradients in buckets, as DDP does (bucket_cap_mb=25)",
                 "minutes",
                 code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
             ),
@@ -72,7 +72,7 @@ def check(session: Session) -> Finding | None:
         low_s=0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
         method="timed",
-        basis="at most what is not hidden; the bytes themselves still have to be exchanged",
+        basis="at most these collectives; their bytes are still exchanged",
         confidence="high" if communication.small_per_step is not None else "medium",
     )
 

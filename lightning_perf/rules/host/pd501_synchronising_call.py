@@ -19,7 +19,7 @@ from lightning_perf.rules.trace_signals import (
     without,
 )
 from lightning_perf.rules.user_lines import whole_lines_of
-from lightning_perf.rules.wording import duration, percent, place, site_of
+from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
 
 # The device's idle time after a wait is an upper bound: with one wait gone, the next may take its place. A case study
 # that removed every .item() expected 85 % and won 4 %. From where TraceML starts to warn it is worth a look.
@@ -67,7 +67,7 @@ Segment Anything before and after its syncs were removed.
 
 
 def check(session: Session) -> Finding | None:
-    """Charges synchronising calls with the device's idle time after them; without a window names the lines."""
+    """Compare the device's idle time after synchronizing calls with the threshold; without a trace, name the lines."""
     return trace_or_live(session, _from_trace, _live)
 
 
@@ -84,28 +84,32 @@ def _live(session: Session) -> Finding | None:
     lines = whole_lines_of(session, computing, lambda line: any(_is_at(call, line) for call in waits))
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
     told = (
-        f"On this CPU the calls take {percent(share)} of a step; on a GPU the host would wait there "
-        "until the device has done all that is queued"
+        f"On this CPU these calls take {percent(share)} of the step; on a GPU the host would wait there "
+        "for all queued work"
         if is_host and is_timed
-        else "On a GPU the host would wait there until the device has done all that is queued"
+        else "On a GPU the host would wait there for all queued work"
         if is_host
-        else "The host waits there until the device has done all that is queued; what that costs, a "
-        "profiler window tells"
+        else "The host waits there for all queued work; a profiler window measures the cost"
     )
     finding = timed_finding(
         steady,
         summary=(
-            f"{_line(waits[0])} needs a result on the host in {_often(waits[0])} ({waits[0].operator}{_more(waits)}). "
+            f"{_line(waits[0])} reads a result on the host in {_often(waits[0])} ({waits[0].operator}{_more(waits)}). "
             f"{told}."
         ),
         evidence=(
-            *(fact(f"{_line(call)}: {call.operator}", call.per_step, "a step", n=calls.n_steps) for call in waits[:5]),
-            fact("such calls a step", n, "count", n=calls.n_steps),
+            *(
+                fact(f"{_line(call)}: {call.operator}", call.per_step, "per step", n=calls.n_steps)
+                for call in waits[:5]
+            ),
+            fact("such calls per step", n, "count", n=calls.n_steps),
         ),
         prescriptions=(_prescription(f" at {_line(waits[0])}"),),
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
         low_s=sampled_s,
-        basis=f"{'from samples of these lines to' if sampled_s else 'at most'} what the calls took in sampled steps",
+        basis=(
+            f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls as timed in sampled steps"
+        ),
         method="timed",
         confidence="high" if is_host and is_timed else "medium",
     )
@@ -120,7 +124,7 @@ def _is_at(call: SyncCall, line: HostLine) -> bool:
 
 
 def _often(call: SyncCall) -> str:
-    return "each step" if call.per_step >= 1 else "some steps"
+    return "every step" if call.per_step >= 1 else "some steps"
 
 
 def _line(call: SyncCall) -> str:
@@ -129,12 +133,12 @@ def _line(call: SyncCall) -> str:
 
 def _more(waits: list[SyncCall]) -> str:
     lines = len({(call.file, call.line) for call in waits}) - 1
-    return f"; {lines} more such {'line' if lines == 1 else 'lines'}" if lines else ""
+    return f"; {number_of(lines, 'more such line')}" if lines else ""
 
 
 def _prescription(at: str) -> Prescription:
     return fix(
-        f"keep it on the device{at}: no .item(), .cpu() or nonzero() in the step",
+        f"keep results on the device{at}: no .item(), .cpu() or nonzero() in the step",
         "minutes",
         code="self.total += loss.detach()  # .item() once, in on_train_epoch_end",
     )
@@ -153,12 +157,12 @@ def _from_trace(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(lost_s))} of the time the device has nothing to compute because the host waits "
-            f"for it and launches late. "
-            f"{_costliest(sites)}; such waits: {per_step(reading, n)}."
+            f"The device is idle {percent(reading.share(lost_s))} of the time because the host waits "
+            f"for its results and then launches kernels late. "
+            f"{_costliest(sites)}{per_step(reading, n, 'such wait')}."
         ),
         evidence=(
-            share_evidence(reading, "device idle after the host had waited", lost_s - delayed_s, MIN_SHARE),
+            share_evidence(reading, "device idle after the host waited", lost_s - delayed_s, MIN_SHARE),
             *((share_evidence(reading, "only collectives while it waited", delayed_s),) if delayed_s else ()),
             *(
                 fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
@@ -171,17 +175,17 @@ def _from_trace(session: Session) -> Finding | None:
         low_s=gone[1] if gone else 0.0,
         high_s=min(lost_s, gone[2]) if gone else lost_s,
         method="timed",
-        basis="at most the time that the device computes nothing; nothing, if another wait takes their place",
+        basis="at most the device's idle time; nothing if another wait follows",
     )
 
 
 def _costliest(sites: list[SyncSite]) -> str:
     if not sites:
-        return "The trace does not show where"
+        return ""
     site = sites[0]
     return (
-        f"{place(site.function, site.site)} costs most: {site.n} x {site.call}, "
-        f"{duration(site.idle_after_s or 0.0)} lost in the window"
+        f"{place(site.function, site.site)} costs most ({site.n} x {site.call}, "
+        f"{duration(site.idle_after_s or 0.0)} idle in the trace); "
     )
 
 

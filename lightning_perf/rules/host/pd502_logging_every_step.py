@@ -78,7 +78,9 @@ def check(session: Session) -> Finding | None:
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
         steady,
-        summary=f"{percent(share)} of the time goes into logging{_how(interval, share_of(others) > writing_share)}.",
+        summary=(
+            f"{percent(share)} of training time is spent logging{_how(interval, share_of(others) > writing_share)}."
+        ),
         evidence=tuple(_evidence(session, steady, share)),
         prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
         timed={"logging": logging_s} if is_writing else {"logging": logging_s, "forward": checking_s},
@@ -103,7 +105,7 @@ def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Ev
 
 
 _OFF_BAR = fix(
-    "keep metrics off the progress bar: prog_bar=False",
+    "keep metrics off the progress bar: self.log(..., prog_bar=False)",
     "minutes",
     treatment="prog-bar-off",
     code='self.log("train_loss", loss, prog_bar=False)',
@@ -124,12 +126,12 @@ def _by_hand() -> Prescription:
 
 def _how(interval: int | None, is_collecting: bool) -> str:
     if is_collecting:
-        return ": most of it collects the values given to self.log in each step"
-    return f" every {interval} steps" if interval and interval > 1 else " at every step" if interval else ""
+        return ", mostly in self.log, which collects values in every step"
+    return f" every {interval} steps" if interval and interval > 1 else " in every step" if interval else ""
 
 
 def preflight(session: Session) -> Finding | None:
-    """The same from the Trainer's flag."""
+    """Read the same from the Trainer's flag."""
     trainer = session.settings.trainer
     if trainer.log_every_n_steps is None:
         raise Skip("log_every_n_steps is not known")

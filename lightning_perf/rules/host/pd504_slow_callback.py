@@ -43,7 +43,7 @@ The threshold follows PD502; Lightning's order of hooks within a step.
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for the costliest name."""
+    """Find the callback that takes most of the time."""
     steady = steady_of(session)
     names = named_by_kind(steady, "callback", "module_hook")
     if not names:
@@ -60,7 +60,7 @@ def check(session: Session) -> Finding | None:
     return removal_finding(
         steady,
         summary=(
-            f"{percent(share)} of the time goes into {_where(name, times)}. {it} was called "
+            f"{percent(share)} of training time is spent in {_where(name, times)}. {it} was called "
             f"{called(worst.n_calls)} and took {duration(each_s)}{' each' if worst.n_calls > 1 else ''}."
         ),
         evidence=(
@@ -69,7 +69,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                f"run {name}.{worst.hook} every {often}, or make it cheaper",
+                f"run {name}.{worst.hook} every {often}, or make it faster",
                 "minutes",
                 code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
             ),

@@ -41,7 +41,7 @@ Lightning issue 17725 (CSVLogger rewrites its file when keys change).
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for the costliest logger with slow calls."""
+    """Find the logger whose slow calls take most of the time."""
     steady = steady_of(session)
     slow = {name: slow_calls(times, session) for name, times in loggers_of(steady).items()}
     name, times = max(slow.items(), key=lambda item: share_of(item[1]), default=("", []))
@@ -53,16 +53,18 @@ def check(session: Session) -> Finding | None:
     wanted = longer_interval(interval, share)
     in_steps = max(0.0, 1 - ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
     slower = fix(
-        f"let {name} flush less often, to a local disk",
+        f"make {name} flush less often, and log to a local disk",
         "minutes",
         code='CSVLogger("logs", flush_logs_every_n_steps=500)' if name == "CSVLogger" else "",
     )
     return removal_finding(
         steady,
-        summary=f"{percent(share)} of the time goes into {name}.{worst.hook}, {duration(call_s(worst))} a call.",
+        summary=(
+            f"{percent(share)} of training time is spent in {name}.{worst.hook}, {duration(call_s(worst))} per call."
+        ),
         evidence=(
             fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, worst.n_calls),
-            fact(f"time a call of {name}.{worst.hook}", call_s(worst), "s", slow_call_s(session), worst.n_calls),
+            fact(f"time per call of {name}.{worst.hook}", call_s(worst), "s", slow_call_s(session), worst.n_calls),
         ),
         prescriptions=(log_every(wanted), slower) if in_steps > 0 and wanted > interval else (slower,),
         timed={"logging": share * steady.span_s},

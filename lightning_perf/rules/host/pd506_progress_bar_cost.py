@@ -44,7 +44,7 @@ Lightning issue 13179; 150 us a step seen for a bar that refreshes at each step.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the bar's time with the threshold."""
+    """Compare the progress bar's time with the threshold."""
     steady = steady_of(session)
     bars = named_by_kind(steady, "progress_bar")
     if not bars:
@@ -57,10 +57,10 @@ def check(session: Session) -> Finding | None:
     wanted = min(MAX_REFRESH_STEPS, 10 * math.ceil(rate * share / TARGET_SHARE / 10))
     can_refresh_less = wanted > rate and session.settings.trainer.progress_bar_refresh_rate is not None
     counted = LEFT_S * steady.n_steps / (share * steady.span_s)
-    often = f"every {rate} steps" if rate > 1 else "at every step"
+    often = f"every {rate} steps" if rate > 1 else "in every step"
     if can_refresh_less:
         advice = fix(
-            f"set refresh_rate={wanted} on the progress bar",
+            f"set refresh_rate={wanted} (now {rate}) on the progress bar",
             "one line",
             treatment="progress-refresh",
             code=f"Trainer(..., callbacks=[{name}(refresh_rate={wanted})])",
@@ -69,7 +69,7 @@ def check(session: Session) -> Finding | None:
         advice = fix("set enable_progress_bar=False", "one line", code="Trainer(..., enable_progress_bar=False)")
     return removal_finding(
         steady,
-        summary=f"{percent(share)} of the time goes into the progress bar. {name} refreshes {often}.",
+        summary=f"{percent(share)} of training time is spent in the progress bar: {name} refreshes {often}.",
         evidence=(
             fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, sum(time.n_calls for time in times)),
             fact("steps between refreshes", rate, "count"),

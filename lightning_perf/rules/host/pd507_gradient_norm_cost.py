@@ -57,7 +57,10 @@ def check(session: Session) -> Finding | None:
     foreach = "" if is_cpu_run(session) else ", foreach=True"
     return timed_finding(
         steady,
-        summary=f"Clipping gradients takes {percent(share)} of the time, {duration(each_s)} per call, in {own.where}.",
+        summary=(
+            f"{percent(share)} of training time is spent clipping gradients, {duration(each_s)} per call, in "
+            f"{own.where}."
+        ),
         evidence=(
             fact(
                 "share of the time clipping gradients",
@@ -69,7 +72,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "clip all gradients with one call, and read their norm from what it returns",
+                "clip all gradients with one call, and use the norm that it returns",
                 "minutes",
                 "numerics",
                 code=f"norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm{foreach})",
@@ -78,7 +81,7 @@ def check(session: Session) -> Finding | None:
         claims=claims_of(times, steady.span_s),
         low_s=0.0,
         method="timed",
-        basis="from nothing (one call already) to all of the clipping",
+        basis="at most all of the clipping; nothing if it already is one call",
         confidence="medium",
     )
 

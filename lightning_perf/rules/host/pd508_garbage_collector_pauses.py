@@ -64,7 +64,9 @@ def check(session: Session) -> Finding | None:
         return None
     return timed_finding(
         steady,
-        summary=f"Garbage collection takes {percent(total_s / found.span_s)} of the time. {_cause(found, asked)}",
+        summary=(
+            f"{percent(total_s / found.span_s)} of training time is spent in garbage collection. {_cause(found, asked)}"
+        ),
         evidence=(
             fact(
                 "share of the time in garbage collections",
@@ -75,7 +77,7 @@ def check(session: Session) -> Finding | None:
             ),
             *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
             *(
-                (fact("objects that a full collection visits", found.n_objects, "count"),)
+                (fact("objects visited by a full collection", found.n_objects, "count"),)
                 if found.n_objects is not None
                 else ()
             ),
@@ -87,7 +89,7 @@ def check(session: Session) -> Finding | None:
         basis=(
             "all of the collections asked for, but for what Python collects by itself then"
             if is_asked
-            else "from the full collections to all that Python starts by itself"
+            else "from full collections to all automatic collections"
         ),
     )
 

@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"Metrics take {percent(seconds / steps_s)} of the step. {worst.where} spends "
+            f"{percent(seconds / steps_s)} of step time is spent in metrics; {worst.where} spends "
             f"{percent(worst.seconds / steps_s)} of it{worst.doing}."
         ),
         evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),

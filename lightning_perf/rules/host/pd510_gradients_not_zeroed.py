@@ -38,11 +38,11 @@ The fourth pitfall of the chapter on profiling PyTorch (a forgotten zero_grad).
 
 
 def check(session: Session) -> Finding | None:
-    """Reads what was watched of each optimizer."""
+    """Check whether each optimizer's gradients were cleared."""
     model = session.settings.model
     watched = [o for o in model.optimizers if o.steps_without_zero_grad is not None] if model else []
     if not watched:
-        raise Skip("optimizer steps were not watched")
+        raise Skip("optimizer steps were not observed")
     worst = max(watched, key=lambda o: (o.steps_without_zero_grad or 0) / max(1, o.n_steps_watched))
     n_uncleared = worst.steps_without_zero_grad or 0
     fraction = n_uncleared / max(1, worst.n_steps_watched)
@@ -52,11 +52,13 @@ def check(session: Session) -> Finding | None:
         # About what is trained, not how fast.
         severity="medium",
         summary=(
-            f"{worst.class_name} stepped on gradients that were not cleared in {percent(fraction)} of its steps. "
-            "They add up from step to step."
+            f"{worst.class_name} used gradients that were not cleared in {percent(fraction)} of its steps: "
+            "they accumulate from step to step."
         ),
         evidence=(
-            fact("steps on gradients that were not cleared", fraction, "fraction", MIN_FRACTION, worst.n_steps_watched),
+            fact(
+                "steps with gradients that were not cleared", fraction, "fraction", MIN_FRACTION, worst.n_steps_watched
+            ),
         ),
         prescriptions=(
             fix("call zero_grad before each backward pass", "one line", "semantics", code="optimizer.zero_grad()"),

@@ -65,14 +65,14 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of the step{worst.doing}. "
-            f"That is {duration(each_s)} per step outside torch operators, in {worst.phase}{_below(worst)}."
+            f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of step time{worst.doing}: "
+            f"{duration(each_s)} per step outside torch operators, in {worst.phase}{_called_by(worst)}."
         ),
         evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
         prescriptions=(
             fix(
                 (
-                    f"move {worst.line.call or 'the work of this line'} out of the step, keep its result, "
+                    f"move {worst.line.call or 'the work of this line'} out of the step, cache its result, "
                     "or do it less often"
                 ),
                 "minutes",
@@ -82,18 +82,18 @@ def check(session: Session) -> Finding | None:
         claims={worst.phase: worst.high_s},
         low_s=worst.low_s,
         method="timed",
-        basis=f"the line goes away; its share is known from {worst.n} samples",
+        basis=f"the time of this line, from {worst.n} stack samples",
         confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
     )
 
 
-def _below(time: LineTime) -> str:
-    """The function that Lightning called, where it is not the line's own."""
-    return f", below {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
+def _called_by(time: LineTime) -> str:
+    """Return the function that Lightning called, if it is not the line's own."""
+    return f", called by {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
 
 
 def _is_priced(session: Session, time: LineTime) -> bool:
-    """Whether another rule prices the line: a loop over a tensor, logging, a collection, a metric."""
+    """Return whether another rule covers the line: a loop over a tensor, logging, a collection, a metric."""
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
     in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)

@@ -49,11 +49,11 @@ def check(session: Session) -> Finding | None:
     each_s = seconds / steady.n_steps
     return timed_finding(
         steady,
-        summary=f"The learning-rate scheduler takes {percent(share)} of the time, {duration(each_s)} per step.",
+        summary=f"{percent(share)} of training time is spent in learning-rate schedulers, {duration(each_s)} per step.",
         evidence=(fact("share of the time in learning-rate schedulers", share, "fraction", MIN_SHARE, steady.n_steps),),
         prescriptions=(
             fix(
-                "compute the schedule once and look it up",
+                "compute all learning rates once, and look them up",
                 "minutes",
                 code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
             ),

@@ -43,7 +43,7 @@ Lightning's documentation of `val_check_interval` and `limit_val_batches`.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares validation's share with the threshold."""
+    """Compare validation's share with the threshold."""
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has a validation loop of its own, this is {session.run.stage}")
@@ -56,7 +56,7 @@ def check(session: Session) -> Finding | None:
     flags, saved_fraction = _less_often(session, ratio)
     return removal_finding(
         steady,
-        summary=f"{percent(share)} of the time is validation.",
+        summary=f"{percent(share)} of training time is validation.",
         evidence=(
             fact("validation's share of the time", share, "fraction", MIN_SHARE),
             fact("val_check_interval", _shown(trainer.val_check_interval)),
@@ -72,14 +72,14 @@ def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
     if not flags:
         shown = f"limit_val_batches={round(limit, 2) if limit <= 1 else round(limit)}"
         return fix(
-            f"set {shown}: the run is too short to leave out a validation",
+            f"set {shown}: the run is too short to validate less often",
             "one line",
             "semantics",
             code=f"Trainer(..., {shown})",
         )
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
     return fix(
-        f"set {setting}",
+        f"set {setting}: checkpoints and early stopping that monitor validation then act less often",
         "one line",
         "semantics",
         treatment="val-less-often",
@@ -93,7 +93,7 @@ def _shown(value: float | int | None) -> float | int | str:
 
 
 def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
-    """The flags to set, and the fraction of validation that they leave out; no flags where the run would have none."""
+    """Return the flags to set and the fraction of validation that they skip; no flags if the run is too short."""
     trainer = session.settings.trainer
     interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch or 1
     if isinstance(interval, float) and 0 < interval < 1:
@@ -112,7 +112,7 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
 
 
 def _length(session: Session) -> tuple[float, float]:
-    """Batches and epochs of the run, each as its flags end it; infinite where nothing tells."""
+    """Return the batches and epochs of the run by its flags; infinite if not limited."""
     trainer = session.settings.trainer
     each = next((one.n_batches for one in session.settings.loaders if one.stage == "train" and one.n_batches), None)
     n_epochs = float(trainer.max_epochs) if trainer.max_epochs and trainer.max_epochs > 0 else math.inf

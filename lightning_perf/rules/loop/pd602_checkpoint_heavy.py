@@ -55,7 +55,7 @@ def check(session: Session) -> Finding | None:
     times = min(MANY, max(2, math.ceil(share / (1 - share) / TARGET_RATIO)), max(1, n_saves or session.run.n_epochs))
     return removal_finding(
         steady,
-        summary=f"{percent(share)} of the time goes into saving checkpoints.{each}",
+        summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
         evidence=(
             fact("share of the time saving checkpoints", share, "fraction", MIN_SHARE),
             *(fact("time per checkpoint", _each_s(saves), "s", n=n_saves) for _ in saves[:1]),
@@ -64,7 +64,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=(
             *((_less_often(session, name, n_saves, times),) if times > 1 else ()),
             fix(
-                "write checkpoints in the background",
+                "write checkpoints in the background: plugins=[AsyncCheckpointIO()]",
                 "one line",
                 treatment="async-checkpoint",
                 code=(
@@ -84,7 +84,7 @@ def _each_s(saves: Sequence[NamedTime]) -> float:
 
 
 def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescription:
-    """Save one checkpoint where ``times`` were saved, counted in epochs where none was saved within one."""
+    """Recommend one checkpoint in ``times``, counted in epochs if none was saved within one."""
     run = session.run
     n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
     is_in_epoch = n_epochs < 0.5
@@ -92,7 +92,7 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     counted = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'} % {wanted} == 0"
     setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"
     return fix(
-        f"save one checkpoint in {times}, with {setting}" if name else f"save one checkpoint in {times}",
+        f"set {setting} on {name}: one checkpoint in {times}" if name else f"save one checkpoint in {times}",
         "one line",
         code=f"{name}({setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
     )

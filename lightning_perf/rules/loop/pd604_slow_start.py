@@ -42,17 +42,17 @@ XProf and the SageMaker profiler report initialisation apart; Lightning's docume
 MIN_REST_SHARE = 0.05
 _ADVICE = {
     "sanity_validation": "set num_sanity_val_steps=0",
-    "loader_start": "make the dataset's first batch cheaper to reach: lighter constructors, fewer workers",
-    "first_step": "expect it once where the model is compiled or kernels are tuned; keep the compiler's cache",
-    "callbacks": "move work out of the callbacks' setup and start hooks",
+    "loader_start": "make the first batch cheaper: lighter dataset constructors, fewer workers",
+    "first_step": "keep the compiler's cache: compiling and tuning kernels then happen once",
+    "callbacks": "move work out of the setup and start hooks of callbacks",
 }
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the time to the first step with a minute and with the fit."""
+    """Compare the time to the first step with a minute and with the fit."""
     run = session.run
     if run.stage != "fit":
-        raise Skip(f"the start is judged for fit, this is {run.stage}")
+        raise Skip(f"the start is measured for fit, this is {run.stage}")
     start_s = run.time_to_first_step_s
     if start_s is None:
         raise Skip(session.missing.get("run.time_to_first_step_s", "no step was finished"))
@@ -61,27 +61,27 @@ def check(session: Session) -> Finding | None:
     if not is_long and (share < MIN_FIT_SHARE or start_s < NOTICED_START_S):
         return None
     rest_s = start_s - sum(run.startup.values())
-    told = {**run.startup, **({"not told apart": rest_s} if run.startup and rest_s >= MIN_REST_SHARE * start_s else {})}
+    told = {**run.startup, **({"not attributed": rest_s} if run.startup and rest_s >= MIN_REST_SHARE * start_s else {})}
     parts = sorted(told.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
     return unsigned_finding(
         severity=_severity(start_s, share),
         summary=(
-            f"The first step is done after {duration(start_s)}"
+            f"The first step ended after {duration(start_s)}"
             + (f", {percent(share)} of the fit" if share >= MIN_FIT_SHARE else "")
-            + (f". It went into: {where}." if where else ".")
+            + (f": {where}." if where else ".")
         ),
         evidence=(
             fact("time to the end of the first step", start_s, "s", LONG_START_S),
             *((fact("share of the fit", share, "fraction", MIN_FIT_SHARE),) if share else ()),
-            *(fact(f"of which {name}", seconds, "s") for name, seconds in parts),
+            *(fact(f"of which {name.replace('_', ' ')}", seconds, "s") for name, seconds in parts),
         ),
         prescriptions=(_prescription(parts[0][0] if parts else ""),),
     )
 
 
 def _severity(start_s: float, share: float) -> Severity:
-    """Not from the table: the start is outside the steady span that severities are shares of."""
+    """Return the severity by the start itself, which is outside the steady span."""
     if start_s >= LONG_START_S:
         return "medium" if share >= MIN_FIT_SHARE else "low"
     return "low" if start_s >= TRY_OUT_START_S else "info"

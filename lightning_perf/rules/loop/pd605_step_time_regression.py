@@ -60,7 +60,7 @@ Pettitt's test for a change point (1979); the steady-state bound of 10 % between
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for a change of level in the timeline."""
+    """Look for a change of level in the timeline."""
     steady = steady_of(session)
     blocks = steady.timeline
     if len(blocks) < 2 * MIN_SEGMENT:
@@ -75,13 +75,12 @@ def check(session: Session) -> Finding | None:
     n_after = sum(block.n_steps for block in after)
     is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
     is_machine = phase in COMPUTING and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
-    grew = "All phases grew alike" if is_uniform else f"The phase that grew most: {phase.replace('_', ' ') or 'none'}"
+    grew = "all phases grew" if is_uniform else f"{phase.replace('_', ' ') or 'no phase'} grew most"
     finding = timed_finding(
         steady,
         summary=(
-            f"From step {after[0].first_step} on a step takes {duration(change.after)} instead of "
-            f"{duration(change.before)}. {grew}."
-            + (" The training had less of the cores from there on." if is_machine else "")
+            f"From step {after[0].first_step} on, a step takes {duration(change.after)} instead of "
+            f"{duration(change.before)}; {grew}." + (" Training had fewer cores from then on." if is_machine else "")
         ),
         evidence=(
             fact(
@@ -92,15 +91,15 @@ def check(session: Session) -> Finding | None:
                 n_after,
             ),
             fact("first slow step", after[0].first_step),
-            *((fact(f"growth of {phase} a step", growth[phase], "s"),) if phase else ()),
+            *((fact(f"growth of {phase} per step", growth[phase], "s"),) if phase else ()),
             *changes_at(session, after[0].start_s),
         ),
         prescriptions=(
             fix(
                 (
-                    "look for what else the machine did from there on, and for larger batches"
+                    "check what else ran on the machine from then on, and whether batches grew"
                     if is_uniform or is_machine
-                    else f"look for what grows or begins there in {phase.replace('_', ' ') or 'the step'}"
+                    else f"find what grows or starts there in {phase.replace('_', ' ') or 'the step'}"
                 ),
                 "hours",
             ),
@@ -108,7 +107,7 @@ def check(session: Session) -> Finding | None:
         claims={name: seconds * n_after for name, seconds in growth.items()},
         low_s=0.0,
         method="timed",
-        basis=f"from nothing to the former step time in all later steps ({percent(1 - change.before / change.after)})",
+        basis=f"at most the former step time in all later steps ({percent(1 - change.before / change.after)} less)",
         confidence="medium",
     )
     # Nothing to win back by changing the training.
@@ -118,7 +117,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: float) -> bool:
-    """Whether all phases of some weight, two at least, grew about as much as the step, as on a slower machine."""
+    """Return whether all relevant phases, at least two, grew about as much as the step, as on a slower machine."""
     step_s = statistics.median(block.step_s for block in before)
     former = {name: _median(before, name) for name in {name for block in before for name in block.phases}}
     heavy = {name: seconds for name, seconds in former.items() if seconds > 0 and seconds >= MIN_WEIGHT * step_s}

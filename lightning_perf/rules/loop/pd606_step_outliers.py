@@ -10,7 +10,7 @@ from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.timed import MANY
 from lightning_perf.rules.user_lines import slow_lines_of
-from lightning_perf.rules.wording import duration, percent, place, site_of
+from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
 
 # The SageMaker profiler's rule for step outliers, by their cost instead of their number.
 MIN_SHARE = 0.02
@@ -45,11 +45,11 @@ The SageMaker profiler's StepOutlier rule.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares what outliers cost with the threshold."""
+    """Compare the cost of outliers with the threshold."""
     steady = steady_of(session)
     outliers = steady.outliers
     if outliers is None:
-        raise Skip("fewer than 20 steps: no outlier can be told")
+        raise Skip("fewer than 20 steps: too few to find outliers")
     if outliers.share < MIN_SHARE or outliers.n == 0:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
@@ -63,8 +63,8 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"{percent(outliers.share)} of the time is lost to {outliers.n} slow steps. They took more than "
-            f"{duration(outliers.threshold_s)}; {phase.replace('_', ' ')} grew most."
+            f"{number_of(outliers.n, 'slow step')} cost {percent(outliers.share)} of training time: each took more "
+            f"than {duration(outliers.threshold_s)} (three times the median), mostly in {phase.replace('_', ' ')}."
             + (f" The training thread waited {percent(coreless)} of its time for a core." if is_disturbed else cause)
         ),
         evidence=(
@@ -72,25 +72,21 @@ def check(session: Session) -> Finding | None:
                 "share of the time in slow steps beyond the median", outliers.share, "fraction", MIN_SHARE, outliers.n
             ),
             fact("a slow step takes more than", outliers.threshold_s, "s"),
-            *told("of its time, the training thread had no core to run on", coreless or None, "fraction"),
+            *told("share of its time that the training thread waited for a core", coreless or None, "fraction"),
             *((fact(f"slowest: step {worst.step}", worst.duration_s, "s"),) if worst else ()),
         ),
         prescriptions=(
             fix(
-                (
-                    "stop what else uses the cores, or give the training fewer threads than cores"
-                    if is_disturbed
-                    else advice
-                ),
+                ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
                 "hours",
             ),
         ),
         claims=claims,
         low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
         basis=(
-            "from what was sampled in this line to all that slow steps took beyond the median"
+            "from the stack samples of this line to all time beyond the median step"
             if common and not is_disturbed
-            else "at most what slow steps took beyond the median, without waiting for a core"
+            else "at most the time beyond the median step, without waiting for a core"
         ),
         confidence="medium",
         method="timed",
@@ -99,22 +95,22 @@ def check(session: Session) -> Finding | None:
 
 def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     """Return what slow steps have in common as a sentence, what to do about it, and its least share of their time."""
-    unknown = "train for longer, so that more of the slow steps are sampled"
+    unknown = "train longer, so that more slow steps are sampled"
     if phase == "data_wait":
-        return "", "even out the cost of samples, or prefetch more batches", 0.0
+        return "", "avoid samples that are much slower than the others, or prefetch more batches", 0.0
     if session.host_profile is None:
-        return " What they have in common is not known: their stack was not sampled.", unknown, 0.0
+        return " Their common cause is unknown: no stack was sampled.", unknown, 0.0
     found = slow_lines_of(session)
     if not found or found[0][1] < MIN_COMMON_SHARE:
-        why = "no sample fell into one" if not found else "they are slow in different lines or in operators"
-        return f" What they have in common is not known: {why}.", unknown, 0.0
+        why = "no stack sample fell into one" if not found else "they are slow in different lines or in operators"
+        return f" Their common cause is unknown: {why}.", unknown, 0.0
     line, share, least = found[0]
     if line is None:
-        text = f" {percent(share)} of what they take longer is automatic garbage collection."
+        text = f" {percent(share)} of their extra time is automatic garbage collection."
         return text, "call gc.freeze() before training and raise the collector's thresholds", least
     where = place(line.function, site_of(line.file, line.line))
-    text = f" {percent(share)} of what they take longer passes in {where}{f', in {line.call}' if line.call else ''}."
-    return text, f"run {where} in a tenth of these steps, or in the background", least
+    text = f" {percent(share)} of their extra time is spent in {where}{f', in {line.call}' if line.call else ''}."
+    return text, f"run {where} in every tenth of these steps, or in the background", least
 
 
 def _coreless(session: Session) -> float:

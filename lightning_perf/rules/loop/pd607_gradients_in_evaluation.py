@@ -57,8 +57,8 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="low" if share >= LOW_SHARE else "info",
         summary=(
-            f"Validation, {percent(share)} of training time, builds autograd graphs that nothing uses; they cost memory "
-            f"and time. {how_to_measure([prescription])}"
+            f"Validation, {percent(share)} of training time, builds autograd graphs that nothing uses; they cost "
+            f"memory and time. {how_to_measure([prescription])}"
         ),
         evidence=(
             fact("validation's outputs hold a graph", True),

@@ -42,7 +42,7 @@ TraceML's memory states (92 % and 97 % of the device).
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the peak with the capacity."""
+    """Compare the peak with the capacity."""
     device = device_memory_of(session)
     fraction = capacity_fraction(device)
     if fraction < NEAR_CAPACITY_FRACTION:
@@ -52,11 +52,11 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=(
-            f"At its peak {device.device} has {percent(fraction)} of its memory in use. "
-            "A batch a little larger than those seen would end the run."
+            f"{device.device} uses {percent(fraction)} of its memory at its peak. "
+            "A slightly larger batch would end the run."
         ),
         evidence=(
-            fact("peak of reserved memory, of the device", fraction, "fraction", NEAR_CAPACITY_FRACTION),
+            fact("peak of reserved memory ÷ memory of the device", fraction, "fraction", NEAR_CAPACITY_FRACTION),
             fact("peak of allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
         prescriptions=(CHECKPOINTING, *bf16_of(session), smaller_batch(session, n_samples)),

@@ -38,24 +38,24 @@ for half the memory or less.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares this part with the peak."""
+    """Compare activations with the peak."""
     breakdown = breakdown_of(session)
     if breakdown.activations_bytes is None:
         raise Skip(breakdown.activations_basis)
     whole = whole_of(breakdown)
     if whole <= 0:
-        raise Skip("nothing was counted")
+        raise Skip("no memory was counted")
     fraction = breakdown.activations_bytes / whole
     if fraction <= MIN_FRACTION or not is_tight(session):
         return None
     return unsigned_finding(
         severity="medium",
         summary=(
-            f"Activations take {percent(fraction)} of what memory holds, {size_text(breakdown.activations_bytes)}. "
-            "Memory is what limits this run."
+            f"Activations are {percent(fraction)} of the memory in use ({size_text(breakdown.activations_bytes)}), "
+            "and memory limits this run."
         ),
         evidence=(
-            fact("activations, of what memory holds", fraction, "fraction", MIN_FRACTION),
+            fact("activations ÷ memory in use", fraction, "fraction", MIN_FRACTION),
             fact("activations", breakdown.activations_bytes, "bytes"),
         ),
         prescriptions=(CHECKPOINTING, *bf16_of(session)),

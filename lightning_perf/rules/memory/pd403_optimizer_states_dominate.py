@@ -36,13 +36,13 @@ ZeRO (S. Rajbhandari et al., 2020) on what states take; RULES thresholds of this
 
 
 def check(session: Session) -> Finding | None:
-    """Compares this part with the peak."""
+    """Compare optimizer states with the peak."""
     breakdown = breakdown_of(session)
     if breakdown.optimizer_bytes is None:
         raise Skip(breakdown.optimizer_basis)
     whole = whole_of(breakdown)
     if whole <= 0:
-        raise Skip("nothing was counted")
+        raise Skip("no memory was counted")
     fraction = breakdown.optimizer_bytes / whole
     if fraction <= MIN_FRACTION:
         return None
@@ -50,11 +50,11 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="medium" if tight else "info",
         summary=(
-            f"Optimizer states take {percent(fraction)} of what memory holds, {size_text(breakdown.optimizer_bytes)}. "
-            + ("That is the part to shrink." if tight else "That is the part to shrink should memory become tight.")
+            f"Optimizer states are {percent(fraction)} of the memory in use ({size_text(breakdown.optimizer_bytes)})."
+            + (" Memory limits this run." if tight else "")
         ),
         evidence=(
-            fact("optimizer states, of what memory holds", fraction, "fraction", MIN_FRACTION),
+            fact("optimizer states ÷ memory in use", fraction, "fraction", MIN_FRACTION),
             fact("optimizer states", breakdown.optimizer_bytes, "bytes"),
         ),
         prescriptions=(smaller_optimizer(session),),

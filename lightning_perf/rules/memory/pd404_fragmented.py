@@ -41,7 +41,7 @@ torch's notes on CUDA memory management; TraceML (reserved at twice the allocate
 
 
 def check(session: Session) -> Finding | None:
-    """Compares what is held with what is used."""
+    """Compare reserved with allocated memory."""
     device = device_memory_of(session)
     excess_bytes = device.peak_reserved_bytes - device.peak_allocated_bytes
     split_bytes = device.inactive_split_bytes or 0
@@ -55,11 +55,11 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="medium" if is_tight(session) else "low",
         summary=(
-            f"The allocator holds {size_text(device.peak_reserved_bytes)} of {device.device} for tensors that take "
-            f"{size_text(device.peak_allocated_bytes)}. Its memory is {'' if is_known else 'likely '}in pieces."
+            f"The allocator reserves {size_text(device.peak_reserved_bytes)} of {device.device} for tensors of "
+            f"{size_text(device.peak_allocated_bytes)}: its memory is {'' if is_known else 'likely '}fragmented."
         ),
         evidence=(
-            fact("peak reserved over peak allocated", ratio, "ratio", MIN_RATIO),
+            fact("peak reserved ÷ peak allocated", ratio, "ratio", MIN_RATIO),
             *((_split_evidence(split_fraction),) if is_known else ()),
         ),
         prescriptions=(EXPANDABLE_SEGMENTS,),
@@ -68,7 +68,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _split_evidence(fraction: float) -> Evidence:
-    return fact("free parts of blocks in use, of what is reserved", fraction, "fraction", MIN_SPLIT_FRACTION)
+    return fact("free parts of used blocks ÷ reserved memory", fraction, "fraction", MIN_SPLIT_FRACTION)
 
 
 RULE = Rule(code="PD404", name="fragmented", category="memory", docs=DOCS, check=check)

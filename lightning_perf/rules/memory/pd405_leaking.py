@@ -41,14 +41,14 @@ The third source's second pitfall (a list of losses that hold graphs); P. K. Sen
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for a trend that rises, and for what was seen to gather graphs."""
+    """Look for rising memory and for containers that keep autograd graphs."""
     memory = session.memory
-    trends = [g for g in memory.growth if g.where != "workers"]  # PD113 speaks of those
+    trends = [g for g in memory.growth if g.where != "workers"]  # PD113
     held = [s for s in memory.held_graphs if s.n_with_graph >= MIN_HELD or s.kind == "graph"]
     leaks = [g for g in trends if is_leak(g)]
     if not leaks and not held:
         if not trends:
-            raise Skip(session.missing.get("memory", "memory was not watched for long enough"))
+            raise Skip(session.missing.get("memory", "memory was not measured for long enough"))
         return None
     worst = max(leaks, key=lambda g: g.bytes_per_step, default=None)
     is_hidden = worst is not None and worst.where == "heap" and not any(g.where == "host" for g in leaks)
@@ -60,7 +60,7 @@ def check(session: Session) -> Finding | None:
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
-            *(fact(f"{s.name}: gained a step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
+            *(fact(f"{s.name}: gained per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
         prescriptions=(_prescription(suspects),),
         confidence="high" if suspects else "medium",
@@ -71,21 +71,21 @@ def _summary(growth: Growth | None, suspects: tuple[Suspect, ...], is_hidden: bo
     first = suspects[0] if suspects else None
     if growth is None:
         assert first is not None
-        gathers = "gains autograd nodes" if first.kind == "graph" else "gathers tensors with their autograd graphs"
-        return f"{first.name} {gathers} at every step. {_what(first)}."
-    place = "The host's memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
-    text = f"{place} grows by {size_text(growth.bytes_per_step)} a step"
-    hidden = " Resident memory does not show it while the heap has freed room." if is_hidden else ""
+        gathers = "gains autograd nodes" if first.kind == "graph" else "keeps tensors with their autograd graphs"
+        return f"{first.name} {gathers} in every step. {_what(first)}."
+    place = "Host memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
+    text = f"{place} grows by {size_text(growth.bytes_per_step)} per step"
+    hidden = " Resident memory does not show it as long as the heap has free blocks." if is_hidden else ""
     if first is None:
-        return f"{text}. No container of tensors was seen to grow along with it.{hidden}"
+        return f"{text}. No container of tensors that grows with it was found.{hidden}"
     return f"{text}, and {first.name} grows with it. {_what(first)}.{hidden}"
 
 
 def _what(suspect: Suspect) -> str:
     if suspect.kind == "graph":
-        return f"It is one tensor whose graph of {suspect.n_items} nodes gains {suspect.items_per_step:.0f} a step"
+        return f"It is one tensor whose graph of {suspect.n_items} nodes gains {suspect.items_per_step:.0f} per step"
     graphs = f", {suspect.n_with_graph} of them with graphs" if suspect.n_with_graph else ""
-    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, {suspect.items_per_step:+,.3g} a step"
+    return f"It is a {suspect.kind} of {suspect.n_items} tensors{graphs}, {suspect.items_per_step:+,.3g} per step"
 
 
 def _unit(suspect: Suspect) -> str:
@@ -95,13 +95,13 @@ def _unit(suspect: Suspect) -> str:
 def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
     if any(s.n_with_graph or s.kind == "graph" for s in suspects):
         summary, code = (
-            "keep the value, not the tensor: detach it, or take its item where it is logged",
+            "keep detached values: tensor.detach(), or .item() where it is logged",
             "self.total += loss.detach()" if suspects[0].kind == "graph" else "self.losses.append(loss.detach())",
         )
     elif suspects:
-        summary, code = f"empty {suspects[0].name} once its content was used, or keep only what is needed of it", ""
+        summary, code = f"clear {suspects[0].name} after use, or keep only the needed part", ""
     else:
-        summary, code = "look for what is kept at each step: lists, caches, closures, and memory outside Python", ""
+        summary, code = "look for objects kept in every step: lists, caches, closures, and memory outside Python", ""
     return fix(summary, "minutes", code=code)
 
 

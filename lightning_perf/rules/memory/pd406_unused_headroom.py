@@ -41,8 +41,10 @@ SageMaker Debugger's rule on batch size; TraceML's memory states.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the peak with the capacity, and asks whether the device has work enough."""
+    """Compare the peak with the capacity, and check whether the device is idle."""
     device = device_memory_of(session)
+    if session.memory.oom is not None:
+        return None  # PD408 recommends a smaller batch
     fraction = capacity_fraction(device)
     steps = [step for window in session.windows if window.trace is not None for step in window.trace.steps]
     busy = [step.busy_fraction for step in steps if step.busy_fraction is not None]
@@ -50,14 +52,14 @@ def check(session: Session) -> Finding | None:
     if fraction >= MAX_FRACTION or (busy and not is_idle):
         return None
     fits = larger_batch(session)
-    evidence = [fact("peak of reserved memory, of the device", fraction, "fraction", MAX_FRACTION)]
+    evidence = [fact("peak of reserved memory ÷ memory of the device", fraction, "fraction", MAX_FRACTION)]
     if busy:
         evidence.append(
             fact("device busy in profiled steps", statistics.median(busy), "fraction", MAX_BUSY_FRACTION, len(busy))
         )
     return unsigned_finding(
         severity="low" if is_idle else "info",
-        summary=f"{device.device} uses {percent(fraction)} of its memory.",
+        summary=f"{device.device} uses {percent(fraction)} of its memory at its peak.",
         evidence=tuple(evidence),
         prescriptions=(fix(f"use a larger batch{fits}", "minutes", "semantics", treatment="batch-size"),),
         confidence="medium" if is_idle else "low",

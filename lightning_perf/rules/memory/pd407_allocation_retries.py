@@ -32,7 +32,7 @@ torch's `memory_stats` (num_alloc_retries) and its notes on CUDA memory manageme
 
 
 def check(session: Session) -> Finding | None:
-    """Reads the allocator's count."""
+    """Check the allocator's count of retries."""
     device = device_memory_of(session)
     if device.alloc_retries is None:
         raise Skip(f"the allocator of {device.device} does not count its retries")
@@ -43,8 +43,8 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="medium",
         summary=(
-            f"The allocator of {device.device} flushed its cache {called(device.alloc_retries)} to satisfy a request. "
-            f"{'The' if device.alloc_retries == 1 else 'Each time the'} device was waited for."
+            f"The allocator of {device.device} flushed its cache {called(device.alloc_retries)} to allocate memory, "
+            f"{'and' if device.alloc_retries == 1 else 'each time'} waiting for the device."
         ),
         evidence=(
             fact("allocation retries", device.alloc_retries, "count", 0),

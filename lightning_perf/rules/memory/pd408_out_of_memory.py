@@ -42,22 +42,22 @@ torch's notes on CUDA memory management; the DataLoader's message on killed work
 
 
 def check(session: Session) -> Finding | None:
-    """Reads the post-mortem."""
+    """Report the error that ended the run."""
     oom = session.memory.oom
     if oom is None:
         return None
     where = {
-        "device": "The device's memory ran out",
-        "host": "The host's memory ran out",
+        "device": "Device memory ran out",
+        "host": "Host memory ran out",
         "worker": "A DataLoader worker was killed",
-        "shm": "The shared memory of DataLoader workers ran out",
+        "shm": "Shared memory of the DataLoader workers ran out",
     }[oom.where]
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
-    asked = f" It was asked for {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
-    killed = " That happens when the host's memory runs out." if oom.where == "worker" else ""
-    evidence = [fact("steps before it", oom.step, "count")]
+    asked = f" The failed request was for {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
+    killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
+    evidence = [fact("steps before", oom.step, "count")]
     for tensor in oom.largest_tensors[:3]:
-        name = tensor.name or "a tensor that nobody named"
+        name = tensor.name or "an unnamed tensor"
         evidence.append(fact(f"live: {name}", tensor.n_bytes, "bytes"))
     return unsigned_finding(
         severity="high",
@@ -88,7 +88,11 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ..
     return (*chosen, smaller_batch(session, oom.n_samples))
 
 
-_STREAM = fix("read samples from disk when they are needed instead of keeping them", "hours")
-_MORE_SHARED_MEMORY = fix("give the container more shared memory", "minutes", code="docker run --shm-size=8g ...")
+_STREAM = fix("read samples from disk when needed instead of keeping them in memory", "hours")
+_MORE_SHARED_MEMORY = fix(
+    "start the container with more shared memory: docker run --shm-size=8g",
+    "minutes",
+    code="docker run --shm-size=8g ...",
+)
 
 RULE = Rule(code="PD408", name="out-of-memory", category="memory", docs=DOCS, check=check)

@@ -40,7 +40,7 @@ Linux kernel documentation, cgroup v2 (memory.max, memory.stat).
 
 
 def check(session: Session) -> Finding | None:
-    """Compares use with the limit."""
+    """Compare memory in use with the limit."""
     host = session.memory.host
     if host is None:
         raise Skip(session.missing.get("memory", "the host's memory was not read"))
@@ -51,25 +51,25 @@ def check(session: Session) -> Finding | None:
     swapped_bytes = host.swapped_bytes or 0
     if fraction < MIN_FRACTION and swapped_bytes < MIN_SWAPPED_BYTES:
         return None
-    limit = "the cgroup's limit" if host.limit_basis == "cgroup" else "the machine's memory"
+    limit = "the cgroup's memory limit" if host.limit_basis == "cgroup" else "the machine's memory"
     told = []
     if fraction >= MIN_FRACTION:
-        told.append(f"{percent(fraction)} of {limit}, {size_text(host.limit_bytes)}, was in use.")
+        told.append(f"{percent(fraction)} of {limit} ({size_text(host.limit_bytes)}) was in use.")
     if swapped_bytes >= MIN_SWAPPED_BYTES:
-        told.append(f"{size_text(swapped_bytes)} of this training lie on swap.")
+        told.append(f"{size_text(swapped_bytes)} of this training is swapped out.")
     fewer = fewer_batches_ahead(session)
     return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=" ".join(told),
         evidence=(
-            fact(f"in use, of {limit}", fraction, "fraction", MIN_FRACTION),
-            fact("resident memory of this process, highest", own_bytes, "bytes"),
+            fact(f"memory in use ÷ {limit}", fraction, "fraction", MIN_FRACTION),
+            fact("peak resident memory of this process", own_bytes, "bytes"),
             fact("resident memory of its workers", host.workers_rss_bytes, "bytes", n=host.n_workers),
-            fact("on swap", swapped_bytes, "bytes", MIN_SWAPPED_BYTES),
+            fact("swapped out", swapped_bytes, "bytes", MIN_SWAPPED_BYTES),
         ),
         prescriptions=(
             *((fewer,) if fewer is not None else ()),
-            fix("stream what is kept in memory, or keep less of it", "hours"),
+            fix("stream data instead of keeping it in memory, or keep less", "hours"),
         ),
     )
 

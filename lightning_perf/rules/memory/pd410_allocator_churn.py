@@ -45,7 +45,7 @@ torch's notes on CUDA memory management; a ResNet-18 trace on an MI300X with 1,3
 
 
 def check(session: Session) -> Finding | None:
-    """Charges the calls with the device's idle time."""
+    """Compare the idle time of the device during these calls with the threshold."""
     reading, device = device_reading_of(session)
     allocator = reading.trace.allocator
     if allocator is None:
@@ -54,12 +54,12 @@ def check(session: Session) -> Finding | None:
     if reading.share(exposed_s) < MIN_SHARE:
         return None
     gone = without(reading, "allocator")
-    calls = ", ".join(f"{call.name}: {per_step(reading, call.n)}" for call in allocator.calls[:2])
+    calls = ", ".join(per_step(reading, call.n, call.name, call.name) for call in allocator.calls[:2])
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(exposed_s))} of the time the device waits for the driver to allocate or free "
-            f"memory.{f' {calls}.' if calls else ''}"
+            f"The device waits {percent(reading.share(exposed_s))} of the time for the driver to allocate or free "
+            f"memory{f': {calls}' if calls else ''}."
         ),
         evidence=(
             share_evidence(reading, "allocating and freeing with the device idle", exposed_s, MIN_SHARE),
@@ -67,7 +67,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "let torch keep freed memory: no empty_cache() in the step, caching on, expandable segments",
+                "keep freed memory cached: no torch.cuda.empty_cache() in the step, and expandable_segments:True",
                 "minutes",
                 treatment="expandable-segments",
                 code=_setting(device.kind),
@@ -76,7 +76,7 @@ def check(session: Session) -> Finding | None:
         low_s=gone[1] if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
         method="timed",
-        basis="the calls, during which the device had nothing to do",
+        basis="at most these calls, while the device was idle",
     )
 
 

@@ -34,25 +34,25 @@ The fifth pitfall of the chapter on profiling PyTorch (too few iterations).
 
 
 def check(session: Session) -> Finding | None:
-    """Counts the steady steps."""
+    """Compare the number of steady steps with the minimum."""
     if session.steady is None and session.run.n_steps == 0:
         raise Skip(session.missing.get("steady", "no step was run"))
     n_steps = session.steady.n_steps if session.steady is not None else 0
     if n_steps >= MIN_STEPS:
         return None
-    summary = f"Only {n_steps} steps were measured in the steady state. Figures from so few scatter."
+    summary = f"Only {n_steps} steps were measured in the steady state. Averages of so few steps are unreliable."
     if n_steps == 0:
         summary = "No steps were measured in the steady state."
     return unsigned_finding(
         severity="info",
         summary=summary,
         evidence=(fact("steps in the steady state", n_steps, "count", MIN_STEPS, n_steps),),
-        prescriptions=(fix(f"run {MIN_STEPS} steps or more once the first, slower ones are over", "one line"),),
+        prescriptions=(fix(f"run at least {MIN_STEPS} steps after the warm-up", "one line"),),
     )
 
 
 def _rests_on_it(finding: Finding) -> bool:
-    """Whatever was measured over the steps."""
+    """Return whether a finding rests on steps."""
     return bool(finding.claims) or finding.gain is not None
 
 

@@ -32,7 +32,7 @@ The steady-state criterion of this project's trials (agreement of halves).
 
 
 def check(session: Session) -> Finding | None:
-    """Reads whether the halves agree."""
+    """Report halves that disagree."""
     steady = steady_of(session)
     if steady.is_steady is None:
         raise Skip("fewer than 20 steps: two halves cannot be compared")
@@ -40,14 +40,14 @@ def check(session: Session) -> Finding | None:
         return None
     return unsigned_finding(
         severity="info",
-        summary="The two halves of the measured steps differ by more than a tenth. Figures over both describe neither.",
+        summary="Step time changed by over 10 % between the halves of the run; averages are unreliable.",
         evidence=(fact("the halves agree within 10 %", False, n=steady.n_steps),),
-        prescriptions=(fix("measure longer, on a machine without other work", "minutes"),),
+        prescriptions=(fix("measure longer, on a machine without other load", "minutes"),),
     )
 
 
 def _rests_on_it(finding: Finding) -> bool:
-    """Whatever was measured over the steps."""
+    """Return whether a finding rests on steps."""
     return bool(finding.claims) or finding.gain is not None
 
 

@@ -37,10 +37,10 @@ The budget stated in the documentation of this project's overhead benchmark.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the cost a step with the budget."""
+    """Compare the overhead per step with the budget."""
     overhead = session.overhead
     if overhead is None:
-        raise Skip(session.missing.get("overhead", "PerfDoctor's own cost was not measured"))
+        raise Skip(session.missing.get("overhead", "the overhead was not measured"))
     step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
     is_noticeable = overhead.per_step_us * 1e-6 >= MIN_STEP_SHARE * step_s
     if not (overhead.per_step_us > overhead.budget_us and is_noticeable) and not overhead.backed_off:
@@ -49,17 +49,17 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=(
-            f"PerfDoctor took {overhead.per_step_us:.0f} us a step, its budget is {overhead.budget_us:.0f} us. "
-            f"With {duration(overhead.reporting_s)} outside the steps that is {percent(overhead.share)} of the run."
-            f"{stopped}"
+            f"PerfDoctor takes {overhead.per_step_us:.0f} us per step; its budget is {overhead.budget_us:.0f} us. "
+            f"Including {duration(overhead.reporting_s)} outside of steps, that is {percent(overhead.share)} of the "
+            f"run.{stopped}"
         ),
         evidence=(
-            fact("PerfDoctor's cost a step", overhead.per_step_us, "us", overhead.budget_us),
-            fact("PerfDoctor's share of the run", overhead.share, "fraction"),
+            fact("overhead per step", overhead.per_step_us, "us", overhead.budget_us),
+            fact("overhead ÷ run", overhead.share, "fraction"),
         ),
         prescriptions=(
             fix(
-                "let it measure less, or take it out once the diagnosis is known",
+                "measure less, or remove PerfDoctor once the diagnosis is known",
                 "one line",
                 code="PerfDoctor(memory=False, device_stats=False)",
             ),

@@ -63,11 +63,11 @@ def check(session: Session) -> Finding | None:
     where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
     return unsigned_finding(
         severity="info",
-        summary=f"{percent(share)} of the time belongs to no phase.{where}",
-        evidence=(fact("share of the time in no phase", share, "fraction", MAX_SHARE, steady.n_steps),),
+        summary=f"{percent(share)} of training time belongs to no known phase.{where}",
+        evidence=(fact("share of the time in no known phase", share, "fraction", MAX_SHARE, steady.n_steps),),
         prescriptions=(
             fix(
-                f"look at {line.where}" if line else "look at what runs between the hooks",
+                f"check {line.where}" if line else "profile the code that runs between Lightning's hooks",
                 "minutes",
                 code="" if line else 'Trainer(..., profiler="simple")',
             ),
@@ -92,17 +92,17 @@ def _in_a_trace(session: Session) -> Finding | None:
     words, _ = max(parts.items(), key=lambda item: item[1])
     words = words if trace.device is not None else words.removesuffix(" while the device waits")
     site = late_place(trace)
-    where = f", longest for {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
+    where = f", longest at {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
     return unsigned_finding(
         severity="info",
-        summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, most of it {words}{where}.",
+        summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, mostly {words}{where}.",
         evidence=(
             share_evidence(reading, "unexplained", unexplained_s, MAX_SHARE),
             *(share_evidence(reading, words, seconds) for words, seconds in parts.items() if seconds),
         ),
         prescriptions=(
             fix(
-                "record the trace with Python stacks: they show which line the host is in",
+                "record the trace with Python stacks: they show the lines that the host runs",
                 "minutes",
                 code="torch.profiler.profile(..., with_stack=True)",
             ),

@@ -32,21 +32,21 @@ The documentation of `torch.Event`; the lecture on asynchronous execution of dev
 
 
 def check(session: Session) -> Finding | None:
-    """Looks for the device's times where there is a device."""
+    """Report a device whose times are missing."""
     if is_cpu_run(session):
         return None
     if steady_of(session).device is not None:
         return None
-    reason = session.missing.get("steady.device", "the reason is not known")
+    reason = session.missing.get("steady.device", "the reason is unknown")
     return unsigned_finding(
         severity="info",
-        summary=f"The device's own clock was not read: {reason}.",
+        summary=f"Device times were not measured: {reason}.",
         evidence=(fact("device", ", ".join(d.name for d in session.machine.devices) or "unknown"),),
     )
 
 
 def _rests_on_it(finding: Finding) -> bool:
-    """What differs between the host's view and the device's."""
+    """Return whether a finding differs between host and device times."""
     return finding.category in ("data", "transfer", "compute")
 
 

@@ -31,17 +31,17 @@ This project's promise that no measurement ends a training.
 
 
 def check(session: Session) -> Finding | None:
-    """Names what failed."""
+    """Report the probes that failed."""
     if not session.probes_off:
         return None
     names = ", ".join(sorted({failure.probe for failure in session.probes_off}))
     return unsigned_finding(
         severity="info",
-        summary=f"Switched off after an error: {names}. What they measure is missing from then on.",
+        summary=f"Switched off after an error: {names}. Their measurements are missing from then on.",
         evidence=tuple(
             fact(f"{failure.probe} at step {failure.step}", failure.error) for failure in session.probes_off
         ),
-        prescriptions=(fix("report the error", "minutes"),),
+        prescriptions=(fix("report the error to the developers of lightning-perf", "minutes"),),
     )
 
 

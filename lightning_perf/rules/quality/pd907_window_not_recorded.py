@@ -31,7 +31,7 @@ The documentation of `torch.profiler` (one session at a time).
 
 
 def check(session: Session) -> Finding | None:
-    """Looks at windows that were not recorded."""
+    """Report windows that were not recorded."""
     if not session.windows:
         raise Skip("no profiler window was opened")
     lost = [window for window in session.windows if window.status != "recorded"]
@@ -46,8 +46,8 @@ def check(session: Session) -> Finding | None:
 
 def _summary(n_lost: int, n: int) -> str:
     if n == 1:
-        return "The profiler window holds nothing to read."
-    return f"{n_lost} of {n} profiler windows {'holds' if n_lost == 1 else 'hold'} nothing to read."
+        return "The profiler window is empty."
+    return f"{n_lost} of {n} profiler windows {'is' if n_lost == 1 else 'are'} empty."
 
 
 RULE = Rule(code="PD907", name="window-not-recorded", category="quality", docs=DOCS, check=check)

@@ -44,13 +44,13 @@ NVML's reasons for held-back clocks; the profiling lecture's checklist for 85 de
 
 
 def check(session: Session) -> Finding | None:
-    """Asks the driver's reasons; where it gives none, compares temperature and clocks."""
+    """Check the driver's throttling reasons; without them, compare temperature and clocks."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     reasons = device.throttle_fractions
     hot, clock = device.temperature_c, device.sm_clock_mhz
     if reasons is None and (hot is None or clock is None or not device.max_sm_clock_mhz):
-        raise Skip(f"{device.device} tells neither why its clocks are held back nor its temperature and clock")
+        raise Skip(f"{device.device} reports neither throttling reasons nor its temperature and clock")
     throttled = sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS)
     lost = None if clock is None or not device.max_sm_clock_mhz else 1.0 - clock.mean / device.max_sm_clock_mhz
     is_hot_and_slow = (
@@ -58,23 +58,23 @@ def check(session: Session) -> Finding | None:
     )
     if throttled < MIN_THROTTLED_FRACTION and not is_hot_and_slow:
         return None
-    heat = f"at {hot.p95:.0f} degrees Celsius (p95)" if hot is not None else ""
+    heat = f"at {hot.p95:.0f} °C (p95)" if hot is not None else ""
     slow = f"its clock was {percent(lost)} below its highest" if lost is not None else ""
-    held_back = f"{device.device} was held back by heat {percent(min(1.0, throttled))} of the time"
+    held_back = f"{device.device} was thermally throttled {percent(min(1.0, throttled))} of the time"
     summary = (
-        f"{device.device} ran {heat}; {slow}. Its driver does not tell why."
+        f"{device.device} ran {heat}; {slow}. The driver gives no reason."
         if is_hot_and_slow
         else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
     )
     evidence = (
         *told(
-            "time slowed down by heat",
+            "time thermally throttled",
             min(1.0, throttled) if reasons is not None else None,
             "fraction",
             MIN_THROTTLED_FRACTION,
             device.n_samples,
         ),
-        *sampled("temperature", hot, "degrees Celsius", HOT_C, "p95"),
+        *sampled("temperature", hot, "°C", HOT_C, "p95"),
         *sampled("clock", clock, "MHz"),
         *told("highest clock", device.max_sm_clock_mhz, "MHz"),
     )
@@ -87,14 +87,11 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_COOLER,),
         claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
         low_s=0.0,
-        basis=(
-            "from nothing to the highest clock all the time"
-            + ("" if is_hot_and_slow else ", or as long as heat held it back if that is less")
-        ),
+        basis=("at most the highest clock all the time" + ("" if is_hot_and_slow else " while throttled")),
         confidence="medium" if is_hot_and_slow else "high",
     )
 
 
-_COOLER = fix("cool the device: dust, fans, air flow, neighbours; or lower its power limit a little", "hours")
+_COOLER = fix("improve cooling (dust, fans, air flow), or lower the power limit a little", "hours")
 
 RULE = Rule(code="PD801", name="thermal-throttling", category="system", docs=DOCS, check=check)

@@ -37,11 +37,11 @@ NVML's reasons for held-back clocks; the catalogue's bound of a fifth of the sam
 
 
 def check(session: Session) -> Finding | None:
-    """Asks the driver how often power held the clocks back."""
+    """Compare the time at the power limit with the threshold."""
     device = device_telemetry_of(session)
     if device.throttle_fractions is None:
         reason = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")
-        raise Skip(reason or f"{device.device} does not tell why its clocks are held back")
+        raise Skip(reason or f"{device.device} does not report throttling reasons")
     capped = min(1.0, sum(device.throttle_fractions.get(reason, 0.0) for reason in POWER_REASONS))
     if capped < MIN_CAPPED_FRACTION:
         return None
@@ -52,18 +52,18 @@ def check(session: Session) -> Finding | None:
         severity="low" if is_lowered else "info",
         summary=(
             f"{device.device} was at its power limit {percent(capped)} of the time."
-            + (f" The limit is {limit_w:.0f} W, as delivered it was {default_w:.0f} W." if is_lowered else "")
+            + (f" The limit is {limit_w:.0f} W, its default {default_w:.0f} W." if is_lowered else "")
         ),
         evidence=(
-            fact("time held back by power", capped, "fraction", MIN_CAPPED_FRACTION, device.n_samples),
+            fact("time at the power limit", capped, "fraction", MIN_CAPPED_FRACTION, device.n_samples),
             *sampled("power", device.power_w, "W", limit_w),
-            *told("limit as delivered", default_w, "W"),
+            *told("default limit", default_w, "W"),
             *sampled("clock", device.sm_clock_mhz, "MHz"),
         ),
         prescriptions=(
             (
                 fix(
-                    "raise the power limit to what the device was delivered with, if power and cooling allow",
+                    f"raise the power limit to {default_w:.0f} W, if power supply and cooling allow",
                     "one line",
                     code=f"sudo nvidia-smi -pl {default_w:.0f}",
                 ),

@@ -10,7 +10,7 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import cores_per_rank
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.wording import number_of, percent
 
 # Two busy threads on one core take turns every few milliseconds; an undisturbed thread is moved some times a second.
 MIN_SWITCHES_PER_S = 50.0
@@ -59,8 +59,8 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     queueing = host.process_queueing_fraction or 0.0
     fewer = f"{n_fitting} thread{'s' if n_fitting > 1 else ''}"
     return Diagnosis(
-        f"{n_processes} x {n_threads} computing threads share {usable:g} usable cores"
-        + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
+        f"{number_of(n_processes, 'process', 'processes')} with {n_threads} computing threads share {usable:g} usable "
+        "cores" + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
         (
             fact("computing threads on this node", n_threads * n_processes, "count", usable),
             *told(
@@ -69,12 +69,14 @@ def _diagnosis(session: Session) -> Diagnosis | None:
                 "fraction",
                 MIN_QUEUEING_FRACTION,
             ),
-            *sampled("times a second moved off a core", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S),
+            *sampled(
+                "involuntary context switches per second", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S
+            ),
             *told("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
             *told("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
         ),
         fix(
-            f"let each process use {fewer}",
+            f"use {fewer} per process (now {n_threads})",
             "one line",
             "numerics",
             treatment="threads",

@@ -40,7 +40,7 @@ Linux kernel documentation, CFS bandwidth control (`cpu.stat`).
 
 
 def check(session: Session) -> Finding | None:
-    """Reads how often the cgroup was stopped while the training ran."""
+    """Compare the throttled periods of the cgroup with the threshold."""
     steady = steady_of(session)
     host = host_of(session)
     if not host.throttle_periods:
@@ -53,30 +53,30 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"The CPU quota{f' of {quota:g} cores' if quota else ''} was used up in {percent(share)} of its periods: "
-            "everything stood still until the next one."
+            f"The CPU quota{f' of {quota:g} cores' if quota else ''} is exhausted in {percent(share)} of its periods; "
+            "training then stops until the next period."
         ),
         evidence=(
             fact(
-                "periods in which the quota was used up",
+                "periods in which the quota was exhausted",
                 share,
                 "fraction",
                 MIN_THROTTLED_FRACTION,
                 host.throttle_periods,
             ),
-            *told("time stopped, added up over cores", host.throttled_s, "s"),
+            *told("time throttled, summed over cores", host.throttled_s, "s"),
             *told("quota", quota, "cores"),
         ),
         prescriptions=(
             fix(
-                "raise the quota (Kubernetes: limits.cpu), or use as many workers and threads as it has cores",
+                "raise the quota (Kubernetes: limits.cpu), or use no more workers and threads than it allows",
                 "minutes",
             ),
         ),
         claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
         low_s=0.0,
         method="timed",
-        basis="from nothing to all of the periods in which the quota was used up, or the time stopped if that is less",
+        basis="at most the throttled time",
         confidence="medium",
     )
 

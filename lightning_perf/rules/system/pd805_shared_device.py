@@ -32,12 +32,12 @@ NVML's list of computing processes.
 
 
 def check(session: Session) -> Finding | None:
-    """Counts the others."""
+    """Count the other processes on the device."""
     device = device_telemetry_of(session)
     n_others = device.other_processes
     if n_others is None:
         reason = session.missing.get(f"telemetry.devices.{device.device}.other_processes")
-        raise Skip(reason or f"{device.device} does not tell who computes on it")
+        raise Skip(reason or f"{device.device} does not report its processes")
     if n_others < 1:
         return None
     # Not by the table: how much the others take cannot be told from here.
@@ -45,14 +45,14 @@ def check(session: Session) -> Finding | None:
         severity="medium",
         summary=(
             f"{n_others} other process{'es' if n_others > 1 else ''} computed on {device.device} during this training. "
-            f"{'They share' if n_others > 1 else 'It shares'} its time and its memory."
+            f"{'They share' if n_others > 1 else 'It shares'} its compute time and memory."
         ),
         evidence=(
             fact("other processes on the device", n_others, "count", n=device.n_samples),
-            *told("memory held by others", device.other_memory_bytes, "bytes"),
-            *sampled("utilisation by all together", device.utilisation_fraction, "fraction"),
+            *told("memory of other processes", device.other_memory_bytes, "bytes"),
+            *sampled("utilization by all processes", device.utilisation_fraction, "fraction"),
         ),
-        prescriptions=(fix("see nvidia-smi for whose they are; train where the device is free", "minutes"),),
+        prescriptions=(fix("find the processes with nvidia-smi; use a free device", "minutes"),),
         confidence="medium",
     )
 

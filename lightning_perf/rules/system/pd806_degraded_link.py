@@ -34,13 +34,13 @@ NVML's current and maximum link generation and width; PCI-SIG: each generation d
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the best link seen while the device worked with the highest that it and the slot can do."""
+    """Compare the best link seen under load with the highest that device and slot support."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     now = (device.pcie_generation, device.pcie_width)
     most = (device.max_pcie_generation, device.max_pcie_width)
     if now[0] is None or now[1] is None or not most[0] or not most[1]:
-        raise Skip(f"{device.device} does not tell the state of its link")
+        raise Skip(f"{device.device} does not report the state of its link")
     if now[0] >= most[0] and now[1] >= most[1]:
         return None
     # Each generation doubles the rate of a lane.
@@ -49,21 +49,19 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"{device.device} is linked by PCIe {now[0]} x{now[1]}, it could be {most[0]} x{most[1]}. "
-            f"Copies take {1 / speed:.2g} times as long as they could."
+            f"{device.device} is connected by PCIe {now[0]} x{now[1]} instead of {most[0]} x{most[1]}: "
+            f"copies take up to {1 / speed:.2g} times as long."
         ),
         evidence=(
             fact("PCIe generation", now[0], "count", most[0], device.n_samples),
             fact("PCIe lanes", now[1], "count", most[1], device.n_samples),
-            *sampled("to the device a second", device.pcie_receive_bytes_per_s, "bytes"),
-            *sampled("from the device a second", device.pcie_send_bytes_per_s, "bytes"),
+            *sampled("to the device per second", device.pcie_receive_bytes_per_s, "bytes"),
+            *sampled("from the device per second", device.pcie_send_bytes_per_s, "bytes"),
         ),
-        prescriptions=(
-            fix("reseat the card, or try another slot, riser or BIOS setting for the link's speed", "hours"),
-        ),
+        prescriptions=(fix("reseat the card, or try another slot, riser or BIOS setting for the link speed", "hours"),),
         claims={"transfer": lost * phase_s(steady, "transfer")},
         low_s=0.0,
-        basis="from nothing (copies overlap with computing) to all copies at the full rate",
+        basis="at most all copies at the full rate; nothing if they overlap with computing",
         confidence="medium",
     )
 

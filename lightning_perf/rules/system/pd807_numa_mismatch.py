@@ -40,21 +40,21 @@ machine: hence the low confidence.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the node of the device with the nodes of the process."""
+    """Compare the node of the device with the nodes of the process."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     host = host_of(session)
     node, nodes = device.numa_node, host.process_numa_nodes
     if node is None or not nodes:
-        raise Skip("NUMA nodes are not told, or there is only one")
+        raise Skip("NUMA nodes are not known, or there is only one")
     far = 1.0 if node not in nodes else host.off_device_node_fraction
     if far is None or far < MIN_FAR_FRACTION:
         return None
     return timed_finding(
         steady,
         summary=(
-            f"{device.device} is attached to NUMA node {node}, the training ran elsewhere {percent(far)} of the time"
-            + (f" (it may use node {', '.join(map(str, nodes))} only)." if node not in nodes else ".")
+            f"{device.device} is attached to NUMA node {node}, but training ran on other nodes {percent(far)} of the "
+            "time" + (f" (it may only use node {', '.join(map(str, nodes))})." if node not in nodes else ".")
         ),
         evidence=(
             fact("NUMA node of the device", node),
@@ -63,14 +63,14 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                f"bind the training to node {node}",
+                f"bind the training to NUMA node {node}",
                 "one line",
                 code=f"numactl --cpunodebind={node} --membind={node} python train.py",
             ),
         ),
         claims={"transfer": MAX_TRANSFER_GAIN * far * phase_s(steady, "transfer")},
         low_s=0.0,
-        basis="from nothing to copies a third faster; launches gain less",
+        basis="assumed: at most copies a third faster",
         confidence="low",
     )
 

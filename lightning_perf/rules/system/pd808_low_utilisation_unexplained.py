@@ -38,7 +38,7 @@ SageMaker's rules for low and for fluctuating utilisation (p95 below 70; p95 abo
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the device's utilisation with the bounds; the engine drops this where another finding explains it."""
+    """Compare the device's utilization with the bounds; the engine drops this if another finding explains it."""
     steady_of(session)
     device = device_telemetry_of(session)
     use = needed(session, device, "utilisation_fraction")
@@ -47,20 +47,20 @@ def check(session: Session) -> Finding | None:
     if not is_low and not is_uneven:
         return None
     if is_low:
-        what = f"{device.device} was used at most {percent(use.p95)} (p95)"
+        what = f"{device.device} was at most {percent(use.p95)} utilized (p95)"
     else:
-        what = f"{device.device} was used between {percent(use.p5)} and {percent(use.p95)} (p5 and p95)"
+        what = f"{device.device} was {percent(use.p5)} to {percent(use.p95)} utilized (p5 to p95)"
     # Not by the table: without a cause nothing can be claimed.
     return unsigned_finding(
         severity="low",
-        summary=f"{what}, and no other rule says why.",
+        summary=f"{what}, and no other rule explains it.",
         evidence=(
             fact("utilisation, p95", use.p95, "fraction", LOW_P95, use.n),
             fact("utilisation, p5", use.p5, "fraction", UNEVEN_P5, use.n),
         ),
         prescriptions=(
             fix(
-                "open a profiler window and read where the device is idle",
+                "record a profiler window: it shows where the device is idle",
                 "one line",
                 code="PerfDoctor(schedule=(5, 2, 3, 1))",
             ),

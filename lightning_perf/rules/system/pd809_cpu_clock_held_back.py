@@ -38,13 +38,13 @@ The profiling lecture's checklist; Linux kernel documentation, cpufreq.
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the clock of the training thread's core with what it should reach."""
+    """Compare the clock of the training thread's core with the expected one."""
     steady = steady_of(session)
     host = host_of(session)
     clock = host.cpu_mhz
     full_mhz = host.base_cpu_mhz or host.max_cpu_mhz
     if clock is None or not full_mhz:
-        raise Skip(session.missing.get("telemetry.host.cpu_mhz", "the clock of the CPU is not told"))
+        raise Skip(session.missing.get("telemetry.host.cpu_mhz", "the clock of the CPU is not known"))
     waits = wait_share(steady)
     if not is_cpu_run(session) and waits < MIN_WAIT_SHARE:
         return None  # the device decides the speed
@@ -54,31 +54,33 @@ def check(session: Session) -> Finding | None:
     if clock.p50 >= allowed * full_mhz:
         return None
     level = "the guaranteed clock" if host.base_cpu_mhz else "half of the highest"
-    wanted = f"{'instead of' if host.base_cpu_mhz else 'with a highest clock of'} {full_mhz:.0f} MHz"
+    wanted = f"instead of {'' if host.base_cpu_mhz else 'up to '}{full_mhz:.0f} MHz"
     lost = 1.0 - clock.p50 / (allowed * full_mhz)
     phases = compute_claims(steady, lost) if is_cpu_run(session) else {}
     return timed_finding(
         steady,
         summary=(
-            f"The CPU ran at {clock.p50:.0f} MHz (p50) {wanted} while the training "
-            f"needed it" + (f"; its governor is {host.cpu_governor}." if is_governed else ".")
+            f"The CPU ran at {clock.p50:.0f} MHz (p50) {wanted} under "
+            f"load" + (f"; its governor is {host.cpu_governor}." if is_governed else ".")
         ),
         evidence=(
             *sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
             *told("guaranteed clock", host.base_cpu_mhz, "MHz"),
             *told("highest clock", host.max_cpu_mhz, "MHz"),
-            fact("governor", host.cpu_governor or "not told"),
+            fact("governor", host.cpu_governor or "unknown"),
         ),
         prescriptions=(
             fix(
-                "set the governor to performance" if is_governed else "look for heat or a power limit",
+                "set the CPU governor to performance"
+                if is_governed
+                else "check for thermal throttling or a power limit",
                 "one line" if is_governed else "hours",
                 code="sudo cpupower frequency-set -g performance" if is_governed else "",
             ),
         ),
         claims={**phases, "data_wait": lost * phase_s(steady, "data_wait")},
         low_s=0.0,
-        basis=f"from nothing to computing at {level}",
+        basis=f"at most computing at {level}",
         confidence="medium" if is_governed else "low",
     )
 

@@ -41,7 +41,7 @@ a step pageable, 30.8 ms pinned.
 
 
 def check(session: Session) -> Finding | None:
-    """Charges copies from pageable memory with the time in which no kernel ran."""
+    """Compare the time of copies from pageable memory without a kernel with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = path_s(reading.trace, "pageable_copy")
@@ -52,8 +52,8 @@ def check(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(exposed_s))} of the time only copies from pageable memory run. "
-            f"{_where(copies)}, {copies.h2d_pageable_n} copies in the window."
+            f"The device only copies from pageable memory {percent(reading.share(exposed_s))} of the time. "
+            f"{copies.h2d_pageable_n} copies in the trace{_where(copies)}."
         ),
         evidence=(
             share_evidence(reading, "copying from pageable memory while no kernel ran", exposed_s, MIN_SHARE),
@@ -64,18 +64,18 @@ def check(session: Session) -> Finding | None:
         low_s=gone[1] if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
         method="timed",
-        basis="from copies that stay as long as they are to copies that run beside kernels",
+        basis="at most the copies, if they ran beside kernels",
     )
 
 
 def _where(copies: Copies) -> str:
     sites = [site for site in copies.sites if site.is_pageable and site.direction == "h2d"]
-    return f"Most are made by {place(sites[0].function, sites[0].site)}" if sites else "The trace does not tell by whom"
+    return f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
 
 
 def _pin() -> Prescription:
     return fix(
-        "set pin_memory=True",
+        "set pin_memory=True (now False) on the training loader",
         "one line",
         treatment="loader-pin-memory",
         loader_args={"pin_memory": True},
@@ -85,7 +85,7 @@ def _pin() -> Prescription:
 
 def _make_on_device() -> Prescription:
     return fix(
-        "make these tensors on the device: the loader's batches are pinned already",
+        "create these tensors on the device: the loader already pins its batches",
         "minutes",
         code="torch.zeros(n, device=self.device)  # instead of torch.zeros(n).to(self.device)",
     )

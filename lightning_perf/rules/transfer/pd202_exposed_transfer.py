@@ -43,7 +43,7 @@ A case study of transfers that block; XProf's input-bound threshold; a benchmark
 
 
 def check(session: Session) -> Finding | None:
-    """Charges copies from pinned memory with the time in which no kernel ran."""
+    """Compare the time of copies from pinned memory without a kernel with the threshold."""
     reading, device = device_reading_of(session)
     copies = reading.trace.copies
     if copies is None:
@@ -54,12 +54,12 @@ def check(session: Session) -> Finding | None:
     overlap_s = min(exposed_s, device.compute_s)
     smaller_s = REMOVABLE_PART * exposed_s
     smaller = fix(
-        "copy fewer bytes: send uint8 (or the dtype stored) and convert on the device",
+        "copy fewer bytes: send uint8 (or the stored dtype) and convert on the device",
         "minutes",
         code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255",
     )
     prefetch = fix(
-        "copy the next batch on a side stream while this one is trained on",
+        "copy the next batch on a side stream while this one is computed",
         "hours",
         code="with torch.cuda.stream(side):\n    upcoming = batch.to(device, non_blocking=True)",
     )
@@ -68,12 +68,12 @@ def check(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(exposed_s))} of the time the device only copies from pinned memory. "
-            f"{copies.h2d_n} copies, and no kernel runs beside them."
+            f"The device only copies from pinned memory {percent(reading.share(exposed_s))} of the time: "
+            f"{copies.h2d_n} copies in the trace without a kernel beside them."
         ),
         evidence=(
             share_evidence(reading, "copying from pinned memory while no kernel ran", exposed_s, MIN_SHARE),
-            share_evidence(reading, "kernels running, behind which copies could hide", device.compute_s),
+            share_evidence(reading, "kernels running, beside which copies could run", device.compute_s),
             *((fact("speed of the copies", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
         ),
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),

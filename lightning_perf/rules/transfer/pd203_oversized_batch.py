@@ -43,7 +43,7 @@ The project's catalogue for the factor of two; the issue of float64 arrays is on
 
 
 def check(session: Session) -> Finding | None:
-    """Compares the bytes of a batch with what its values need."""
+    """Compare the bytes of a batch with what its values need."""
     probe = probe_of(session)
     if probe.batch_bytes is None:
         raise Skip(probe.missing.get("batch_bytes", "the size of a batch is not known"))
@@ -58,21 +58,21 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         stage,
         summary=(
-            f"A batch takes {size_text(probe.batch_bytes)} where its values need {size_text(needed_bytes)}, "
-            f"{ratio:.1f} times less. {_why(probe)}"
+            f"A batch has {size_text(probe.batch_bytes)}, its values need {size_text(needed_bytes)} "
+            f"({ratio:.1f} times less). {_why(probe)}"
         ),
         evidence=(
             fact("bytes of a batch", probe.batch_bytes, "bytes", MIN_BYTES),
-            fact("of what its values need", ratio, "ratio", MIN_RATIO),
+            fact("bytes ÷ bytes that its values need", ratio, "ratio", MIN_RATIO),
             *((fact("float64", wide, "bytes"),) if wide else ()),
             *((fact("floats whose values fit one byte", probe.narrow_bytes, "bytes"),) if probe.narrow_bytes else ()),
         ),
         prescriptions=(
             Prescription(
                 treatment="",
-                summary=f"hand over uint8{' (or float32)' if wide else ''} and convert on the device"
+                summary=f"return uint8{' (or float32)' if wide else ''} and convert on the device"
                 if probe.narrow_bytes
-                else "hand over float32",
+                else "return float32 instead of float64",
                 # Rounding float64 to float32 changes what is computed; bytes converted later do not.
                 safety="exact" if probe.narrow_bytes and not wide - probe.narrow_bytes > 0 else "numerics",
                 effort="minutes",
@@ -87,7 +87,7 @@ def check(session: Session) -> Finding | None:
         },
         low_s=0.0,
         method="timed",
-        basis="from nothing to the same part of the time in which batches are moved",
+        basis="at most the same part of the time that moves batches",
         confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
     )
 
@@ -102,8 +102,8 @@ def _needed_bytes(probe: LoaderProbe) -> int:
 
 def _why(probe: LoaderProbe) -> str:
     if probe.narrow_bytes and probe.narrow_bytes >= probe.bytes_by_dtype.get("float64", 0):
-        return "Every value of its floats fits one byte."
-    return "It is float64." if not probe.narrow_bytes else "It is float64, and in part bytes made into floats."
+        return "All of its float values fit into one byte."
+    return "It is float64." if not probe.narrow_bytes else "It is float64; part of its values fit into one byte."
 
 
 RULE = Rule(

@@ -46,7 +46,7 @@ The profiling lecture's and the checklist's advice on `.cpu()` and `.item()` in 
 
 
 def check(session: Session) -> Finding | None:
-    """Charges copies to the host with the time in which no kernel ran."""
+    """Compare the time of copies to the host without a kernel with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = path_s(reading.trace, "device_to_host")
@@ -58,8 +58,8 @@ def check(session: Session) -> Finding | None:
     return trace_finding(
         reading,
         summary=(
-            f"{percent(reading.share(exposed_s))} of the time the device only copies back to the host. "
-            f"Copies: {per_step(reading, copies.d2h_n)}{where}."
+            f"The device only copies to the host {percent(reading.share(exposed_s))} of the time: "
+            f"{per_step(reading, copies.d2h_n, 'copy', 'copies')}{where}."
         ),
         evidence=(
             share_evidence(reading, "copying to the host while no kernel ran", exposed_s, MIN_SHARE),
@@ -67,7 +67,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "keep it on the device: reduce there, and copy at the end of the epoch",
+                "keep results on the device: reduce there, and copy once at the end of the epoch",
                 "minutes",
                 code="self.total += loss.detach()  # .cpu() once, in on_train_epoch_end",
             ),
@@ -75,7 +75,7 @@ def check(session: Session) -> Finding | None:
         low_s=gone[1] if gone else 0.0,
         high_s=min(exposed_s, gone[2]) if gone else exposed_s,
         method="timed",
-        basis="at most the copies themselves, where no kernel ran",
+        basis="at most the copies without a kernel beside them",
     )
 
 
