@@ -27,48 +27,14 @@ from lightning_perf.records import (
 
 from .machine_signals import COMPUTE_PHASES, wait_share
 from .rule import Skip
-from .signals import cores_per_rank, is_cpu_run, loaders_of, steady_of
+from .signals import loaders_of, steady_of
+from .worker_bounds import COMPUTES_FRACTION, CORES, TRANSPORT_HIGH_S, TRANSPORT_LOW_S, Step, batch_cost, bound, cap
 
 # A setting within this fraction of the best is as good: differences below it cannot be measured in a training.
 SLACK = 0.02
-# What the main process pays to take a batch of a few small tensors from a worker (queue, shared memory, unpickling),
-# from about 50 us on an idle machine to 500 us on a busy one. A batch that is made faster gains nothing by workers.
-TRANSPORT_LOW_S = 50e-6
-TRANSPORT_HIGH_S = 500e-6
-# Fewer cores than this for a rank leave none for a worker that computes beside the training process itself.
-MIN_CORES = 2.0
-# Making samples that is on a core for less than this share of its time waits rather than computes.
-COMPUTES_FRACTION = 0.5
 # Steps that stray farther change during the run (PD605, PD902): no interval describes them.
 MOST_SPREAD = 0.5
-# Of /dev/shm: what batches in flight may fill (PD112 asks for twice what they need).
-SHM_SHARE = 0.5
-DEFAULT_PREFETCH = 2
 PREFETCH_FACTORS = (2, 4, 8)
-
-CORES = "the cores of this rank"
-BATCHES = "the batches of an epoch"
-SHM = "what /dev/shm holds"
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with so many workers.
-
-    Attributes:
-        num_workers: Workers.
-        step_s: Seconds per step.
-        low_s: Lower end of its interval.
-        high_s: Upper end.
-        fetch_s: Seconds from one batch to the next if nobody computed meanwhile.
-        is_measured: Whether the probe measured the step, rather than only the loader by itself.
-    """
-
-    num_workers: int
-    step_s: float
-    low_s: float
-    high_s: float
-    fetch_s: float
-    is_measured: bool = False
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,8 +143,8 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     compute_s = max(step_s - wait_s, 0.0)
     batch_s, basis = delivered_batch_s(probe) if probe is not None else None, "loader probe"
     if batch_s is None:
-        batch_s, basis = _batch_cost(stage, n_now, step_s, compute_s, wait_s)
-    n_cap, cap_basis = _cap(session, loader, probe)
+        batch_s, basis = batch_cost(stage, n_now, step_s, compute_s, wait_s)
+    n_cap, cap_basis = cap(session, loader, probe)
     n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
     tried = [point for point in probe.curve if point.num_workers <= max(n_cap, n_now)] if probe is not None else []
     steps = tuple(_step(session, probe, point, compute_s) for point in tried) if probe is not None else ()
@@ -187,7 +153,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     n_workers = min(n_needed, n_cap) if chosen is None else chosen.num_workers
     saved = (0.0, 0.0)
     if n_workers > n_now:
-        saved = saved_by(step_s, now, chosen or _bound(session, batch_s, compute_s, n_workers), run_spread(session))
+        saved = saved_by(step_s, now, chosen or bound(session, batch_s, compute_s, n_workers), run_spread(session))
     takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
         n_now=n_now,
@@ -257,7 +223,7 @@ def predicted_steps(session: Session) -> StageTimes | None:
     n_now = probe.num_workers or 0
     point = point_at(probe, n_now)
     now = (
-        _bound(session, batch_s, probe.compute_s, n_now)
+        bound(session, batch_s, probe.compute_s, n_now)
         if point is None
         else _step(session, probe, point, probe.compute_s)
     )
@@ -337,7 +303,7 @@ def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: f
         low_s = max(compute_s + min(take_s, TRANSPORT_LOW_S), point.low_s)
         step_s = max(compute_s + take_s, point.batch_s)
         is_computing = probe.getitem_cpu_fraction is None or probe.getitem_cpu_fraction >= COMPUTES_FRACTION
-        shared_s = _bound(session, alone, compute_s, point.num_workers).high_s if is_computing else 0.0
+        shared_s = bound(session, alone, compute_s, point.num_workers).high_s if is_computing else 0.0
         high_s = max(step_s, point.high_s, shared_s)
     return Step(num_workers=point.num_workers, step_s=step_s, low_s=low_s, high_s=high_s, fetch_s=point.batch_s)
 
@@ -390,52 +356,3 @@ def saved_by(step_s: float, now: Step | None, chosen: Step, spread: float) -> tu
     if now is not None and now.is_measured and chosen.is_measured:
         ends += [step_s * (1 - high_s / now.low_s), step_s * (1 - low_s / now.high_s)]
     return max(0.0, min(ends)), max(0.0, *ends)
-
-
-# -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-def _batch_cost(stage: StageTimes, n_now: int, step_s: float, compute_s: float, wait_s: float) -> tuple[float, str]:
-    """Return the seconds to make one batch, and how they are known."""
-    fetch = stage.fetch
-    if n_now == 0:
-        if fetch is None or fetch.wait_s.p50 <= 0:
-            return wait_s, "mean wait for a batch"
-        return fetch.wait_s.p50, "median wait for a batch, made in the training process"
-    measured_s = fetch.in_process_batch_s if fetch is not None else None
-    # A measured cost that n workers would hide does not explain the wait: they get in one another's way.
-    if measured_s is not None and measured_s > n_now * compute_s:
-        return measured_s, "measured in a process without workers"
-    return n_now * step_s, f"{n_now} workers deliver one batch a step between them"
-
-
-def _bound(session: Session, batch_s: float, compute_s: float, n_workers: int) -> Step:
-    """Return the step between workers that wait on no core and workers that compute on shared ones."""
-    if n_workers == 0:
-        step_s = compute_s + batch_s
-        return Step(num_workers=0, step_s=step_s, low_s=step_s, high_s=step_s, fetch_s=batch_s)
-    cores = cores_per_rank(session)
-    if is_cpu_run(session):
-        n_threads = min(session.settings.torch.n_threads or cores, cores)
-        shared_s = max(batch_s / n_workers, (compute_s * n_threads + batch_s) / cores)
-    else:  # the training process keeps one core busy launching work
-        shared_s = batch_s / max(1.0, min(n_workers, cores - 1))
-    low_s = max(compute_s + TRANSPORT_LOW_S, batch_s / n_workers)
-    high_s = max(low_s, compute_s + TRANSPORT_HIGH_S, shared_s)
-    return Step(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
-
-
-def _cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:
-    """Return the most workers that can be of use, and what sets that."""
-    cores = cores_per_rank(session)
-    caps = {CORES: math.floor(cores) if cores >= MIN_CORES else 0}
-    if probe is not None and probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_FRACTION:
-        caps[CORES] = max(caps[CORES], max((point.num_workers for point in probe.curve), default=0))
-    if loader.n_batches is not None:
-        caps[BATCHES] = loader.n_batches
-    shm_bytes = session.machine.shm_bytes
-    if probe is not None and shm_bytes is not None and probe.batch_bytes:
-        n_batches = shm_bytes / max(1, session.machine.local_world_size) / probe.batch_bytes
-        caps[SHM] = math.floor(SHM_SHARE * n_batches / (loader.prefetch_factor or DEFAULT_PREFETCH))
-    basis = min(caps, key=lambda name: caps[name])  # the first of equals: the cores
-    return caps[basis], basis

@@ -7,9 +7,10 @@ from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, LoaderProbe, LoaderSettings, Session, StageTimes
 
-from .loader_curve import COMPUTES_FRACTION, TRANSPORT_HIGH_S, Feeding, point_at
+from .loader_curve import Feeding, point_at
 from .signals import loaders_of, phase_s
 from .wording import percent, place, site_of
+from .worker_bounds import COMPUTES_FRACTION, TRANSPORT_HIGH_S
 
 # Where waiting begins to count: the bound of PD101.
 MIN_WAIT_SHARE = 0.05

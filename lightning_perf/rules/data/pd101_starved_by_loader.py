@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import CORES, WorkerPlan, plan_evidence, plan_workers, predicted_steps
+from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.traced_loader import MIN_SHARE, starved_in_trace
 from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
+from lightning_perf.rules.worker_bounds import CORES
 
 DOCS = """\
 ## What it measures

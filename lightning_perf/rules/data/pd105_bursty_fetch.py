@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import DEFAULT_PREFETCH, PREFETCH_FACTORS, SLACK, Feeding, feeding_of
+from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, SLACK, Feeding, feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_BURST_SHARE,
     burst_share,
@@ -19,6 +19,7 @@ from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.wording import duration, percent, spent_waiting
+from lightning_perf.rules.worker_bounds import DEFAULT_PREFETCH
 
 # Waits that differ by less than half are ordinary scatter.
 MIN_P90_OVER_P50 = 1.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import COMPUTES_FRACTION, timed_steps_of
+from lightning_perf.rules.loader_curve import timed_steps_of
 from lightning_perf.rules.loader_signals import (
     MIN_WAIT_SHARE,
     function_evidence,
@@ -18,6 +18,7 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.wording import percent, spent_waiting
+from lightning_perf.rules.worker_bounds import COMPUTES_FRACTION
 
 # Loading that is neither on a core nor queueing for one for most of its time is not bound by computing.
 MIN_BLOCKED_FRACTION = 0.60

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.loader_curve import DEFAULT_PREFETCH
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import loaders_of
+from lightning_perf.rules.worker_bounds import DEFAULT_PREFETCH
 
 # Batches that workers hold ready, twice: one set is made while another is on its way (the project's catalogue).
 SAFETY_FACTOR = 2

@@ -103,7 +103,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     return timed_finding(
         steady,
         summary=(
-            f"Rank {worst.rank}{where} slows down {_others(len(ranks.summaries) - 1)}: it works "
+            f"Rank {worst.rank}{where} slows down {'all others' if len(ranks.summaries) > 2 else 'the other rank'}: it works "
             f"{duration(worst.own_s)} per step{'' if is_usual else ' on average'}, "
             f"{'the others' if len(ranks.summaries) > 2 else 'the other'} {duration(usual_s)}. "
             f"The difference is mostly {cause}{_name_of(worst, part)}.{_line_of(ranks, worst)}{_slow_too(others)}"
@@ -188,13 +188,8 @@ def _line_of(ranks: Ranks, worst: RankSummary) -> str:
 
 
 def _slow_too(ranks: list[int]) -> str:
-    if not ranks:
-        return ""
-    return f" Rank {ranks[0]} is slow too." if len(ranks) == 1 else f" Ranks {listed(ranks)} are slow too."
-
-
-def _others(n: int) -> str:
-    return "the other rank" if n == 1 else f"the other {n} ranks"
+    many = f" Ranks {listed(ranks)} are slow too." if ranks else ""
+    return f" Rank {ranks[0]} is slow too." if len(ranks) == 1 else many
 
 
 def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescription:
