@@ -67,5 +67,5 @@ def test_computing_that_takes_longer_is_the_machines_when_others_took_its_cores(
     description["settings"] = {"trainer": {"accelerator": accelerator}}
     finding = next(f for f in diagnose(build_session(description)).findings if f.code == "PD605")
     assert finding.severity == severity
-    assert ("less of the cores" in finding.summary) == (severity == "info")
+    assert ("fewer cores" in finding.summary) == (severity == "info")
     assert (finding.gain is None) == (severity == "info")

@@ -113,7 +113,8 @@ def test_mended_step_lies_in_the_interval_predicted_from_the_starved_one() -> No
     median = (measured[2] + measured[3]) / 2
     assert loader.low_s <= median <= loader.high_s
     assert loader.low_s <= mean_step_s(WORKERS_4) <= loader.high_s
-    assert loader.high_s < 0.9 * loader.step_s  # and the interval says something
+    assert loader.low_s < 0.9 * loader.step_s
+    assert loader.high_s == loader.step_s  # a trace does not show what a fix leaves: nothing is certain
 
 
 def test_only_the_first_of_the_pair_is_starved() -> None:
