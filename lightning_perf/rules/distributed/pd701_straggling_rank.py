@@ -103,7 +103,8 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     return timed_finding(
         steady,
         summary=(
-            f"Rank {worst.rank}{where} slows down {'all others' if len(ranks.summaries) > 2 else 'the other rank'}: it works "
+            f"Rank {worst.rank}{where} slows down {'all others' if len(ranks.summaries) > 2 else 'the other rank'}: "
+            "it works "
             f"{duration(worst.own_s)} per step{'' if is_usual else ' on average'}, "
             f"{'the others' if len(ranks.summaries) > 2 else 'the other'} {duration(usual_s)}. "
             f"The difference is mostly {cause}{_name_of(worst, part)}.{_line_of(ranks, worst)}{_slow_too(others)}"
