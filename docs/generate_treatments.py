@@ -79,7 +79,7 @@ def _entry(one: Treatment) -> list[str]:
 
 
 def _category(one: Treatment) -> str:
-    return type(one).__module__.split(".")[-2]
+    return type(one).__module__.split(".")[-1]
 
 
 def _capital(text: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
 from lightning_perf.probes.recording import WindowOptions
-from lightning_perf.treatments.doses import parse_all
 from lightning_perf.treatments.registry import all_treatments
+from lightning_perf.treatments.specs import parse_all
 
 REPORTS = ("console", "tensorboard", "json")
 """Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""
@@ -145,12 +145,12 @@ def checked_apply(treatments: Any) -> tuple[str, ...]:
         or not all(isinstance(treatment, str) for treatment in treatments)
     ):
         raise ConfigError(f'apply={treatments!r}: expected a list of treatments, e.g. ["loader-workers"]')
-    for dose in parse_all(treatments):
-        if not dose.treatment.is_live:
+    for spec in parse_all(treatments):
+        if not spec.treatment.is_live:
             live = ", ".join(treatment.id for treatment in all_treatments() if treatment.is_live)
             raise ConfigError(
-                f"apply={dose.text!r}: it cannot be applied between epochs, only before the training starts, "
-                f"e.g. by lightning-perf run --with {dose.text}; expected some of {live}"
+                f"apply={spec.text!r}: it cannot be applied between epochs, only before the training starts, "
+                f"e.g. by lightning-perf run --with {spec.text}; expected some of {live}"
             )
     return tuple(treatments)
 

@@ -14,7 +14,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import AppliedTreatment, Session
 from lightning_perf.seams import Undos
 from lightning_perf.treatments.applier import Applier
-from lightning_perf.treatments.doses import Dose, parse, with_default
+from lightning_perf.treatments.specs import TreatmentSpec, parse, with_default
 
 Request = tuple[str, str]
 """A treatment with its value as text, and the code of the finding that asks for it."""
@@ -34,7 +34,9 @@ class LiveTreatments:
 
     def __init__(self, texts: Sequence[str]) -> None:
         # Workers come before what needs them.
-        self._waiting: list[Dose] = sorted(map(parse, texts), key=lambda dose: dose.treatment.id != "loader-workers")
+        self._waiting: list[TreatmentSpec] = sorted(
+            map(parse, texts), key=lambda spec: spec.treatment.id != "loader-workers"
+        )
         self._undos = Undos()
         self.applied: tuple[AppliedTreatment, ...] = ()
 
@@ -42,15 +44,15 @@ class LiveTreatments:
         """What a diagnosis asks for, of those not yet applied; plain data, to be sent to other ranks."""
         if session is None:
             return []
-        asked = [(dose, _asking(session, dose)) for dose in self._waiting]
-        return [(with_default(dose, session).text, code) for dose, code in asked if code is not None]
+        asked = [(spec, _asking(session, spec)) for spec in self._waiting]
+        return [(with_default(spec, session).text, code) for spec, code in asked if code is not None]
 
     def apply(self, requests: Sequence[Request], trainer: Any, module: Any) -> None:
         """Applies them, in ``on_train_epoch_start``. One that cannot be applied leaves nothing behind."""
         for text, code in requests:
-            dose = parse(text)
-            self._waiting = [one for one in self._waiting if one.treatment.id != dose.treatment.id]
-            applier = Applier([dose], partial(_tell_kept, text))
+            spec = parse(text)
+            self._waiting = [one for one in self._waiting if one.treatment.id != spec.treatment.id]
+            applier = Applier([spec], partial(_tell_kept, text))
             reason = ""
             self._undos.note(applier.undo)  # before the change: an interrupt may come meanwhile
             try:
@@ -89,9 +91,9 @@ def _tell_kept(treatment: str, error: TreatmentError) -> None:
     _log.warning("PerfDoctor leaves a training loader as it is, to which %s cannot be applied: %s", treatment, error)
 
 
-def _asking(session: Session, dose: Dose) -> str | None:
+def _asking(session: Session, spec: TreatmentSpec) -> str | None:
     """The code of the best finding that prescribes a treatment."""
     for finding in session.findings:
-        if any(prescription.treatment == dose.treatment.id for prescription in finding.prescriptions):
+        if any(prescription.treatment == spec.treatment.id for prescription in finding.prescriptions):
             return finding.code
     return None

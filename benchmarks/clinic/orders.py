@@ -10,7 +10,7 @@ from score import ALARMS
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Session
-from lightning_perf.treatments.doses import parse, with_default
+from lightning_perf.treatments.specs import parse, with_default
 
 
 def diagnoses(cases: Iterable[Case], healthy_rounds: int) -> list[Order]:

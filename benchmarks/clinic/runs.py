@@ -189,11 +189,11 @@ class _Running:
 
 
 def _job(order: Order, folder: Path) -> Job:
-    doses = (order.treatments or order.case.treatments) if order.is_mended else ()
+    specs = (order.treatments or order.case.treatments) if order.is_mended else ()
     if order.mode == "run":
         doctor: dict[str, Any] = {**DOCTOR, "out_dir": str(folder.parent / "out")}
-        return Job(mode="run", folder=str(folder), doses=doses, doctor=doctor)
-    return Job(mode="trial", folder=str(folder), doses=doses, with_doctor=False, steps=ENDLESS, seed=0)
+        return Job(mode="run", folder=str(folder), specs=specs, doctor=doctor)
+    return Job(mode="trial", folder=str(folder), specs=specs, with_doctor=False, steps=ENDLESS, seed=0)
 
 
 def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], log: int) -> None:

@@ -35,11 +35,11 @@ def run(
 
     check_folder(out)
     check_command(command)
-    doses = checked_doses(with_, are_combined=True)
+    specs = checked_doses(with_, are_combined=True)
     arguments = {} if out is None else {"out_dir": str(out.resolve())}
     with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
-        job = Job(mode="run", folder=folder, doses=doses, with_doctor=doctor, doctor=arguments)
-        code, events = run_in_front(command, job, environment_of(doses))
+        job = Job(mode="run", folder=folder, specs=specs, with_doctor=doctor, doctor=arguments)
+        code, events = run_in_front(command, job, environment_of(specs))
     if "trainer" not in events:
         told = "PerfDoctor was not added" + where_it_ended(events)
         if code == 0:

@@ -49,6 +49,7 @@ class Prescription(Record, frozen=True, kw_only=True):
         trainer_flags: Keyword arguments for ``Trainer``.
         loader_args: Keyword arguments for ``DataLoader``.
         code: What to paste, as Python.
+        value: Value of the treatment, if it is neither in ``trainer_flags`` nor in ``loader_args``; None for none.
     """
 
     treatment: str
@@ -58,6 +59,7 @@ class Prescription(Record, frozen=True, kw_only=True):
     trainer_flags: dict[str, Any] = {}
     loader_args: dict[str, Any] = {}
     code: str = ""
+    value: int | str | None = None
 
 
 class Gain(Record, frozen=True, kw_only=True):

@@ -373,6 +373,7 @@ def compile_prescription(what: str) -> Prescription:
         safety="numerics",
         effort="minutes",
         code='model = torch.compile(model, mode="reduce-overhead")  # before trainer.fit(model)',
+        value="reduce-overhead",
     )
 
 

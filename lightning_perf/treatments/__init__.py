@@ -1,18 +1,18 @@
-"""The changes that findings prescribe: each knows how it is written, when it applies, and how to apply it to a run."""
+"""Treatments: the changes that findings recommend, how users write them, and how they are applied to a run."""
 
 from __future__ import annotations
 
 from .applier import Applier, environment, loader_args
-from .doses import Dose, check_together, parse, parse_all, with_default
 from .prescription import Written, prescription
 from .rebuild import rebuilt
 from .registry import all_treatments, find
+from .specs import TreatmentSpec, check_together, parse, parse_all, with_default
 from .treatment import Treatment, Undo
 
 __all__ = [
     "Applier",
-    "Dose",
     "Treatment",
+    "TreatmentSpec",
     "Undo",
     "Written",
     "all_treatments",

@@ -1,4 +1,4 @@
-"""The blocks that a network repeats."""
+"""Finds the blocks that a network repeats."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from lightning_perf.errors import TreatmentError
 
 
 def repeated_blocks(module: Any) -> list[Any]:
-    """Modules of one class, made of other modules, that stand side by side: transformer layers, residual blocks.
+    """Return the outermost sibling modules of one class, such as transformer layers or residual blocks.
 
-    The outermost are taken. A ``Sequential`` counts where it is itself an item of a list or sequence: the stages of a
-    ResNet are sequences of blocks, not blocks.
-
-    Args:
-        module: The network; it may be a LightningModule.
-
-    Returns:
-        The blocks in order of definition; each has parameters.
+    Each has parameters and child modules; they are in order of definition. A ``Sequential`` counts only as an item of a
+    list or of another ``Sequential``, because the stages of a ResNet are sequences of blocks, not blocks.
 
     Raises:
         TreatmentError: There are none.
@@ -48,7 +42,7 @@ def _collect(module: Any, found: list[Any]) -> None:
 
 
 def _kind(module: Any, is_in_list: bool) -> Any:
-    """What makes it one of several; None where it is no block."""
+    """Return what repeated blocks have in common; None if the module is not a block."""
     from torch import nn
 
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or not any(True for _ in module.children()):

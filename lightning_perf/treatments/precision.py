@@ -1,4 +1,4 @@
-"""What the treatments of precision share."""
+"""Treatments of numeric precision."""
 
 from __future__ import annotations
 
@@ -7,29 +7,90 @@ from typing import Any
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-FULL = ("32-true", "32")
+from .treatment import Treatment, Undo
 
 
-def precision_set(session: Session) -> str | None:
-    """Why the precision is not to be lowered; None where it is float32."""
-    precision = session.settings.trainer.precision
-    return None if precision is None or precision in FULL else f"precision is {precision}, not 32-true"
+class MixedPrecision(Treatment):
+    """``Trainer(precision=...)`` set to a 16-bit format."""
+
+    safety = "numerics"
+    trainer_flag = "precision"
+
+    def applies_to(self, session: Session) -> str | None:
+        precision = session.settings.trainer.precision
+        return None if precision in (None, "32-true", "32") else f"precision is {precision}, not 32-true"
+
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+        plugins = arguments.get("plugins")
+        for plugin in plugins if isinstance(plugins, (list, tuple)) else [plugins]:
+            if any(base.__name__ == "Precision" for base in type(plugin).__mro__):
+                raise TreatmentError(
+                    f"precision={self.setting!r} cannot be set beside the plugin {type(plugin).__name__}; "
+                    "exchange the plugin instead"
+                )
+        return super().change_trainer_arguments(value, arguments)
 
 
-def change_precision(arguments: dict[str, Any], precision: str) -> None:
-    """Sets ``precision`` in the arguments of a Trainer that has no precision plugin.
-
-    Raises:
-        TreatmentError: A plugin decides the precision, with which Lightning takes no flag.
-    """
-    plugins = arguments.get("plugins")
-    plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins]
-    theirs = next(
-        (p for p in plugins if p is not None and any(b.__name__ == "Precision" for b in type(p).__mro__)), None
+class PrecisionBf16(MixedPrecision):
+    id = "precision-bf16"
+    summary = "computes matrix products and convolutions in bfloat16, weights stay in float32"
+    when = (
+        "Where the hardware has fast bf16: NVIDIA Ampere and newer, AMD CDNA, some CPUs. Elsewhere it is slower; on a "
+        "CPU only a measurement tells. It needs no loss scaling."
     )
-    if theirs is not None:
-        raise TreatmentError(
-            f"precision={precision!r} cannot be set beside the plugin {type(theirs).__name__}; "
-            "exchange the plugin instead"
-        )
-    arguments["precision"] = precision
+    conflicts = frozenset({"precision-fp16"})
+    setting = "bf16-mixed"
+
+    def applies_to(self, session: Session) -> str | None:
+        slow = [device.name for device in session.machine.devices if device.has_fast_bf16 is False]
+        return super().applies_to(session) or (f"{slow[0]} has no fast bf16" if slow else None)
+
+
+class PrecisionFp16(MixedPrecision):
+    id = "precision-fp16"
+    summary = "computes matrix products and convolutions in float16 with loss scaling, weights stay in float32"
+    when = (
+        "Where the device has fast fp16 but no fast bf16 (NVIDIA Volta and Turing). With a fused optimizer it cannot "
+        "clip gradients: Lightning refuses the three together."
+    )
+    conflicts = frozenset({"precision-bf16"})
+    setting = "16-mixed"
+
+    def applies_to(self, session: Session) -> str | None:
+        if (reason := super().applies_to(session)) is not None:
+            return reason
+        if session.settings.trainer.accelerator in ("cpu", None):
+            return "float16 on a CPU is slower than float32"
+        slow = [device.name for device in session.machine.devices if device.has_fast_fp16 is False]
+        return f"{slow[0]} has no fast fp16" if slow else None
+
+
+class MatmulPrecisionHigh(Treatment):
+    id = "matmul-precision-high"
+    safety = "numerics"
+    summary = "lets matrix products of float32 tensors use TF32"
+    when = "On NVIDIA Ampere and newer, where float32 is kept. `=medium` allows bfloat16 inside the products."
+    is_live = True
+    value_form = "high or medium"
+    value_pattern = "high|medium"
+    default = "high"
+
+    def applies_to(self, session: Session) -> str | None:
+        accelerator = session.settings.trainer.accelerator
+        if accelerator in ("cpu", "mps", None):
+            return f"the accelerator is {accelerator or 'not known'}: it has no TF32"
+        now = session.settings.torch.float32_matmul_precision
+        return f"float32_matmul_precision is {now} already" if now not in (None, "highest") else None
+
+    def statements(self, value: Any) -> str:
+        return f'torch.set_float32_matmul_precision("{value}")'
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(value)
+        return lambda: torch.set_float32_matmul_precision(before)
+
+
+TREATMENTS = (PrecisionBf16(), PrecisionFp16(), MatmulPrecisionHigh())

@@ -1,4 +1,4 @@
-"""What to paste: treatments as Trainer flags, loader arguments, Python and LightningCLI YAML."""
+"""Treatments written as Trainer flags, loader arguments, Python code and LightningCLI YAML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from lightning_perf.records import Session
 
-from .doses import Dose, with_default
+from .specs import TreatmentSpec, with_default
 
 _DDP = "lightning.pytorch.strategies.DDPStrategy"
 
@@ -21,8 +21,8 @@ class Written(NamedTuple):
     Attributes:
         trainer_flags: Keyword arguments for ``Trainer`` that JSON can hold.
         loader_args: Keyword arguments for the training ``DataLoader``.
-        code: Python, ready to paste; empty where nothing is to be written.
-        yaml: A fragment for a LightningCLI configuration; empty where none of it can be written so.
+        code: Python, ready to paste; may be empty.
+        yaml: Part of a LightningCLI configuration; empty if it cannot hold any of the treatments.
     """
 
     trainer_flags: dict[str, Any]
@@ -31,13 +31,8 @@ class Written(NamedTuple):
     yaml: str
 
 
-def prescription(doses: Sequence[Dose], session: Session | None = None) -> Written:
-    """How a user writes these treatments.
-
-    Args:
-        doses: The treatments.
-        session: The training they are for, which gives values where none were given; None without one.
-    """
+def prescription(specs: Sequence[TreatmentSpec], session: Session | None = None) -> Written:
+    """Return how a user writes these treatments; the session chooses the values that were not given."""
     flags: dict[str, Any] = {}
     expressions: dict[str, str] = {}
     configuration: dict[str, Any] = {}
@@ -46,8 +41,8 @@ def prescription(doses: Sequence[Dose], session: Session | None = None) -> Writt
     environment: dict[str, str] = {}
     statements: list[str] = []
     imports: list[str] = []
-    for dose in (with_default(dose, session) for dose in doses):
-        treatment, value = dose.treatment, dose.value
+    for spec in (with_default(spec, session) for spec in specs):
+        treatment, value = spec.treatment, spec.value
         flags.update(treatment.trainer_flags(value, session))
         expressions.update(treatment.trainer_code(value))
         configuration.update(treatment.trainer_yaml(value))
@@ -78,12 +73,12 @@ def _keywords(arguments: dict[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """The value in Python, strings in double quotes."""
+    """Return the value as Python code, strings in double quotes."""
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
-    """LightningCLI has a place for the Trainer's arguments; those of a loader are the user's own DataModule's."""
+    """Return YAML for LightningCLI, which configures the Trainer; the user's DataModule configures the loader."""
     text: str = yaml.safe_dump({"trainer": trainer}, sort_keys=False) if trainer else ""
     if loader:
         lines = yaml.safe_dump({"data": loader}, sort_keys=False).splitlines()

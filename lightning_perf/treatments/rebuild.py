@@ -1,4 +1,4 @@
-"""A DataLoader made anew with other arguments: same samples, same order."""
+"""Copies of a DataLoader with other arguments: same samples, same order."""
 
 from __future__ import annotations
 
@@ -9,27 +9,24 @@ from typing import Any
 
 from lightning_perf.errors import TreatmentError
 
-_MAX_ITEMS = 64  # of a container: the first ones stand for the others
+_MAX_ITEMS = 64  # of a container; later items are assumed to be like the first
 
 
 def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
-    """A loader like the one given, with other workers.
+    """Return a copy of a loader with other arguments, not yet started.
 
-    It has the very same dataset, sampler, batch sampler, collate function, generator and worker_init_fn, so it draws
+    The copy has the same dataset, sampler, batch sampler, collate function, generator and worker_init_fn, so it draws
     the same samples in the same order. Lightning's own re-instantiation does not keep a user's batch sampler.
 
     Args:
-        loader: A ``torch.utils.data.DataLoader``; it is left as it is.
-        arguments: Of ``num_workers``, ``pin_memory``, ``persistent_workers``, ``prefetch_factor`` and ``batch_size``
-            those to change.
-
-    Returns:
-        The new loader, not yet started. What needs workers is dropped where there are none.
+        loader: A ``torch.utils.data.DataLoader``, which is not changed.
+        arguments: Those to change of ``num_workers``, ``pin_memory``, ``persistent_workers``, ``prefetch_factor`` and
+            ``batch_size``.
 
     Raises:
-        TreatmentError: It is a subclass, which may fetch in its own way; its dataset is an ``IterableDataset``, of
-            which each worker would yield everything; its dataset holds tensors on a device; the batch size is decided
-            by a batch sampler of the user's; or arguments need workers that it does not have.
+        TreatmentError: The loader is a subclass, which may fetch in its own way; its dataset is an
+            ``IterableDataset``, of which each worker would yield everything; its dataset holds tensors on a device; a
+            batch sampler of the user decides the batch size; or arguments need workers that it does not have.
     """
     _check_copyable(loader)
     n_workers = arguments.get("num_workers", loader.num_workers)
@@ -38,7 +35,12 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         if asked:
             raise TreatmentError(f"{asked[0]} needs worker processes, and the loader has none; add loader-workers")
     elif loader.num_workers == 0:
-        _check_dataset_travels(loader.dataset)
+        device = _device_of(loader.dataset)
+        if device is not None:
+            raise TreatmentError(
+                f"the dataset {type(loader.dataset).__qualname__} holds tensors on {device}, which worker processes "
+                "cannot use: expected them on the CPU"
+            )
     wanted = {
         "num_workers": n_workers,
         "pin_memory": arguments.get("pin_memory", loader.pin_memory),
@@ -51,8 +53,8 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     if "batch_size" in arguments:
         wanted["batch_size"] = arguments["batch_size"]
         wanted["batch_sampler"] = _batch_sampler(loader, arguments["batch_size"])
-    # A copy rather than a call of DataLoader: its constructor takes either a batch sampler or a batch size and a
-    # sampler, and would make anew what of those it is not given.
+    # A copy, because DataLoader's constructor takes either a batch sampler, or a batch size and a sampler, and would
+    # create those that it is not given.
     new = copy.copy(loader)
     vars(new).update(wanted)  # not setattr, which DataLoader forbids for these
     return new
@@ -76,18 +78,8 @@ def _check_copyable(loader: Any) -> None:
         )
 
 
-def _check_dataset_travels(dataset: Any) -> None:
-    """Tensors on a device cannot be used in a forked worker."""
-    device = _device_of(dataset)
-    if device is not None:
-        raise TreatmentError(
-            f"the dataset {type(dataset).__qualname__} holds tensors on {device}, which worker processes cannot use: "
-            "expected them on the CPU"
-        )
-
-
 def _device_of(value: Any, depth: int = 4) -> Any:
-    """The device of a tensor in a dataset, its attributes, the datasets it wraps; None where all is on the CPU."""
+    """Return the device of a tensor in a dataset, its attributes or datasets it wraps; None if all are on the CPU."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,31 +1,29 @@
-"""Every treatment there is."""
+"""The list of all treatments."""
 
 from __future__ import annotations
 
 import difflib
 import functools
-import importlib
-import pkgutil
 
-from lightning_perf import treatments
 from lightning_perf.errors import ConfigError
 
+from . import compile, compute, data, distributed, host, loop, memory, precision
 from .treatment import Treatment
+
+_MODULES = (data, compute, precision, compile, memory, host, loop, distributed)
 
 
 @functools.cache
 def all_treatments() -> tuple[Treatment, ...]:
-    """Every treatment, by id: the ``TREATMENT`` of each module in the category packages."""
-    modules = (m.name for m in pkgutil.walk_packages(treatments.__path__, f"{treatments.__name__}.") if not m.ispkg)
-    found = (importlib.import_module(name).TREATMENT for name in modules if name.count(".") == 3)
-    return tuple(sorted(found, key=lambda treatment: treatment.id))
+    """Return every treatment, sorted by id."""
+    return tuple(sorted((each for module in _MODULES for each in module.TREATMENTS), key=lambda each: each.id))
 
 
 def find(treatment_id: str) -> Treatment:
-    """The treatment with this id.
+    """Return the treatment with this id.
 
     Raises:
-        ConfigError: There is none; the message names close ones.
+        ConfigError: No treatment has it; the message names similar ids.
     """
     known = {treatment.id: treatment for treatment in all_treatments()}
     if treatment_id not in known:

@@ -1,34 +1,44 @@
-"""What a treatment is: one change to a training, how safe it is, how a user writes it, and how it is applied."""
+"""The base class of treatments: one change to a training, how a user writes it, and how it is applied."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+from lightning_perf.cgroups import read_usable_cores
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Effort, Prescription, Safety, Session
 
 Undo = Callable[[], None]
-"""Puts back what was changed; calling it twice does no harm."""
-
-ActsOn = Literal["step", "loop"]
+"""Restores what was changed; calling it twice does no harm."""
 
 
 class Treatment:
-    """One change. Treatments hold no state: what one changed is put back by the ``Undo`` that it returned.
+    """One change to a training.
+
+    Treatments hold no state: each method that changes something returns the ``Undo`` that restores it. A change that is
+    only an argument of ``Trainer`` or ``DataLoader`` is declared by the attributes; other treatments override methods.
 
     Attributes:
-        id: E.g. ``"loader-workers"``.
+        id: For example ``"loader-workers"``.
         safety: ``exact`` (same results up to data order), ``numerics`` (rounding), ``semantics`` (the training itself).
-        effort: What it takes a user to write it.
+        effort: How much work a user has to write it.
         summary: One sentence.
-        when: When it helps, and when it does not; for the reference page.
-        acts_on: ``"step"``: its effect shows inside steps; ``"loop"``: at the boundaries of epochs, in validation or
-            checkpoints, which a trial of a few steps does not see.
-        conflicts: Ids of treatments that cannot be applied beside it; one of the two naming the other is enough.
+        when: When it helps and when it does not, for the reference page.
+        acts_on: ``"step"``: it changes the time of steps. ``"loop"``: it changes epoch boundaries, validation or
+            checkpoints, which a trial of a few steps does not measure.
+        conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
         is_live: Whether it can be applied between two epochs of a running training.
-        asks_loader: Whether its loader arguments depend on the loader: see ``loader_args_for``.
-        value_form: What may follow ``id=``, for messages and docs; empty where it takes no value.
+        needs_loader: Whether its loader arguments depend on the loader (see ``loader_args_for``).
+        value_form: Values that ``id=`` accepts, for messages and docs; empty if it takes no value.
+        value_pattern: Regular expression that values match; unused if ``least`` is set.
+        least: Smallest value, for treatments whose value is a whole number.
+        default: Value if neither the user nor a finding gives one.
+        trainer_flag: Argument of ``Trainer`` that it sets.
+        loader_argument: Argument of ``DataLoader`` that it sets.
+        setting: What the argument is set to; None for the treatment's value.
     """
 
     id: ClassVar[str]
@@ -36,128 +46,119 @@ class Treatment:
     effort: ClassVar[Effort] = "one line"
     summary: ClassVar[str]
     when: ClassVar[str] = ""
-    acts_on: ClassVar[ActsOn] = "step"
+    acts_on: ClassVar[Literal["step", "loop"]] = "step"
     conflicts: ClassVar[frozenset[str]] = frozenset()
     is_live: ClassVar[bool] = False
-    asks_loader: ClassVar[bool] = False
+    needs_loader: ClassVar[bool] = False
     value_form: ClassVar[str] = ""
+    value_pattern: ClassVar[str] = ""
+    least: ClassVar[int | None] = None
+    default: ClassVar[Any] = None
+    trainer_flag: ClassVar[str] = ""
+    loader_argument: ClassVar[str] = ""
+    setting: ClassVar[Any] = None
 
-    # -- what it is for a session ------------------------------------------------------------
+    # -- for a session ------------------------------------------------------------
 
     def applies_to(self, session: Session) -> str | None:
-        """Why it does not apply to the training that a session is of; None where it does."""
+        """Return why it does not apply to the session's training; None if it applies."""
         return None
 
     def default_value(self, session: Session | None) -> Any:
-        """The value to use where none is given, from what the session's findings prescribe."""
-        return None
+        """Return the value that the best finding prescribes, or ``default``."""
+        prescription = self.prescribed(session)
+        if prescription is None:
+            return self.default
+        arguments = {**prescription.trainer_flags, **prescription.loader_args}
+        given = arguments.get(self.trainer_flag or self.loader_argument, prescription.value)
+        return self.default if given is None else self.parse_value(str(given))
+
+    def prescribed(self, session: Session | None) -> Prescription | None:
+        """Return the first prescription of this treatment in the session's findings, which are sorted best first."""
+        findings = session.findings if session is not None else ()
+        return next((p for finding in findings for p in finding.prescriptions if p.treatment == self.id), None)
 
     def parse_value(self, text: str | None) -> Any:
-        """The value behind ``id=``.
-
-        Args:
-            text: What stands there; None where only the id was given.
-
-        Returns:
-            The value; None for the default, to be chosen by ``default_value``.
+        """Return the value after ``id=``; None if the user gave none.
 
         Raises:
-            ConfigError: It is not a value of this treatment.
+            ConfigError: The treatment does not accept this value.
         """
-        if text is not None:
+        if text is None:
+            return None
+        if not self.value_form:
             raise ConfigError(f"{self.id}={text!r}: {self.id} takes no value; write {self.id}")
-        return None
+        if self.least is not None:
+            if text.isdecimal() and int(text) >= self.least:
+                return int(text)
+        elif re.fullmatch(self.value_pattern, text, re.ASCII):
+            return text
+        raise ConfigError(f"{self.id}={text!r}: expected {self.id}={self.value_form}")
 
-    # -- how a user writes it ------------------------------------------------------------
+    # -- as a user writes it ------------------------------------------------------------
 
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
-        """Keyword arguments for ``Trainer`` that JSON can hold."""
-        return {}
+        """Return keyword arguments for ``Trainer`` that JSON can hold."""
+        return {self.trainer_flag: value if self.setting is None else self.setting} if self.trainer_flag else {}
 
     def trainer_code(self, value: Any) -> dict[str, str]:
-        """Keyword arguments for ``Trainer`` that only code can hold, as Python expressions."""
+        """Return keyword arguments for ``Trainer`` that only code can hold, as Python expressions."""
         return {}
 
     def imports(self, value: Any) -> str:
-        """The import that ``trainer_code`` needs; empty for none."""
+        """Return the import that ``trainer_code`` needs, if any."""
         return ""
 
     def trainer_yaml(self, value: Any) -> dict[str, Any]:
-        """The same for a LightningCLI configuration, below ``trainer:``."""
+        """Return ``trainer_code`` as a LightningCLI configuration, below ``trainer:``."""
         return {}
 
     def strategy_args(self, value: Any) -> dict[str, Any]:
-        """Keyword arguments for ``DDPStrategy``."""
+        """Return keyword arguments for ``DDPStrategy``."""
         return {}
 
     def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
-        """Keyword arguments for the training ``DataLoader``."""
-        return {}
+        """Return keyword arguments for the training ``DataLoader``."""
+        return {self.loader_argument: value if self.setting is None else self.setting} if self.loader_argument else {}
 
     def environment(self, value: Any) -> dict[str, str]:
-        """Variables that must be set before the process starts."""
+        """Return variables that must be set before the process starts."""
         return {}
 
     def statements(self, value: Any) -> str:
-        """Python lines beside ``Trainer(...)`` and ``DataLoader(...)``; empty where there are none."""
+        """Return Python lines to write besides ``Trainer(...)`` and ``DataLoader(...)``, if any."""
         return ""
 
-    # -- how it is applied ------------------------------------------------------------
+    # -- applied to a run; each raises TreatmentError if that is not possible ---------------------------------
 
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
-        """Changes the keyword arguments of ``Trainer`` in place, before it is built."""
+        """Change the keyword arguments of ``Trainer`` in place, before it is created."""
         arguments.update(self.trainer_flags(value))
         return None
 
     def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        """Applies it in the callback hook ``setup``: the module stands; loaders, DDP and optimizers do not yet.
-
-        Raises:
-            TreatmentError: It cannot be applied to this training.
-        """
+        """Apply it in the callback hook ``setup``, before loaders, DDP and optimizers are created."""
         return None
 
     def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
-        """The ``DataLoader`` arguments to make a training loader anew with; asked only where ``asks_loader``."""
+        """Return the ``DataLoader`` arguments for one training loader; called if ``needs_loader``."""
         return self.loader_args(value)
 
     def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any) -> Undo | None:
-        """What has to change with the first training loader, once it was made anew; called where ``asks_loader``."""
+        """Change what depends on the first training loader after it was rebuilt; called if ``needs_loader``."""
         return None
 
     def configured(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        """Applies it in ``on_train_start``: the optimizers stand, restored where a checkpoint is resumed.
-
-        Raises:
-            TreatmentError: It cannot be applied to this training.
-        """
+        """Apply it in ``on_train_start``, when optimizers are created and restored from a checkpoint."""
         return None
 
     def apply_live(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        """Applies it between two epochs; only where ``is_live``. Loader arguments are the Applier's business.
-
-        Raises:
-            TreatmentError: It cannot be applied to this training.
-        """
+        """Apply it between two epochs; called if ``is_live``. The ``Applier`` handles loader arguments."""
         return self.set_up(value, trainer, module)
 
-    # -- small help for treatments ------------------------------------------------------------
 
-    def prescribed(self, session: Session | None) -> Prescription | None:
-        """The first prescription of this treatment in the session's findings, best finding first."""
-        if session is None:
-            return None
-        prescriptions = (p for finding in session.findings for p in finding.prescriptions)
-        return next((p for p in prescriptions if p.treatment == self.id), None)
-
-    def bad_value(self, text: str | None) -> ConfigError:
-        """The error for a value of no use."""
-        return ConfigError(f"{self.id}={text!r}: expected {self.id}={self.value_form}")
-
-    def whole(self, text: str | None, least: int) -> int | None:
-        """A whole number of at least ``least``; None where no value was given."""
-        if text is None:
-            return None
-        if not text.isdecimal() or int(text) < least:
-            raise self.bad_value(text)
-        return int(text)
+def whole_cores_per_rank(session: Session | None) -> int:
+    """Return the whole CPU cores per rank, at least 1, of the session's machine or of this process."""
+    if session is not None:
+        return max(1, int(session.machine.usable_cores / max(session.machine.local_world_size, 1)))
+    return max(1, int(read_usable_cores() / int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)))

@@ -40,19 +40,19 @@ def add_doctor(trainer: Any, namespace: str, arguments: dict[str, Any]) -> Any:
     return doctor
 
 
-def make_applier(doses: Sequence[str], refused: Callable[[BaseException], None] | None = None) -> Any | None:
+def make_applier(specs: Sequence[str], refused: Callable[[BaseException], None] | None = None) -> Any | None:
     """What applies treatments; None where there are none.
 
     Args:
-        doses: As given.
+        specs: As given.
         refused: Told of a training loader that has to stay as it is; None to end the training there.
     """
-    if not doses:
+    if not specs:
         return None
     from lightning_perf.treatments.applier import Applier
-    from lightning_perf.treatments.doses import parse_all
+    from lightning_perf.treatments.specs import parse_all
 
-    return Applier(parse_all(doses), refused)
+    return Applier(parse_all(specs), refused)
 
 
 def add_treater(trainer: Any, namespace: str, applier: Any, fail: Callable[[BaseException], None]) -> None:

@@ -42,7 +42,7 @@ class Job(Record, frozen=True, kw_only=True):
             ``trial``: some steps of it, measured, its outputs in ``folder``; then the process ends.
             ``data``: the train loader is probed instead of training. ``ceiling``: ``trial`` on one cached batch.
         folder: Where the job's files are; for all modes but ``run`` the user's checkpoints and logs go there too.
-        doses: Treatments as given, e.g. ``("loader-workers=4",)``.
+        specs: Treatments as given, e.g. ``("loader-workers=4",)``.
         with_doctor: Whether to add PerfDoctor where the script has none.
         doctor: Keyword arguments for it.
         steps: Optimizer steps after which to stop; None to stop once ``min_blocks`` were measured.
@@ -55,7 +55,7 @@ class Job(Record, frozen=True, kw_only=True):
 
     mode: Mode
     folder: str
-    doses: tuple[str, ...] = ()
+    specs: tuple[str, ...] = ()
     with_doctor: bool = True
     doctor: dict[str, Any] = {}
     steps: int | None = None

@@ -10,7 +10,7 @@ import msgspec
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Session
 from lightning_perf.treatments.applier import environment
-from lightning_perf.treatments.doses import Dose, check_together, parse, parse_all, with_default
+from lightning_perf.treatments.specs import TreatmentSpec, check_together, parse, parse_all, with_default
 from lightning_perf.trials import fastest_batch
 from lightning_perf.trials.judge import treatments_of
 from lightning_perf.trials.ladder import Candidate
@@ -43,7 +43,7 @@ def checked_doses(text: str, are_combined: bool) -> tuple[str, ...]:
         ConfigError: One is not known, has a value that it cannot take, or excludes another.
     """
     if are_combined:
-        return tuple(dose.text for dose in parse_all(text))
+        return tuple(spec.text for spec in parse_all(text))
     return tuple(dict.fromkeys(parse(one).text for one in text.split(",") if one.strip()))
 
 
@@ -56,37 +56,37 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
         semantics: Whether prescribed ones may change the training itself.
     """
     not_tried: dict[str, str] = {}
-    chosen: dict[str, tuple[Dose, Gain | None]] = {}
+    chosen: dict[str, tuple[TreatmentSpec, Gain | None]] = {}
     finds_batch = False
     wanted = [(one, None) for one in tries] if tries else _prescribed(session)
     for text, finding in wanted:
         try:
-            dose = with_default(parse(text), session if finding is None else _as_if_first(session, finding))
+            spec = with_default(parse(text), session if finding is None else _as_if_first(session, finding))
         except ConfigError as error:
             not_tried[text] = str(error)
             continue
         if finding is None:
-            finding = _prescriber(session, dose.treatment.id)
-        reason = None if tries else dose.treatment.applies_to(session)  # who names one wants it measured
-        if reason is None and dose.treatment.safety == "semantics" and not (tries or semantics):
+            finding = _prescriber(session, spec.treatment.id)
+        reason = None if tries else spec.treatment.applies_to(session)  # who names one wants it measured
+        if reason is None and spec.treatment.safety == "semantics" and not (tries or semantics):
             reason = "it changes the training itself; ask for it with --semantics"
         if reason is not None:
-            not_tried[dose.text] = reason
+            not_tried[spec.text] = reason
         elif text == fastest_batch.TREATMENT:
             finds_batch = True
         else:
-            chosen.setdefault(dose.text, (dose, finding.gain if finding is not None else None))
-    doses = [dose for dose, _ in chosen.values()]
+            chosen.setdefault(spec.text, (spec, finding.gain if finding is not None else None))
+    specs = [spec for spec, _ in chosen.values()]
     candidates = tuple(
         Candidate(
-            treatment=dose.text,
-            safety=dose.treatment.safety,
+            treatment=spec.text,
+            safety=spec.treatment.safety,
             predicted=gain,
-            conflicts=tuple(sorted({*dose.treatment.conflicts, *_clashes(dose, doses, session)})),
+            conflicts=tuple(sorted({*spec.treatment.conflicts, *_clashes(spec, specs, session)})),
         )
-        for dose, gain in chosen.values()
+        for spec, gain in chosen.values()
     )
-    on_loop = frozenset(dose.text for dose in doses if dose.treatment.acts_on == "loop")
+    on_loop = frozenset(spec.text for spec in specs if spec.treatment.acts_on == "loop")
     return Choice(candidates, not_tried, on_loop, finds_batch)
 
 
@@ -95,7 +95,7 @@ def environment_of(treatments: Sequence[str]) -> dict[str, str]:
     return environment([parse(one) for one in treatments])
 
 
-def doses_of(arm: str) -> tuple[Dose, ...]:
+def doses_of(arm: str) -> tuple[TreatmentSpec, ...]:
     """The treatments of an arm."""
     return tuple(map(parse, treatments_of(arm)))
 
@@ -119,11 +119,11 @@ def _prescriber(session: Session, treatment_id: str) -> Finding | None:
     return next((finding for text, finding in _prescribed(session) if text == treatment_id), None)
 
 
-def _clashes(dose: Dose, doses: Sequence[Dose], session: Session) -> Iterator[str]:
+def _clashes(spec: TreatmentSpec, specs: Sequence[TreatmentSpec], session: Session) -> Iterator[str]:
     """Ids of treatments that cannot be applied beside this one to this training."""
-    for other in doses:
-        if other.treatment.id != dose.treatment.id:
+    for other in specs:
+        if other.treatment.id != spec.treatment.id:
             try:
-                check_together((dose, other), session)
+                check_together((spec, other), session)
             except ConfigError:
                 yield other.treatment.id

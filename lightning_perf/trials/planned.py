@@ -17,7 +17,7 @@ class Candidate(Record, frozen=True, kw_only=True):
         treatment: As given, e.g. ``"loader-workers=4"``; also the id of the arm that measures it alone.
         safety: Of the treatment.
         predicted: What the rule that prescribed it expects; None where none did.
-        conflicts: Ids of treatments (without dose) that it cannot be combined with. Two doses of one treatment
+        conflicts: Ids of treatments (without spec) that it cannot be combined with. Two specs of one treatment
             conflict without being named.
     """
 

@@ -16,7 +16,7 @@ class RunMode:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.applier = make_applier(job.doses, self.cannot_treat)
+        self.applier = make_applier(job.specs, self.cannot_treat)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
         try:

@@ -227,7 +227,7 @@ def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
     job = Job(
         mode="trial",
         folder=str(folder / "runs" / name),
-        doses=planned.treatments,
+        specs=planned.treatments,
         with_doctor=False,
         steps=sizes.steps,
         block_steps=sizes.block_steps,

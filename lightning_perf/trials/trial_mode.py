@@ -20,7 +20,7 @@ class TrialMode:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.applier = make_applier(job.doses)
+        self.applier = make_applier(job.specs)
         self.outputs: Outputs | None = None
         self.meters: list[Any] = []
 

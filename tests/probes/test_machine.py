@@ -12,7 +12,7 @@ from lightning_perf import cgroups
 from lightning_perf.cgroups import read_cpu_quota_cores, read_memory_limit_bytes
 from lightning_perf.probes import machine
 from lightning_perf.probes.machine import read_cpu_features, read_machine
-from lightning_perf.treatments.cores import whole_cores_per_rank
+from lightning_perf.treatments.treatment import whole_cores_per_rank
 
 GIB = 2**30
 

@@ -154,8 +154,8 @@ class Planted:
 
     done: ClassVar[list[str]] = []
 
-    def __init__(self, doses: Any, refused: Any) -> None:
-        self.name = doses[0].treatment.id
+    def __init__(self, specs: Any, refused: Any) -> None:
+        self.name = specs[0].treatment.id
 
     def apply_live(self, trainer: Any, module: Any) -> None:
         self.done.append(f"apply {self.name}")

@@ -89,7 +89,7 @@ def test_nothing_is_left_behind_when_a_treated_training_failed(text: str) -> Non
 )  # fmt: skip
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_losses_are_bit_identical_when_the_treatment_is_exact(text: str, is_shuffled: bool) -> None:
-    assert all(dose.treatment.safety == "exact" for dose in parse_all(text))
+    assert all(spec.treatment.safety == "exact" for spec in parse_all(text))
 
     def losses(treatments: str) -> list[float]:
         data = loader(shuffle=is_shuffled, generator=torch.Generator().manual_seed(3))

@@ -22,7 +22,7 @@ from lightning_perf.records import (
 )
 from lightning_perf.treatments import all_treatments, find
 
-from .test_doses import SESSION
+from .test_specs import SESSION
 
 
 def session(
@@ -122,9 +122,9 @@ def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[st
 @pytest.mark.parametrize(
     ("treatment", "written", "value"),
     [
-        ("loader-workers", {"loader_args": {"num_workers": 5}}, "5"),
-        ("loader-workers", {"loader_args": {"num_workers": 0, "persistent_workers": False}}, "0"),
-        ("loader-workers", {"loader_args": {"num_workers": 6, "prefetch_factor": 8, "pin_memory": True}}, "6x8-pinned"),
+        ("loader-workers", {"loader_args": {"num_workers": 5}}, (5, None, False)),
+        ("loader-workers", {"loader_args": {"num_workers": 0, "persistent_workers": False}}, (0, None, False)),
+        ("loader-workers", {"loader_args": {"num_workers": 6, "prefetch_factor": 8, "pin_memory": True}}, (6, 8, True)),
         ("loader-prefetch", {"loader_args": {"prefetch_factor": 16}}, 16),
         ("log-every-n", {"trainer_flags": {"log_every_n_steps": 100}}, 100),
         ("accumulate", {"trainer_flags": {"accumulate_grad_batches": 8}}, 8),
@@ -132,9 +132,9 @@ def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[st
         ("val-less-often", {"trainer_flags": {"val_check_interval": 1.0}}, "1.0"),
         ("val-less-often", {"trainer_flags": {"val_check_interval": 300}}, "300b"),
         ("val-less-often", {"trainer_flags": {"val_check_interval": 300, "check_val_every_n_epoch": None}}, "300b"),
-        ("threads", {"code": "torch.set_num_threads(3)  # …"}, 3),
-        ("progress-refresh", {"code": "Trainer(..., callbacks=[TQDMProgressBar(refresh_rate=37)])"}, 37),
-        ("compile", {"code": 'torch.compile(model, mode="reduce-overhead")'}, "reduce-overhead"),
+        ("threads", {"value": 3}, 3),
+        ("progress-refresh", {"value": 37}, 37),
+        ("compile", {"value": "reduce-overhead"}, "reduce-overhead"),
     ],
 )
 def test_value_is_the_prescribed_one_when_a_finding_gives_it(
@@ -146,7 +146,7 @@ def test_value_is_the_prescribed_one_when_a_finding_gives_it(
 
 def test_graphs_are_not_asked_for_when_the_training_runs_on_a_cpu() -> None:
     prescription = Prescription(
-        treatment="compile", summary="", safety="numerics", effort="minutes", code='mode="reduce-overhead"'
+        treatment="compile", summary="", safety="numerics", effort="minutes", value="reduce-overhead"
     )
     assert find("compile").default_value(session({"accelerator": "cpu"}, prescription=prescription)) == "default"
 

@@ -63,7 +63,7 @@ LOOKS: dict[str, tuple[Any, list[Any]]] = {
 
 
 def test_every_live_treatment_is_looked_at_here() -> None:
-    named = {dose.treatment.id for texts in LOOKS for dose in parse_all(texts)}
+    named = {spec.treatment.id for texts in LOOKS for spec in parse_all(texts)}
     assert named == {treatment.id for treatment in all_treatments() if treatment.is_live}
 
 

@@ -14,7 +14,7 @@ from lightning_perf.rules.engine import diagnose
 from lightning_perf.treatments import all_treatments, parse, parse_all, prescription, with_default
 from tests.rules.session_builder import build_session
 
-from .test_doses import SESSION
+from .test_specs import SESSION
 
 CASES = sorted((Path(__file__).parents[1] / "rules" / "cases").glob("*.yml"))
 
@@ -86,8 +86,8 @@ def test_treatment_writes_what_the_diagnosis_says(path: Path) -> None:
             for said in finding.prescriptions:
                 if not said.treatment:
                     continue
-                dose = with_default(parse(said.treatment), alone)
-                written = prescription([parse(dose.text)])  # as a trial writes it, from the arm's id alone
+                spec = with_default(parse(said.treatment), alone)
+                written = prescription([parse(spec.text)])  # as a trial writes it, from the arm's id alone
                 flags = {name: value for name, value in said.trainer_flags.items() if name != "strategy"}
-                assert written.loader_args.items() >= said.loader_args.items(), dose.text
-                assert written.trainer_flags.items() >= flags.items(), dose.text
+                assert written.loader_args.items() >= said.loader_args.items(), spec.text
+                assert written.trainer_flags.items() >= flags.items(), spec.text

@@ -112,7 +112,7 @@ def test_real_run_goes_on_without_us_when_something_of_ours_breaks(work: Path, t
 
 
 def test_real_run_goes_on_as_written_when_trainer_refuses_a_treatment(work: Path, tmp_path: Path) -> None:
-    _, environment = job_in(tmp_path, doses=("precision-bf16",))
+    _, environment = job_in(tmp_path, specs=("precision-bf16",))
     refused = run(work, environment)
     assert refused.returncode == 0
     assert "the rest of the script" in refused.stdout
@@ -129,7 +129,7 @@ def test_measured_run_ends_at_once_when_something_of_ours_breaks(work: Path, tmp
 
 
 def test_measured_run_ends_with_its_reason_when_a_mode_breaks(work: Path, tmp_path: Path) -> None:
-    job, environment = job_in(tmp_path, mode="trial", doses=("no-such-treatment",))
+    job, environment = job_in(tmp_path, mode="trial", specs=("no-such-treatment",))
     ended = run(work, environment)
     assert ended.returncode == 70
     assert "the rest" not in ended.stdout

@@ -80,7 +80,7 @@ def test_doses_are_checked_as_the_user_typed_them() -> None:
 
 
 def test_arm_gives_its_treatments_and_their_environment() -> None:
-    assert [dose.text for dose in doses_of("loader-workers=4+precision-bf16")] == ["loader-workers=4", "precision-bf16"]
+    assert [spec.text for spec in doses_of("loader-workers=4+precision-bf16")] == ["loader-workers=4", "precision-bf16"]
     assert doses_of("baseline") == ()
     assert "expandable_segments" in str(environment_of(("expandable-segments",)))
     assert environment_of(("loader-workers=4",)) == {}

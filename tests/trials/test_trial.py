@@ -53,12 +53,12 @@ class Machine:
         is_pilot = job.with_doctor
         if is_pilot:
             build_session().save(Path(job.folder) / DOCTOR_FOLDER)
-        reason = next((self.failing[dose] for dose in job.doses if dose in self.failing), "")
+        reason = next((self.failing[spec] for spec in job.specs if spec in self.failing), "")
         if reason:
             return ended(None, code=1, log=reason)
         mean_s = 0.05
-        for dose in job.doses:
-            mean_s *= STEP_S.get(dose, 1.0)
+        for spec in job.specs:
+            mean_s *= STEP_S.get(spec, 1.0)
         turn = len(self.made)
         blocks = tuple(mean_s * JITTER[(turn + i) % len(JITTER)] for i in range(8))
         whole = tuple(2 * block for block in blocks)

@@ -81,6 +81,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             "numerics",
             treatment="threads",
             code=f"torch.set_num_threads({n_wanted})",
+            value=n_wanted,
         ),
         f"{n_wanted} threads run its operators",
         replayed_as=f"threads={n_wanted}",

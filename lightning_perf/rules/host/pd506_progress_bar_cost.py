@@ -64,6 +64,7 @@ def check(session: Session) -> Finding | None:
             "one line",
             treatment="progress-refresh",
             code=f"Trainer(..., callbacks=[{name}(refresh_rate={wanted})])",
+            value=wanted,
         )
     else:
         advice = fix("set enable_progress_bar=False", "one line", code="Trainer(..., enable_progress_bar=False)")

@@ -81,6 +81,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
             "numerics",
             treatment="threads",
             code=f"torch.set_num_threads({n_fitting})  # or, before the start: OMP_NUM_THREADS={n_fitting}",
+            value=n_fitting,
         ),
         f"{fewer} run{'' if n_fitting > 1 else 's'} its operators",
         replayed_as=f"threads={n_fitting}",

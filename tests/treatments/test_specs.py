@@ -19,8 +19,8 @@ def with_trainer(**settings: object) -> Session:
 
 
 def test_parse_gives_treatment_and_value_when_both_are_named() -> None:
-    dose = parse(" loader-workers = 4 ")
-    assert (dose.treatment.id, dose.value, dose.text) == ("loader-workers", "4", "loader-workers=4")
+    spec = parse(" loader-workers = 4 ")
+    assert (spec.treatment.id, spec.value, spec.text) == ("loader-workers", (4, None, False), "loader-workers=4")
 
 
 def test_parse_leaves_the_value_open_when_none_is_given() -> None:
@@ -29,8 +29,8 @@ def test_parse_leaves_the_value_open_when_none_is_given() -> None:
 
 @pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
 def test_default_can_be_read_back_when_written_as_text(treatment: object) -> None:
-    dose = with_default(parse(treatment.id), SESSION)
-    assert parse(dose.text).value == dose.value
+    spec = with_default(parse(treatment.id), SESSION)
+    assert parse(spec.text).value == spec.value
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_conflicts_name_treatments_that_exist(treatment: object) -> None:
 
 
 def test_check_together_refuses_when_fp16_fused_and_clipping_meet() -> None:
-    doses = parse_all("precision-fp16,fused-optimizer")
-    check_together(doses, with_trainer(gradient_clip_val=None))
+    specs = parse_all("precision-fp16,fused-optimizer")
+    check_together(specs, with_trainer(gradient_clip_val=None))
     with pytest.raises(ConfigError, match="clips"):
-        check_together(doses, with_trainer(gradient_clip_val=1.0))
+        check_together(specs, with_trainer(gradient_clip_val=1.0))
     with pytest.raises(ConfigError, match="clips"):
         check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="16-mixed"))
     check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="bf16-mixed"))

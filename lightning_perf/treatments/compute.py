@@ -1,0 +1,204 @@
+"""Treatments of operators, the optimizer and gradient accumulation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from lightning_perf import seams
+from lightning_perf.errors import TreatmentError
+from lightning_perf.records import Session
+
+from .treatment import Treatment, Undo
+
+
+class Accumulate(Treatment):
+    id = "accumulate"
+    safety = "semantics"
+    summary = "takes an optimizer step after every N batches: fewer steps and fewer exchanges of gradients"
+    when = (
+        "Where the optimizer or the exchange of gradients dominates, or where memory allows no larger batch. There are "
+        "fewer steps an epoch: learning rate and schedule are to be chosen anew."
+    )
+    value_form = "N, batches an optimizer step, at least 2"
+    least = 2
+    default = 4
+    trainer_flag = "accumulate_grad_batches"
+
+    def applies_to(self, session: Session) -> str | None:
+        if session.settings.trainer.is_automatic_optimization is False:
+            return "optimization is manual: the module itself decides when it steps"
+        now, wanted = session.settings.trainer.accumulate_grad_batches, self.default_value(session)
+        return f"accumulate_grad_batches is {now} already" if now is not None and now >= wanted else None
+
+
+class ChannelsLast(Treatment):
+    id = "channels-last"
+    safety = "numerics"
+    effort = "minutes"
+    summary = "stores images and convolution weights with the channels last, as fast convolution kernels want them"
+    when = (
+        "Convolutions in mixed precision on Tensor Cores, and on CPUs. Layers without such kernels convert back and "
+        "forth, which costs more than it saves."
+    )
+
+    def applies_to(self, session: Session) -> str | None:
+        model = session.settings.model
+        has_convolutions = model is None or any(name.startswith("Conv") for name in model.layers)
+        return None if has_convolutions else "the model has no convolutions"
+
+    def statements(self, value: Any) -> str:
+        return (
+            "model = model.to(memory_format=torch.channels_last)  # before trainer.fit(model)\n"
+            "images = images.contiguous(memory_format=torch.channels_last)  # in training_step"
+        )
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        import torch
+
+        tensors = [t for t in (*module.parameters(), *module.buffers()) if t.dim() == 4 and t.is_floating_point()]
+        if not tensors:
+            name = type(module).__name__
+            raise TreatmentError(f"channels-last found no weights of two-dimensional convolutions in {name}")
+        # With such weights a convolution converts its input once, and its outputs have the same format.
+        changed = [t for t in tensors if not t.is_contiguous(memory_format=torch.channels_last)]
+        for tensor in changed:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+
+        def undo() -> None:
+            while changed:
+                tensor = changed.pop()
+                tensor.data = tensor.data.contiguous(memory_format=torch.contiguous_format)
+
+        return undo
+
+
+class CudnnBenchmark(Treatment):
+    id = "cudnn-benchmark"
+    safety = "numerics"
+    summary = "lets cuDNN try its convolution algorithms for each input shape and keep the fastest"
+    when = "With convolutions on inputs of one shape. Where shapes keep changing, every new one is tried anew: slower."
+    is_live = True
+    trainer_flag = "benchmark"
+    setting = True
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.accelerator in ("cpu", "mps", None):
+            return f"the accelerator is {trainer.accelerator or 'not known'}: it has no cuDNN"
+        if trainer.is_deterministic:
+            return "the training is deterministic, which leaves cuDNN no choice"
+        return "benchmark is on already" if session.settings.torch.is_cudnn_benchmark_on else None
+
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+        import torch
+
+        if arguments.get("deterministic"):
+            raise TreatmentError(
+                f"benchmark=True cannot be set beside deterministic={arguments['deterministic']!r}, which leaves cuDNN "
+                "no choice"
+            )
+        arguments["benchmark"] = True
+        # Picklable, unlike a closure: a Trainer may send it to the processes that it spawns.
+        return partial(_set_cudnn_benchmark, torch.backends.cudnn.benchmark)
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        import torch
+
+        undo = partial(_set_cudnn_benchmark, torch.backends.cudnn.benchmark)
+        _set_cudnn_benchmark(True)  # an earlier fit may have undone what the Trainer's flag set
+        return undo
+
+
+def _set_cudnn_benchmark(is_on: bool) -> None:
+    import torch
+
+    torch.backends.cudnn.benchmark = is_on
+
+
+class FlushDenormal(Treatment):
+    id = "flush-denormal"
+    safety = "numerics"
+    summary = "takes denormal numbers on the CPU as zero, which are many times slower to compute with"
+    when = (
+        "Where weights or activations decay towards zero on a CPU. It holds for the calling thread and for those "
+        "started after it: set it before the first computation."
+    )
+    is_live = True
+
+    def applies_to(self, session: Session) -> str | None:
+        accelerator = session.settings.trainer.accelerator
+        return None if accelerator in ("cpu", None) else f"the training computes on {accelerator}"
+
+    def statements(self, value: Any) -> str:
+        return "torch.set_flush_denormal(True)  # first of all"
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        import torch
+
+        # torch has no function that reads the setting. 1e-38 is a normal float32, a thousandth of it is denormal.
+        was_on = bool((torch.tensor(1e-38) * 1e-3 == 0).item())
+        if not torch.set_flush_denormal(True):
+            raise TreatmentError("this CPU cannot flush denormal numbers: expected one with SSE3, or ARM64")
+
+        def undo() -> None:
+            torch.set_flush_denormal(was_on)
+
+        return undo
+
+
+class FusedOptimizer(Treatment):
+    id = "fused-optimizer"
+    safety = "numerics"
+    summary = "updates all parameters in one fused kernel instead of an operation at a time"
+    when = (
+        "Adam, AdamW, SGD and Adagrad with many parameters. With fp16 it cannot be combined with gradient clipping, "
+        "which Lightning refuses."
+    )
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer, model = session.settings.trainer, session.settings.model
+        if trainer.precision == "16-mixed" and trainer.gradient_clip_val is not None:
+            return "Lightning refuses a fused optimizer beside gradient clipping in fp16"
+        optimizers = model.optimizers if model is not None else ()
+        if optimizers and all(one.implementation == "fused" for one in optimizers):
+            return "the optimizer is fused already"
+        if optimizers and all(one.supports_fused is False for one in optimizers):
+            return f"{optimizers[0].class_name} has no fused implementation on this device"
+        return None
+
+    def statements(self, value: Any) -> str:
+        return "torch.optim.AdamW(self.parameters(), ..., fused=True)  # whichever optimizer you have"
+
+    def configured(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        if trainer.precision == "16-mixed" and trainer.gradient_clip_val is not None:
+            raise TreatmentError(
+                f"fused-optimizer cannot be applied to precision={trainer.precision!r} with "
+                f"gradient_clip_val={trainer.gradient_clip_val!r}: Lightning refuses the three together; "
+                "use precision-bf16"
+            )
+        fusible = [optimizer for optimizer in trainer.optimizers if "fused" in optimizer.defaults]
+        if not fusible:
+            names = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
+            raise TreatmentError(f"no optimizer has a fused implementation: expected Adam, AdamW, SGD …, found {names}")
+        undos = seams.Undos()
+        for optimizer in fusible:
+            _fuse(optimizer, undos)
+        return undos.close
+
+
+def _fuse(optimizer: Any, undos: seams.Undos) -> None:
+    import torch
+
+    for group in optimizer.param_groups:
+        undos.note(partial(group.update, fused=group.get("fused"), foreach=group.get("foreach")))
+        group.update(fused=True, foreach=False)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("step"), torch.Tensor):  # restored from a checkpoint, maybe on another device
+                state["step"] = state["step"].to(device=parameter.device, dtype=torch.float32)
+    # The constructor sets this for fused=True: the step itself applies the loss scale.
+    seams.change_attribute(optimizer, "_step_supports_amp_scaling", True, undos)
+
+
+TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), FlushDenormal(), FusedOptimizer())

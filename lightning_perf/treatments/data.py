@@ -1,0 +1,208 @@
+"""Treatments of the training loader."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from lightning_perf import seams
+from lightning_perf.records import LoaderSettings, Session
+
+from .treatment import Treatment, Undo, whole_cores_per_rank
+
+MAX_DEFAULT_WORKERS = 8  # without a measurement: more rarely helps, and each worker holds a copy of what it fetches
+
+
+class LoaderTreatment(Treatment):
+    """A change of ``DataLoader`` arguments. The ``Applier`` rebuilds each loader once for all such treatments."""
+
+    is_live = True
+
+    def applies_to(self, session: Session) -> str | None:
+        loaders = train_loaders(session)
+        if not loaders:
+            return "the training loader was not seen"
+        for loader in loaders:
+            if not loader.is_plain:
+                return f"the training loader is a {loader.class_name}, not exactly a torch.utils.data.DataLoader"
+            if loader.is_iterable:
+                return "the dataset is an IterableDataset, of which each worker would yield everything"
+        return self.applies_to_loader(loaders[0], session)
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        """Return why it does not apply to the first training loader, a plain one; None if it applies."""
+        raise NotImplementedError
+
+
+def train_loaders(session: Session | None) -> list[LoaderSettings]:
+    """Return the session's training loaders."""
+    return [loader for loader in session.settings.loaders if loader.stage == "train"] if session is not None else []
+
+
+class Workers(NamedTuple):
+    """Value of ``loader-workers``.
+
+    Attributes:
+        n: Worker processes.
+        prefetch: Batches that each worker prefetches; None keeps the current number.
+        is_pinned: Whether to use page-locked memory; False keeps the current setting.
+    """
+
+    n: int
+    prefetch: int | None = None
+    is_pinned: bool = False
+
+    def __str__(self) -> str:
+        prefetch = "" if self.prefetch is None else f"x{self.prefetch}"
+        return f"{self.n}{prefetch}{'-pinned' if self.is_pinned else ''}"
+
+
+class LoaderWorkers(LoaderTreatment):
+    id = "loader-workers"
+    summary = "fetches batches in worker processes, ahead of the training"
+    when = (
+        "Where the device waits for data. Workers are kept from epoch to epoch, so that short epochs do not wait for "
+        "them to start; they do not see a dataset that is changed between epochs: leave `persistent_workers` out "
+        "there. `=0` removes workers where a batch costs less than handing it over. "
+        "Random augmentation inside the dataset draws from the workers' own seeds: other numbers of the same kind. "
+        "Several loaders that shuffle without a generator of their own draw their orders in another sequence."
+    )
+    value_form = "N workers, 0 for none; NxP for P batches ahead each; -pinned behind it for page-locked memory"
+    value_pattern = r"(?!0+x)(?P<n>\d+)(x(?P<prefetch>[1-9]\d*))?(?P<pinned>-pinned)?"
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        wanted = self.default_value(session)
+        is_set = wanted.n == loader.num_workers and wanted.prefetch in (None, loader.prefetch_factor)
+        return f"num_workers is {wanted.n} already" if is_set else None
+
+    def parse_value(self, text: str | None) -> Workers | None:
+        match = re.fullmatch(self.value_pattern, super().parse_value(text) or "", re.ASCII)
+        if match is None:
+            return None
+        return Workers(int(match["n"]), int(match["prefetch"]) if match["prefetch"] else None, bool(match["pinned"]))
+
+    def default_value(self, session: Session | None) -> Workers:
+        prescription = self.prescribed(session)
+        arguments = prescription.loader_args if prescription is not None else {}
+        if "num_workers" in arguments:
+            n_workers, prefetch = int(arguments["num_workers"]), arguments.get("prefetch_factor")
+            return Workers(n_workers, prefetch, bool(arguments.get("pin_memory")))
+        loaders = train_loaders(session)
+        cores = min(whole_cores_per_rank(session), MAX_DEFAULT_WORKERS)
+        return Workers(cores - 1 if loaders and loaders[0].num_workers == cores and cores > 1 else cores)
+
+    def loader_args(self, value: Workers, session: Session | None = None) -> dict[str, Any]:
+        # Without workers, a DataLoader refuses persistent_workers=True.
+        arguments: dict[str, Any] = {"num_workers": value.n, "persistent_workers": value.n > 0}
+        if value.prefetch is not None:
+            arguments["prefetch_factor"] = value.prefetch
+        if value.is_pinned:
+            arguments["pin_memory"] = True
+        return arguments
+
+
+class LoaderPersistent(LoaderTreatment):
+    id = "loader-persistent"
+    summary = "keeps worker processes from epoch to epoch instead of starting them anew"
+    when = "Where epochs are short beside the start of a worker. The workers' memory stays in use during validation."
+    acts_on = "loop"
+    loader_argument = "persistent_workers"
+    setting = True
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        if not loader.num_workers:
+            return "there are no worker processes; loader-workers comes first"
+        return "persistent_workers is on already" if loader.persistent_workers else None
+
+
+class LoaderPinMemory(LoaderTreatment):
+    id = "loader-pin-memory"
+    summary = (
+        "puts batches into page-locked memory, from which they are copied to the device faster and beside its work"
+    )
+    when = "With an accelerator and copies that show. The loader copies once more, into memory that cannot be swapped."
+    loader_argument = "pin_memory"
+    setting = True
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        accelerator = session.settings.trainer.accelerator
+        if accelerator in (None, "cpu", "mps"):
+            return f"there is nothing to copy to: the accelerator is {accelerator or 'not known'}"
+        return "pin_memory is on already" if loader.pin_memory else None
+
+
+class LoaderPrefetch(LoaderTreatment):
+    id = "loader-prefetch"
+    summary = "lets each worker prepare more batches ahead, which evens out samples of uneven cost"
+    when = "Where fetches come in bursts. Memory grows with workers × factor × batch."
+    value_form = "N, batches ahead for each worker, at least 1"
+    least = 1
+    default = 4  # twice torch's own default
+    loader_argument = "prefetch_factor"
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        if not loader.num_workers:
+            return "there are no worker processes; loader-workers comes first"
+        value = self.default_value(session)
+        return f"prefetch_factor is {value} already" if loader.prefetch_factor == value else None
+
+
+class BatchSize(LoaderTreatment):
+    id = "batch-size"
+    safety = "semantics"
+    effort = "minutes"
+    summary = "trains with batches of N samples; accumulation is lowered where that keeps the samples of a step"
+    when = (
+        "Where the device has too little to do and memory is left. Without accumulation to take it from, a larger "
+        "batch means fewer steps an epoch: learning rate and schedule are to be chosen anew."
+    )
+    is_live = False
+    needs_loader = True  # the accumulation depends on the batch size before
+    value_form = "N, samples a batch, or x2, x4 … for so many times as many"
+    value_pattern = r"x[2-9]\d*|x1\d+|[1-9]\d*"
+    default = "x2"
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        return None if loader.batch_size is not None else "a batch sampler or the dataset decides the batch size"
+
+    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        loaders = train_loaders(session)
+        batch_size = loaders[0].batch_size if loaders else None
+        accumulated = session.settings.trainer.accumulate_grad_batches if session is not None else None
+        if batch_size is None or accumulated is None:
+            return {}
+        kept = _accumulation(accumulated, batch_size, _resized(value, batch_size))
+        return {} if kept in (None, accumulated) else {"accumulate_grad_batches": kept}
+
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        loaders = train_loaders(session)
+        batch_size = loaders[0].batch_size if loaders else None
+        if value.startswith("x") and batch_size is None:
+            return {}
+        return {"batch_size": _resized(value, batch_size or 1)}
+
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+        return None
+
+    def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
+        # A loader without a batch size refuses any, and says why.
+        batch_size = getattr(loader, "batch_size", None)
+        return {"batch_size": _resized(value, batch_size) if batch_size is not None else 1}
+
+    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any) -> Undo | None:
+        kept = _accumulation(trainer.accumulate_grad_batches, before.batch_size, after.batch_size)
+        return None if kept is None else seams.change_attribute(trainer, "accumulate_grad_batches", kept)
+
+
+def _resized(value: str, batch_size: int) -> int:
+    """Return the batch size that a value means, given the current one."""
+    return batch_size * int(value[1:]) if value.startswith("x") else int(value)
+
+
+def _accumulation(n_batches: int, batch_size: int, new_batch_size: int) -> int | None:
+    """Return the batches per optimizer step that keep its samples; None if there is no such number."""
+    n_samples = n_batches * batch_size
+    return n_samples // new_batch_size if n_samples % new_batch_size == 0 else None
+
+
+TREATMENTS = (LoaderWorkers(), LoaderPersistent(), LoaderPinMemory(), LoaderPrefetch(), BatchSize())

@@ -1,0 +1,59 @@
+"""Treatments of DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from lightning_perf import seams
+from lightning_perf.errors import TreatmentError
+from lightning_perf.records import Session
+
+from .treatment import Treatment, Undo
+
+
+class DdpTreatment(Treatment):
+    """One keyword argument of ``DistributedDataParallel``, set to ``setting``."""
+
+    argument: ClassVar[str]
+    setting = True
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.strategy is None or "DDP" not in trainer.strategy:
+            return f"the strategy is {trainer.strategy or 'not known'}, not DDP"
+        now = getattr(trainer, self.argument)
+        return f"{self.argument} is {now} already" if bool(now) is self.setting else None
+
+    def strategy_args(self, value: Any) -> dict[str, Any]:
+        return {self.argument: self.setting}
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        undo = seams.change_ddp_arguments(trainer.strategy, {self.argument: self.setting})
+        if undo is None:
+            raise TreatmentError(f"{self.id} expected a DDP strategy, found {type(trainer.strategy).__name__}")
+        return undo
+
+
+class DdpBucketView(DdpTreatment):
+    id = "ddp-bucket-view"
+    summary = "lets gradients live in the buckets that DDP exchanges: one copy and its memory less"
+    when = "With DDP, unless something keeps or detaches `parameter.grad` by hand."
+    argument = "gradient_as_bucket_view"
+
+
+class DdpFindUnusedOff(DdpTreatment):
+    id = "ddp-find-unused-off"
+    summary = "stops DDP from walking the graph after every forward pass to find parameters that were not used"
+    when = "Where every parameter takes part in every loss. Where one does not, DDP stops with an error."
+    argument = "find_unused_parameters"
+    setting = False
+
+
+class DdpStaticGraph(DdpTreatment):
+    id = "ddp-static-graph"
+    summary = "tells DDP that every step uses the same parameters, so that it need not look for unused ones"
+    when = "Where the graph of the loss is the same at every step. Where it is not, DDP stops with an error."
+    argument = "static_graph"
+
+
+TREATMENTS = (DdpBucketView(), DdpFindUnusedOff(), DdpStaticGraph())

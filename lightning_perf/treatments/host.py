@@ -1,0 +1,188 @@
+"""Treatments of work on the host: logging, the progress bar, threads, anomaly detection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_perf import seams
+from lightning_perf.errors import TreatmentError
+from lightning_perf.records import Session
+
+from .treatment import Treatment, Undo, whole_cores_per_rank
+
+
+class AnomalyOff(Treatment):
+    id = "anomaly-off"
+    summary = "switches autograd's anomaly detection off, which records a stack for every operation"
+    when = "Always, once the bug is found that it was switched on for."
+    is_live = True
+    trainer_flag = "detect_anomaly"
+    setting = False
+
+    def applies_to(self, session: Session) -> str | None:
+        is_on = session.settings.trainer.is_anomaly_detection_on
+        return "anomaly detection is off already" if is_on is False else None
+
+    def apply_live(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        import torch
+
+        torch.autograd.set_detect_anomaly(False)  # Lightning itself restores the setting at the end of fit
+        return None
+
+
+class LogEveryN(Treatment):
+    id = "log-every-n"
+    summary = "hands metrics to the loggers every N steps"
+    when = "Where logging shows in the step. What is logged is the same, at fewer steps."
+    is_live = True
+    value_form = "N, steps between two logs, at least 1"
+    least = 1
+    default = 50  # Lightning's own default
+    trainer_flag = "log_every_n_steps"
+
+    def applies_to(self, session: Session) -> str | None:
+        now, wanted = session.settings.trainer.log_every_n_steps, self.default_value(session)
+        return f"log_every_n_steps is {now} already" if now is not None and now >= wanted else None
+
+    def apply_live(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        return seams.change_attribute(trainer, "log_every_n_steps", value)
+
+
+class ProgBarOff(Treatment):
+    id = "prog-bar-off"
+    effort = "minutes"
+    summary = "keeps metrics off the progress bar, each of which is read from the device at every step"
+    when = "Where `self.log(..., prog_bar=True)` waits for the device. `=bar` takes the whole progress bar away."
+    is_live = True
+    value_form = "metrics or bar"
+    value_pattern = "metrics|bar"
+    default = "metrics"
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.progress_bar is None:
+            return "there is no progress bar"
+        return "no metric is shown on the bar at each step" if trainer.prog_bar_metrics == 0 else None
+
+    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        return {"enable_progress_bar": False} if value == "bar" else {}
+
+    def statements(self, value: Any) -> str:
+        return "" if value == "bar" else "self.log(..., prog_bar=False)  # wherever prog_bar=True stands"
+
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+        return None  # the Trainer refuses the flag if the user passes a bar, so `set_up` disables the bar instead
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        if value == "metrics":
+            return _LogWithoutBar(trainer, module).undo
+        bar = trainer.progress_bar_callback
+        if bar is None:
+            raise TreatmentError("prog-bar-off=bar expected a progress bar; there is none")
+        bar.disable()
+        undo: Undo = bar.enable
+        return undo
+
+
+class _LogWithoutBar:
+    """Replacement of ``module.log``, which ``log_dict`` calls as well.
+
+    Lightning refuses a name that is logged with other arguments than the first time, so the metadata of what was logged
+    before is changed too, and restored by the undo.
+    """
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self.trainer, self.module = trainer, module
+        self.inner = module.log
+        self.hidden: set[tuple[Any, Any]] = set()
+        for meta in seams.logged_metadata(trainer):
+            if meta.prog_bar:
+                self.hidden.add((meta.fx, meta.name))
+                meta.prog_bar = False
+        self.restore_log = seams.change_attribute(module, "log", self)
+
+    def __call__(self, name: str, value: Any, prog_bar: bool = False, *args: Any, **kwargs: Any) -> None:
+        if prog_bar:
+            self.hidden.add((getattr(self.module, "_current_fx_name", None), name))
+        self.inner(name, value, False, *args, **kwargs)
+
+    def undo(self) -> None:
+        self.restore_log()
+        for meta in seams.logged_metadata(self.trainer):
+            if (meta.fx, meta.name) in self.hidden:
+                meta.prog_bar = True
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.module, "log")
+
+
+class ProgressRefresh(Treatment):
+    id = "progress-refresh"
+    summary = "draws the progress bar every N steps"
+    when = (
+        "Where the bar shows in short steps: it is drawn after each one by default. A RichProgressBar of Lightning 2.6 "
+        "refreshes by time and needs nothing."
+    )
+    is_live = True
+    value_form = "N, steps between two refreshes, at least 1"
+    least = 1
+    default = 20
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.progress_bar is None:
+            return "there is no progress bar"
+        rate, wanted = trainer.progress_bar_refresh_rate, self.default_value(session)
+        if rate is None:
+            return f"{trainer.progress_bar} refreshes by time"
+        return f"refresh_rate is {rate} already" if rate >= wanted or rate == 0 else None
+
+    def trainer_code(self, value: Any) -> dict[str, str]:
+        return {"callbacks": f"[TQDMProgressBar(refresh_rate={value})]"}
+
+    def imports(self, value: Any) -> str:
+        return "from lightning.pytorch.callbacks import TQDMProgressBar"
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        undo = seams.change_refresh_rate(trainer, value)
+        if undo is None:
+            bar = trainer.progress_bar_callback
+            found = type(bar).__name__ if bar is not None else "no bar"
+            raise TreatmentError(f"progress-refresh expected a progress bar that refreshes by steps, found {found}")
+        return undo
+
+
+class Threads(Treatment):
+    id = "threads"
+    safety = "numerics"
+    summary = "sets the number of threads that torch computes with on the CPU"
+    when = (
+        "Where it uses fewer threads than there are cores, or where ranks and workers fight over them. Sums are split "
+        "among threads, so rounding changes with their number."
+    )
+    is_live = True
+    value_form = "N, threads a process, at least 1"
+    least = 1
+
+    def applies_to(self, session: Session) -> str | None:
+        now, wanted = session.settings.torch.n_threads, self.default_value(session)
+        return f"torch computes with {now} threads already" if now == wanted else None
+
+    def default_value(self, session: Session | None) -> int:
+        return super().default_value(session) or whole_cores_per_rank(session)
+
+    def environment(self, value: Any) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": str(value)}
+
+    def statements(self, value: Any) -> str:
+        return f"torch.set_num_threads({value})"
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(value)
+        return lambda: torch.set_num_threads(before)
+
+
+TREATMENTS = (AnomalyOff(), LogEveryN(), ProgBarOff(), ProgressRefresh(), Threads())

@@ -1,0 +1,77 @@
+"""Treatments of validation and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_perf import seams
+from lightning_perf.errors import TreatmentError
+from lightning_perf.records import Session
+
+from .treatment import Treatment, Undo
+
+
+class AsyncCheckpoint(Treatment):
+    id = "async-checkpoint"
+    summary = "writes checkpoints in a thread while the training goes on"
+    when = "Where writing checkpoints shows. The state is copied first, which takes its size in memory."
+    acts_on = "loop"
+
+    def trainer_code(self, value: Any) -> dict[str, str]:
+        return {"plugins": "[AsyncCheckpointIO()]"}
+
+    def trainer_yaml(self, value: Any) -> dict[str, Any]:
+        return {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]}
+
+    def imports(self, value: Any) -> str:
+        return "from lightning.pytorch.plugins.io import AsyncCheckpointIO"
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        undo = seams.write_checkpoints_beside(trainer)
+        if undo is None:
+            kind = type(trainer.strategy.checkpoint_io).__name__
+            raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")
+        return undo
+
+
+class ValLessOften(Treatment):
+    id = "val-less-often"
+    safety = "semantics"
+    summary = "validates less often"
+    when = (
+        "Where validation takes a good part of the time. Early stopping, schedulers and checkpoints that watch a "
+        "validation metric then see it less often."
+    )
+    acts_on = "loop"
+    value_form = "N epochs between two validations, a fraction of an epoch up to 1.0, or Nb for N batches"
+    value_pattern = r"[1-9]\d*b?|0\.\d*[1-9]\d*|1\.0"
+    default = "2"
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.limit_val_batches == 0:
+            return "there is no validation"
+        flags = self.trainer_flags(self.default_value(session))
+        wanted = {name: value for name, value in flags.items() if value is not None}
+        now = {name: getattr(trainer, name) for name in wanted}
+        is_set = all(now[name] is not None and now[name] >= value for name, value in wanted.items())
+        return f"{', '.join(f'{name} is {value}' for name, value in now.items())} already" if is_set else None
+
+    def default_value(self, session: Session | None) -> str:
+        prescription = self.prescribed(session)
+        flags = prescription.trainer_flags if prescription is not None else {}
+        if flags.get("check_val_every_n_epoch") is not None:
+            return str(flags["check_val_every_n_epoch"])
+        interval = flags.get("val_check_interval")
+        if interval is None:
+            return self.default
+        return str(interval) if isinstance(interval, float) else f"{interval}b"
+
+    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        if value.endswith("b"):
+            # Counted over all epochs: within an epoch, the Trainer refuses more batches than the epoch has.
+            return {"val_check_interval": int(value[:-1]), "check_val_every_n_epoch": None}
+        return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
+
+
+TREATMENTS = (AsyncCheckpoint(), ValLessOften())

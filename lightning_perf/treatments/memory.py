@@ -1,0 +1,69 @@
+"""Treatments of device memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from lightning_perf import seams
+from lightning_perf.records import Session
+
+from .blocks import repeated_blocks
+from .treatment import Treatment, Undo
+
+
+class ActivationCheckpointing(Treatment):
+    id = "activation-checkpointing"
+    effort = "minutes"
+    summary = "keeps only the inputs of the model's repeated blocks and computes the rest again in the backward pass"
+    when = (
+        "Where activations fill the memory. A step takes 20 to 30 % longer; it pays where a larger batch, or any "
+        "batch, then fits. Dropout draws the same numbers again, so results stay the same."
+    )
+
+    def statements(self, value: Any) -> str:
+        return (
+            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each of your repeated blocks"
+        )
+
+    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+        undos = seams.Undos()
+        for block in repeated_blocks(module):
+            seams.change_attribute(block, "forward", partial(_checkpointed, block.forward), undos)
+        return undos.close
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a block's ``forward`` without keeping its activations."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+
+
+class ExpandableSegments(Treatment):
+    id = "expandable-segments"
+    summary = "lets the allocator extend its segments instead of asking for new ones, so that less lies idle"
+    when = "Where batches differ in shape and reserved memory is well above what is allocated."
+    value_form = "cuda or rocm"
+    value_pattern = "cuda|rocm"
+
+    def applies_to(self, session: Session) -> str | None:
+        accelerator = session.settings.trainer.accelerator
+        return None if accelerator == "cuda" else f"the accelerator is {accelerator or 'not known'}: no such allocator"
+
+    def default_value(self, session: Session | None) -> str:
+        is_rocm = session is not None and "hip" in session.machine.versions  # torch also calls AMD's devices "cuda"
+        return "rocm" if is_rocm else "cuda"
+
+    def environment(self, value: Any) -> dict[str, str]:
+        variable = "PYTORCH_HIP_ALLOC_CONF" if value == "rocm" else "PYTORCH_CUDA_ALLOC_CONF"
+        others = [one for one in os.environ.get(variable, "").split(",") if one and "expandable_segments" not in one]
+        return {variable: ",".join([*others, "expandable_segments:True"])}
+
+
+TREATMENTS = (ActivationCheckpointing(), ExpandableSegments())

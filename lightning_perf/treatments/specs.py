@@ -1,0 +1,94 @@
+"""Treatments with values, as users write them: ``loader-workers=4,precision-bf16``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Session
+
+from .registry import find
+from .treatment import Treatment
+
+
+class TreatmentSpec(NamedTuple):
+    """A treatment with its value.
+
+    Attributes:
+        treatment: The treatment.
+        value: None for the default.
+        text: As a user writes it: ``"loader-workers=4"``.
+    """
+
+    treatment: Treatment
+    value: Any
+    text: str
+
+
+def parse(text: str) -> TreatmentSpec:
+    """Parse ``"precision-bf16"`` or ``"loader-workers=4"``.
+
+    Raises:
+        ConfigError: There is no such treatment, or it does not accept the value.
+    """
+    treatment_id, separator, value = text.strip().partition("=")
+    treatment = find(treatment_id.strip())
+    given = value.strip() if separator else None
+    return TreatmentSpec(
+        treatment, treatment.parse_value(given), treatment.id if given is None else f"{treatment.id}={given}"
+    )
+
+
+def parse_all(text: str | Iterable[str]) -> tuple[TreatmentSpec, ...]:
+    """Parse several treatments, given as one text with commas or as several texts.
+
+    Raises:
+        ConfigError: One of them is not valid, or they cannot be combined.
+    """
+    texts = text.split(",") if isinstance(text, str) else list(text)
+    specs = tuple(parse(one) for one in texts if one.strip())
+    check_together(specs)
+    return specs
+
+
+def with_default(spec: TreatmentSpec, session: Session | None) -> TreatmentSpec:
+    """Return the spec with the value that the session calls for, if it has none."""
+    if spec.value is not None:
+        return spec
+    value = spec.treatment.default_value(session)
+    if value is None:
+        return spec
+    return TreatmentSpec(spec.treatment, value, f"{spec.treatment.id}={value}")
+
+
+def check_together(specs: Sequence[TreatmentSpec], session: Session | None = None) -> None:
+    """Check that treatments can be combined.
+
+    Args:
+        specs: The treatments.
+        session: The training they are for; its settings may conflict with a combination.
+
+    Raises:
+        ConfigError: A treatment is named twice, or two exclude one another.
+    """
+    ids = [spec.treatment.id for spec in specs]
+    for treatment_id in ids:
+        if ids.count(treatment_id) > 1:
+            raise ConfigError(f"{treatment_id} is named {ids.count(treatment_id)} times; expected each treatment once")
+    for spec in specs:
+        for other in specs:
+            if other.treatment.id in spec.treatment.conflicts:
+                raise ConfigError(f"{spec.text} and {other.text} exclude one another; leave one of them out")
+    _check_clipping(ids, session)
+
+
+def _check_clipping(ids: Sequence[str], session: Session | None) -> None:
+    """Refuse what Lightning refuses: a fused optimizer removes the loss scale only after gradients would be clipped."""
+    if session is None or "fused-optimizer" not in ids or session.settings.trainer.gradient_clip_val is None:
+        return
+    if "precision-fp16" in ids or session.settings.trainer.precision == "16-mixed":
+        raise ConfigError(
+            "fused-optimizer cannot be applied to a training in fp16 that clips gradients: Lightning refuses "
+            "the three together; use precision-bf16, or leave one of them out"
+        )
