@@ -67,7 +67,7 @@ class Treatment:
     def default_value(self, session: Session | None) -> Any:
         """Return the value that the best finding prescribes, or ``default``."""
         prescription = self.prescribed(session)
-        if prescription is None:
+        if prescription is None or not self.value_form:
             return self.default
         arguments = {**prescription.trainer_flags, **prescription.loader_args}
         given = arguments.get(self.trainer_flag or self.loader_argument, prescription.value)
