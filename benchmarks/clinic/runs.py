@@ -47,9 +47,7 @@ PRELOADED = (
     "torchmetrics",
     "lightning_perf.doctor",
     "lightning_perf.treatments.applier",
-    "lightning_perf.trials.callbacks",
-    "lightning_perf.trials.run_mode",
-    "lightning_perf.trials.trial_mode",
+    "lightning_perf.trials.modes",
 )
 
 

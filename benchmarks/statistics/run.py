@@ -24,7 +24,7 @@ from simulated import (
 from lightning_perf.stats.noise import MIN_BAND
 from lightning_perf.stats.permutation import LEVEL, smallest_p
 from lightning_perf.stats.verdicts import MAX_SAME
-from lightning_perf.trials.ladder import Plan
+from lightning_perf.trials.rounds import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md"
 REPEATS = (2, 3, 5)

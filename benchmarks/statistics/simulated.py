@@ -18,7 +18,8 @@ from lightning_perf.stats.estimates import levels, ratio_interval
 from lightning_perf.stats.noise import noise_band
 from lightning_perf.stats.verdicts import ArmComparison, compare
 from lightning_perf.trials.judge import AGAIN, BASELINE, judge
-from lightning_perf.trials.ladder import Candidate, Plan, next_runs
+from lightning_perf.trials.ladder import next_runs
+from lightning_perf.trials.rounds import Candidate, Plan
 
 STEP_S = 0.1
 BLOCKS = 8

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .output import check_folder, write_stdout
+from .output import check_folder, default_folder, write_stdout
 
 
 def data(
@@ -23,11 +23,11 @@ def data(
 
     The script runs up to its loader, which is then measured on copies; a second run trains some steps on one batch.
     """
-    from lightning_perf.trials.data import default_folder, probe_command
+    from lightning_perf.trials.data import probe_command
     from lightning_perf.trials.runner import CommandError
 
     check_folder(out)
-    folder = default_folder() if out is None else out
+    folder = default_folder("data") if out is None else out
     try:
         session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))
     except CommandError as error:

@@ -1,9 +1,10 @@
-"""Where verbs put what they made: on standard output, or whole into a file."""
+"""Writes the output of commands to stdout or to a file."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from lightning_perf.errors import ConfigError
@@ -12,32 +13,32 @@ from lightning_perf.reports.wording import fit_encoding
 
 
 def write_stdout(text: str) -> None:
-    """Prints text as it stands; signs that the terminal lacks are replaced."""
+    """Print text; characters that the terminal cannot show are replaced."""
     sys.stdout.write(fit_encoding(text if text.endswith("\n") else text + "\n", sys.stdout.encoding))
 
 
 def write_page(page: str) -> None:
-    """Prints a page of HTML as UTF-8 whatever the terminal's encoding: its scripts run only unchanged."""
+    """Print an HTML page as UTF-8, whatever the terminal's encoding, because its scripts must not change."""
     sys.stdout.flush()
     sys.stdout.buffer.write(page.encode())
     sys.stdout.buffer.flush()
 
 
-def check_folder(out: Path | None) -> None:
-    """Where a verb is to put several files; None for its own place.
+def default_folder(kind: str) -> Path:
+    """Return the folder of a command's output without ``--out``, e.g. ``perf_logs/trial-20260101-120000``."""
+    return Path("perf_logs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
 
-    Raises:
-        ConfigError: A file stands there.
-    """
+
+def check_folder(out: Path | None) -> None:
+    """Raise ``ConfigError`` if the folder given with ``--out`` is a file."""
     if out is not None and os.path.exists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
 
 
 def check_file(target: Path | None, is_forced: bool) -> None:
-    """Where a verb is to put a file; None for standard output. Asked before what takes long.
+    """Raise ``ConfigError`` if the file of ``--out`` cannot be written: it is a folder, or exists without ``--force``.
 
-    Raises:
-        ConfigError: A folder stands there, or a file and ``is_forced`` is False.
+    Called before anything that takes long; None stands for stdout.
     """
     if target is None:
         return
@@ -48,15 +49,10 @@ def check_file(target: Path | None, is_forced: bool) -> None:
 
 
 def write_file(target: Path, text: str, is_forced: bool) -> None:
-    """Writes a file of UTF-8 text; a crash leaves an existing one whole.
-
-    Args:
-        target: The file; parents are made.
-        text: Its content.
-        is_forced: Whether an existing file may be replaced.
+    """Write UTF-8 text to a file atomically; create parent folders.
 
     Raises:
-        ConfigError: A file stands there and ``is_forced`` is False, or it cannot be written.
+        ConfigError: The file cannot be written, or it exists and ``is_forced`` is False.
     """
     check_file(target, is_forced)
     try:

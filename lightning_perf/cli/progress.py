@@ -11,7 +11,7 @@ from rich.status import Status
 
 from lightning_perf.records import Arm, ArmRun, Session, Trial
 from lightning_perf.reports.wording import line
-from lightning_perf.trials.ladder import PlannedRun
+from lightning_perf.trials.rounds import PlannedRun
 from lightning_perf.trials.trial import State
 
 

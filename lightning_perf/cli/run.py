@@ -27,15 +27,15 @@ def run(
 
     Exits as the command does; with 2 where that ended well but built no Trainer.
     """
-    from lightning_perf.trials.front import run_in_front
+    from lightning_perf.trials.foreground import run_in_front
     from lightning_perf.trials.job import Job
-    from lightning_perf.trials.plan import checked_doses, environment_of
+    from lightning_perf.trials.plan import checked_specs, environment_of
     from lightning_perf.trials.reach import where_it_ended
     from lightning_perf.trials.runner import check_command
 
     check_folder(out)
     check_command(command)
-    specs = checked_doses(with_, are_combined=True)
+    specs = checked_specs(with_, are_combined=True)
     arguments = {} if out is None else {"out_dir": str(out.resolve())}
     with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
         job = Job(mode="run", folder=folder, specs=specs, with_doctor=doctor, doctor=arguments)

@@ -14,7 +14,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 
 from .codes import INTERRUPTED
-from .output import check_folder, write_stdout
+from .output import check_folder, default_folder, write_stdout
 
 TENSORBOARD_FOLDER = "tensorboard"
 LEAST_MEMORY_BYTES = 64 * 2**20
@@ -42,16 +42,16 @@ def trial(
 
     The script stays as it is, and so do its checkpoints and logs: those of the trial go to a folder of their own.
     """
-    from lightning_perf.trials.plan import checked_doses
+    from lightning_perf.trials.plan import checked_specs
     from lightning_perf.trials.runner import CommandError
-    from lightning_perf.trials.trial import Options, default_folder, run_trial
+    from lightning_perf.trials.trial import Options, run_trial
 
     from .progress import Progress
 
     check_folder(out)
     options = Options(
         command=tuple(command),
-        tries=checked_doses(try_, are_combined=False),
+        tries=checked_specs(try_, are_combined=False),
         steps=steps,
         repeats=repeats,
         semantics=semantics,
@@ -59,7 +59,7 @@ def trial(
         memory_limit_bytes=None if memory_limit is None else _checked_bytes(memory_limit),
         seed=seed,
     )
-    folder = default_folder() if out is None else out
+    folder = default_folder("trial") if out is None else out
     try:
         with Progress(folder) as progress:
             outcome = run_trial(options, folder.resolve(), progress)

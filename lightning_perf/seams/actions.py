@@ -1,4 +1,4 @@
-"""Who is who in Lightning: the actions its loops announce, its base classes in either namespace, the stage."""
+"""Lightning's classes in either namespace, the actions that its loops announce, and the stage of a Trainer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
 
 
 class Action(NamedTuple):
-    """What an action's name says.
+    """A parsed action name.
 
     Attributes:
         kind: ``callback``, ``module``, ``datamodule``, ``strategy``, ``fetch`` or ``other``.
-        owner: Class name of who acts; for a fetch the stage: ``train``, ``val``, ``test`` or ``predict``.
+        owner: Class name; for a fetch the stage: ``train``, ``val``, ``test`` or ``predict``.
         hook: The hook or method.
-        target: The callback meant, or None.
+        target: The callback; None for other kinds.
     """
 
     kind: str
@@ -37,22 +37,20 @@ _KINDS = {
 
 
 def describe_action(trainer: Any, action_name: str) -> Action:
-    """Takes an action's name apart; a name of unknown form is kind ``other``."""
+    """Parse an action's name; a name of unknown form is kind ``other``."""
     if match := _FETCH.fullmatch(action_name):
         stage = match["stage"]
         return Action("fetch", {"validation": "val"}.get(stage, stage), "next")
     if match := _ACTION.fullmatch(action_name):
         who, hook = match["who"], match["hook"]
-        target = None
-        if match["kind"] == "Callback":
-            target = _callback_of(trainer.callbacks, who)
+        target = _callback_of(trainer.callbacks, who) if match["kind"] == "Callback" else None
         owner = type(target).__name__ if target is not None else re.split(r"\W", who)[0] or who
         return Action(_KINDS[match["kind"]], owner, hook, target)
     return Action("other", "", action_name)
 
 
 def is_overridden(target: Any, hook: str) -> bool:
-    """Whether a callback's or module's hook does anything: it is not just the one inherited from Lightning's base."""
+    """Whether a callback or module overrides a hook of Lightning's base class."""
     if hook in vars(target):
         return True
     base = base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
@@ -65,10 +63,10 @@ def _defined(cls: type, name: str) -> Any:
 
 
 def _callback_of(callbacks: list[Any], key: str) -> Any | None:
-    """Return the callback of a state key, or another one of its class; None where the class is not clear.
+    """Return the callback of a state key, or another one of its class; None if the class is not clear.
 
-    A state key that a class of the user's computes is not read: Lightning reads it itself, at each hook. Where only one
-    class computes its keys, they are those that no other callback has.
+    A state key that a user's class computes is not read here, because Lightning reads it itself at each hook. If only
+    one class computes its keys, they are those that no other callback has.
     """
     unknown = []
     for callback in callbacks:
@@ -95,7 +93,7 @@ def is_checkpoint_callback(callback: Any) -> bool:
 
 
 def base_class(cls: type, names: tuple[str, ...]) -> type | None:
-    """Lightning's own class of one of these names that a class is or derives from; None without one."""
+    """Return Lightning's class with one of these names that a class is or derives from; None without one."""
     for base in reversed(cls.__mro__):
         if base.__name__ in names and base.__module__.startswith(_LIGHTNING_PACKAGES):
             return base
@@ -103,9 +101,14 @@ def base_class(cls: type, names: tuple[str, ...]) -> type | None:
 
 
 def namespace(trainer: Any) -> str:
-    """``"lightning.pytorch"`` or ``"pytorch_lightning"``: where the Trainer's class comes from."""
+    """Return ``"lightning.pytorch"`` or ``"pytorch_lightning"``, where the Trainer's class comes from."""
     base = base_class(type(trainer), ("Trainer",))
     return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"
+
+
+def epoch_loop(trainer: Any) -> Any | None:
+    """Return the loop of training batches; None if this version has no such loop."""
+    return getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
 
 
 def is_fitting(trainer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Other changes of a run that is set up or under way."""
+"""Changes of a run that is being set up or is running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .undo import Undo, change_attribute
 
 
 def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
-    """Lets the progress bar show itself every ``n_steps``; None when there is none, or one that refreshes by time."""
+    """Refresh the progress bar every ``n_steps``; None without a bar, or if it refreshes by time."""
     bar = getattr(trainer, "progress_bar_callback", None)
     if bar is None or not refreshes_by_step(bar):
         return None
@@ -22,7 +22,7 @@ def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
 
 
 def logged_metadata(trainer: Any) -> Iterator[Any]:
-    """Yield what Lightning keeps of each value that was logged: its ``name``, ``fx`` (the hook) and ``prog_bar``.
+    """Yield Lightning's metadata of each logged value: its ``name``, ``fx`` (the hook) and ``prog_bar``.
 
     A later ``self.log`` of the same name and hook must agree with it, in later epochs and fits too.
     """
@@ -34,7 +34,7 @@ def logged_metadata(trainer: Any) -> Iterator[Any]:
 
 
 def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | None:
-    """Changes what torch's DistributedDataParallel will be given; None when the strategy is not a DDP one."""
+    """Change the arguments of torch's DistributedDataParallel; None if the strategy is not DDP."""
     before = ddp_arguments(strategy)
     if before is None:
         return None
@@ -42,15 +42,9 @@ def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | Non
 
 
 def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo | None:
-    """Compiles a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does; None when it is compiled.
+    """Compile a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does; None if it is compiled.
 
-    Args:
-        trainer: The Trainer, whose namespace the module is of.
-        module: The LightningModule.
-        options: Keyword arguments of ``torch.compile``.
-
-    Returns:
-        The undo.
+    ``options`` are keyword arguments of ``torch.compile``.
     """
     import torch
 
@@ -61,7 +55,7 @@ def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo |
     names = set(vars(module))
     before = {name: vars(module)[name] for name in methods if name in names}
     lightning.from_compiled(torch.compile(module, **options))
-    added = set(vars(module)) - names  # besides the methods what Lightning and torch note down
+    added = set(vars(module)) - names  # besides the methods, what Lightning and torch store
 
     def undo() -> None:
         if module._compiler_ctx is None:
@@ -74,19 +68,19 @@ def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo |
     return undo
 
 
-def write_checkpoints_beside(trainer: Any) -> Undo | None:
-    """Lets a thread write checkpoints; None where something else than Lightning's plain way writes them."""
+def write_checkpoints_async(trainer: Any) -> Undo | None:
+    """Write checkpoints in a thread; None if anything but Lightning's ``TorchCheckpointIO`` writes them."""
     strategy = trainer.strategy
     before = getattr(strategy, "_checkpoint_io", None)
     if before is not None and type(before).__name__ != "TorchCheckpointIO":
         return None
     plugins = importlib.import_module(f"{namespace(trainer)}.plugins.io")
-    beside = plugins.AsyncCheckpointIO(before if before is not None else plugins.TorchCheckpointIO())
-    strategy.checkpoint_io = beside
+    async_io = plugins.AsyncCheckpointIO(before if before is not None else plugins.TorchCheckpointIO())
+    strategy.checkpoint_io = async_io
 
     def undo() -> None:
-        beside.teardown()  # waits for what is being written
-        if getattr(strategy, "_checkpoint_io", None) is beside:
+        async_io.teardown()  # waits for what is being written
+        if getattr(strategy, "_checkpoint_io", None) is async_io:
             strategy._checkpoint_io = before
 
     return undo

@@ -1,4 +1,4 @@
-"""Training loaders, exchanged for others before Lightning iterates them."""
+"""Exchanges training loaders before Lightning iterates them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ def _is_training_stage(trainer: Any) -> bool:
 
 
 class _LoaderExchange:
-    """Stands in for ``strategy.process_dataloader``, through which every loader goes after its sampler was set."""
+    """Replaces ``strategy.process_dataloader``, which gets every loader after its sampler was set."""
 
     def __init__(self, trainer: Any, change: Callable[[Any], Any]) -> None:
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.change: Callable[[Any], Any] | None = change
-        # By weak reference: loaders that the user replaces while training go, and their workers with them.
+        # Weak references, so that loaders which the user replaces during training are freed with their workers.
         self.originals: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self.inner = self.strategy.process_dataloader
-        self.had_own = "process_dataloader" in vars(self.strategy)
-        self.strategy.process_dataloader = self
+        self.restore = change_attribute(self.strategy, "process_dataloader", self)
 
     def __call__(self, loader: Any) -> Any:
         loader = self.inner(loader)  # first, so that several of these are undone in the opposite order
@@ -35,21 +34,17 @@ class _LoaderExchange:
 
     def exchanged(self, loader: Any, change: Callable[[Any], Any]) -> Any:
         new = change(loader)
-        if new is not loader:  # a value that is its own key would live for ever
+        if new is not loader:  # a value that is its own key would never be freed
             self.originals[new] = loader
         return new
 
     def undo(self) -> None:
         self.change = None
-        if vars(self.strategy).get("process_dataloader") is self:
-            if self.had_own:
-                self.strategy.process_dataloader = self.inner
-            else:
-                del self.strategy.process_dataloader
+        self.restore()
         self.put_back()
 
     def put_back(self) -> None:
-        """The user's CombinedLoader, which Lightning fills with what it processed, gets the user's loaders back."""
+        """Put the user's loaders back into the user's CombinedLoader, which Lightning fills with processed loaders."""
         combined = getattr(getattr(self.trainer, "fit_loop", None), "_combined_loader", None)
         for ours in list(self.originals):
             _stop_loader(ours)
@@ -65,7 +60,7 @@ class _LoaderExchange:
 
 
 def _stop_loader(loader: Any) -> None:
-    """Ends the workers of a loader that nobody will iterate any more."""
+    """End the workers of a loader that is no longer used."""
     iterator = getattr(loader, "_iterator", None)
     if iterator is None:
         return
@@ -75,27 +70,27 @@ def _stop_loader(loader: Any) -> None:
 
 
 def tap_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo:
-    """Exchanges each training loader as it is about to be used: with the sampler that Lightning gave it.
+    """Exchange each training loader before its use, once Lightning has set its sampler.
 
     Args:
         trainer: The Trainer, in the hook ``setup`` of fit.
-        change: Called with each training loader, several where the user combines some; what it raises ends the fit.
+        change: Called with each training loader; an error ends the fit.
 
     Returns:
-        The undo, which also gives a ``CombinedLoader`` of the user's its own loaders back.
+        The undo, which also restores a ``CombinedLoader`` of the user.
     """
     return _LoaderExchange(trainer, change).undo
 
 
 def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None]) -> Undo | None:
-    """Calls a function when all training loaders are prepared, and none of them is iterated yet.
+    """Call a function with all training loaders once they are prepared and before they are iterated.
 
     Args:
         trainer: The Trainer, in the hook ``setup`` of fit.
-        ready: Called with them; what it raises ends the fit.
+        ready: The function; an error ends the fit.
 
     Returns:
-        The undo; None when this version of Lightning prepares them otherwise.
+        The undo; None if this version of Lightning prepares loaders in another way.
     """
     loop = getattr(trainer, "fit_loop", None)
     inner = getattr(loop, "_load_combined_loader_states", None)  # between preparing the loaders and iterating them
@@ -112,16 +107,15 @@ def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None]) ->
 def exchange_train_loaders(
     trainer: Any, change: Callable[[Any], Any], change_later: Callable[[Any], Any]
 ) -> Undo | None:
-    """Exchanges the training loaders of a fit between two epochs, in ``on_train_epoch_start``.
+    """Exchange the training loaders between two epochs, in ``on_train_epoch_start``.
 
     Args:
-        trainer: The Trainer, at the start of an epoch after the first one, whose loaders Lightning starts after this.
-        change: Called with each training loader. What it raises reaches the caller, with nothing changed.
-        change_later: Called with those that Lightning asks the user for in later epochs
-            (``reload_dataloaders_every_n_epochs``). What it raises ends the fit.
+        trainer: The Trainer, at the start of an epoch after the first.
+        change: Called with each training loader. An error reaches the caller, and nothing is changed.
+        change_later: Called with loaders of later epochs (``reload_dataloaders_every_n_epochs``). An error ends fit.
 
     Returns:
-        The undo; None when this version of Lightning keeps its loaders elsewhere.
+        The undo; None if this version of Lightning keeps its loaders elsewhere.
     """
     combined = getattr(getattr(trainer, "fit_loop", None), "_combined_loader", None)
     if combined is None or not hasattr(combined, "flattened"):

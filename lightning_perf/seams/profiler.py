@@ -79,7 +79,7 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
         self.is_released = False
 
     def start(self, action_name: str) -> Any:
-        """An action that is started by hand begins."""
+        """Enter the span of an action that is started and stopped by hand."""
         if self.is_silent and not self.is_released:
             self.own_span(action_name).__enter__()
             return None
@@ -89,7 +89,7 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
         return result
 
     def stop(self, action_name: str) -> Any:
-        """It is over."""
+        """Exit the span of an action that is started and stopped by hand."""
         if not (self.is_entering or self.is_released):
             self.own_span(action_name).__exit__(None, None, None)
             if self.is_silent:
@@ -97,19 +97,19 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
         return self.own_stop(action_name)
 
     def own_span(self, action_name: str) -> AbstractContextManager[Any]:
-        """The span of an action."""
+        """Return the span of an action."""
         span = self.own.get(action_name)
         if span is None:
             span = self.own[action_name] = self.span_for(action_name)
         return span
 
     def clear(self) -> None:
-        """Forget all spans: ``span_for`` is asked again."""
+        """Forget all spans, so that ``span_for`` is called again."""
         super().clear()
         self.own.clear()
 
     def release(self) -> None:
-        """From now on only the profiler itself is called, should anyone have kept a replaced method."""
+        """Only call the profiler itself from now on, in case somebody kept a replaced method."""
         self.is_released = True
         self.clear()
 

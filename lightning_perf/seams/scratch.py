@@ -1,4 +1,4 @@
-"""A training that is there to be measured only: it ends early, and writes nothing of the user's."""
+"""For a training that is only measured: ends it early, and keeps it from writing to the user's files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from .undo import Undo, change_attribute
 
 
 def stop_fit(trainer: Any) -> None:
-    """Ends ``fit`` now, from within a hook, as Lightning's own tuner does: teardown hooks run, nothing else does.
+    """End ``fit`` now, from within a hook, as Lightning's own tuner does: only teardown hooks still run.
 
     ``should_stop`` alone would validate once more, save checkpoints and ask callbacks for metrics that do not exist
-    yet. It is what is left where the processes that train were spawned by this one, which would take the tuner's way
-    out for a crash.
+    yet. It is only used for spawned training processes, where the tuner's exception would count as a crash.
 
     Raises:
         Exception: Lightning's own, which ``fit`` catches.
@@ -34,15 +33,10 @@ def stop_fit(trainer: Any) -> None:
 
 
 def redirected_logger(logger: Any, folder: str, package: str) -> Any:
-    """A logger that leaves the user's files and services alone.
+    """Return a logger that leaves the user's files and services alone.
 
-    Those that write TensorBoard or CSV files go on writing them, below ``folder``: they cost what they cost. Others may
-    send or store what they get anywhere, so a logger that swallows all of it takes their place.
-
-    Args:
-        logger: The user's.
-        folder: Where files may go.
-        package: ``lightning.pytorch`` or ``pytorch_lightning``.
+    Loggers of TensorBoard and CSV files write below ``folder``, so that they cost the same. Others may send or store
+    data anywhere, so a logger that ignores everything replaces them. ``package`` is the Trainer's namespace.
     """
     if base_class(type(logger), ("TensorBoardLogger", "CSVLogger")) is not None:
         own = vars(logger)
@@ -50,7 +44,7 @@ def redirected_logger(logger: Any, folder: str, package: str) -> Any:
         if places and all(str(own[name]) != folder for name in places):
             for name in places:
                 setattr(logger, name, folder)
-            if "_experiment" in own:  # made for the user's folder, if at all
+            if "_experiment" in own:  # may exist for the user's folder
                 logger._experiment = None
         if places:
             return logger
@@ -63,7 +57,7 @@ def redirected_logger(logger: Any, folder: str, package: str) -> Any:
 
 
 class Silent:
-    """Stands in for a service's run: whatever is asked of it, it is there and does nothing."""
+    """Replaces a service's run: every attribute and call exists and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -98,27 +92,23 @@ class Silent:
         pass
 
 
-def lead_loggers_away(folder: str, package: str) -> None:
-    """Lets Lightning's loggers keep to a folder from their making on: a script may use one before it has a Trainer.
+def redirect_loggers(folder: str, package: str) -> None:
+    """Redirect Lightning's loggers from their creation on: a script may use one before it has a Trainer.
 
-    Those that write files write them below the folder; the run of a service is never begun. It is not undone: for
-    processes that only measure.
-
-    Args:
-        folder: Where files may go.
-        package: ``lightning.pytorch`` or ``pytorch_lightning``.
+    Loggers of files write below the folder; the run of a service is never started. There is no undo: this is for
+    processes that are only measured. ``package`` is ``lightning.pytorch`` or ``pytorch_lightning``.
     """
     loggers = importlib.import_module(f"{package}.loggers")
     base = importlib.import_module(f"{package}.loggers.logger").Logger
     classes: set[Any] = {one for one in vars(loggers).values() if isinstance(one, type) and issubclass(one, base)}
     for cls in classes - {base}:
         if cls.__name__ in ("TensorBoardLogger", "CSVLogger"):
-            cls.__init__ = _led_away(cls.__init__, folder, package)
+            cls.__init__ = _redirected(cls.__init__, folder, package)
         elif "experiment" in vars(cls):
             cls.experiment = property(lambda _: Silent())
 
 
-def _led_away(original: Callable[..., None], folder: str, package: str) -> Callable[..., None]:
+def _redirected(original: Callable[..., None], folder: str, package: str) -> Callable[..., None]:
     @functools.wraps(original)
     def init(logger: Any, *args: Any, **kwargs: Any) -> None:
         original(logger, *args, **kwargs)
@@ -128,12 +118,9 @@ def _led_away(original: Callable[..., None], folder: str, package: str) -> Calla
 
 
 def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[..., Any]) -> Undo | None:
-    """Puts functions in the place of ``strategy.save_checkpoint`` and ``strategy.remove_checkpoint``.
+    """Replace ``strategy.save_checkpoint`` and ``strategy.remove_checkpoint``.
 
-    Args:
-        trainer: The Trainer.
-        save: Called with Lightning's own method and its arguments.
-        remove: Likewise.
+    Both functions are called with Lightning's own method and its arguments.
     """
     strategy = getattr(trainer, "strategy", None)
     if strategy is None or "save_checkpoint" in vars(strategy):

@@ -1,14 +1,15 @@
-"""What is set where Lightning tells nobody, read without changing it."""
+"""Reads settings and state that Lightning keeps private."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .actions import epoch_loop
+
 
 def logged_step(trainer: Any) -> int:
-    """The step number that Lightning gives its loggers now."""
-    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-    step = getattr(loop, "_batches_that_stepped", None)
+    """Return the step number that Lightning gives its loggers now."""
+    step = getattr(epoch_loop(trainer), "_batches_that_stepped", None)
     return int(step) if step is not None else int(trainer.global_step)
 
 
@@ -19,13 +20,13 @@ def user_profiler(trainer: Any) -> Any | None:
 
 
 def is_anomaly_detection_asked(trainer: Any) -> bool | None:
-    """``Trainer(detect_anomaly=...)``, which takes effect only once a loop runs."""
+    """Return ``Trainer(detect_anomaly=...)``, which takes effect only once a loop runs."""
     is_asked = getattr(trainer, "_detect_anomaly", None)
     return None if is_asked is None else bool(is_asked)
 
 
 def ddp_arguments(strategy: Any) -> dict[str, Any] | None:
-    """What will be passed to torch's DistributedDataParallel; None when the strategy is not a DDP one."""
+    """Return the arguments of torch's DistributedDataParallel; None if the strategy is not DDP."""
     arguments = getattr(strategy, "_ddp_kwargs", None)
     return dict(arguments) if isinstance(arguments, dict) else None
 
@@ -36,18 +37,18 @@ def refreshes_by_step(progress_bar: Any) -> bool:
 
 
 def user_batch_sampler(batch_sampler: Any) -> Any:
-    """The batch sampler inside the wrapper that notes indices for ``trainer.predict``; any other as it is."""
+    """Return the batch sampler inside the wrapper that records indices for ``trainer.predict``."""
     if type(batch_sampler).__name__ == "_IndexBatchSamplerWrapper":
         return getattr(batch_sampler, "_batch_sampler", batch_sampler)
     return batch_sampler
 
 
 def step_logging(trainer: Any) -> tuple[int, bool] | None:
-    """How many metrics the bar shows each step, and whether any logged on a step is reduced over ranks.
+    """Return how many metrics the bar shows per step, and whether a metric is reduced over ranks on each step.
 
-    None before the first ``self.log`` of training, and where this version does not tell. No value is read.
+    None before the first ``self.log`` of training, and if this version does not tell. No value is read.
     """
-    results = getattr(getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None), "_results", None)
+    results = getattr(epoch_loop(trainer), "_results", None)
     if not isinstance(results, dict) or not results:
         return None
     metas = [meta for meta in (getattr(result, "meta", None) for result in results.values()) if meta is not None]
@@ -56,6 +57,6 @@ def step_logging(trainer: Any) -> tuple[int, bool] | None:
 
 
 def live_console(trainer: Any) -> Any | None:
-    """The rich console of a live RichProgressBar, which makes room for what is printed through it; None without one."""
+    """Return the console of a live RichProgressBar, which prints above the bar; None without one."""
     progress = getattr(getattr(trainer, "progress_bar_callback", None), "progress", None)
     return getattr(progress, "console", None)

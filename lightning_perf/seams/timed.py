@@ -1,4 +1,4 @@
-"""Methods that no action announces, each enclosed in a span on its instance."""
+"""Wraps methods that no action announces in a span, each on its instance."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any
 
+from .actions import epoch_loop
 from .undo import Undo, Undos, change_attribute, remove_hook
-
-_EVALUATIONS = ("validate", "test")
 
 
 class _Timed:
-    """A method inside a span. Copies and pickles as the plain method, so that its owner stays picklable."""
+    """A method inside a span. It copies and pickles as the plain method, so that its owner stays picklable."""
 
     def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any]) -> None:
         self._owner, self._name, self._thread = owner, name, get_ident()
@@ -23,7 +22,7 @@ class _Timed:
         self.span: AbstractContextManager[Any] | None = span
 
     def is_measuring(self) -> bool:
-        """Whether this call is the loop's: time is kept for one thread, loggers may be called from others."""
+        """Whether this call is measured: only those of the loop's thread are, and loggers may be called from others."""
         return self.span is not None and get_ident() == self._thread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +36,7 @@ class _Timed:
 
 
 class _Once:
-    """Does what it was given the first time, and never again; an error is handed over, for it is in the user's call."""
+    """Runs an action on the first call only. An error goes to ``on_fail``, because it would end the user's call."""
 
     def __init__(self, action: Callable[[], None], on_fail: Callable[[Exception], None]) -> None:
         self._action: Callable[[], None] | None = action
@@ -54,7 +53,7 @@ class _Once:
 
 
 class _TimedFromFirst(_Timed):
-    """A method inside a span, whose first call has something else done before."""
+    """A method inside a span whose first call runs ``first`` before."""
 
     def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any], first: _Once) -> None:
         super().__init__(owner, name, span)
@@ -67,7 +66,7 @@ class _TimedFromFirst(_Timed):
 
 
 class _MoreBarMetrics(_Timed):
-    """``progress_bar.get_metrics`` with the doctor's own figures behind the bar's."""
+    """``progress_bar.get_metrics`` followed by PerfDoctor's figures."""
 
     def __init__(self, owner: Any, more: Callable[[], dict[str, str]]) -> None:
         super().__init__(owner, "get_metrics", nullcontext())
@@ -81,7 +80,7 @@ class _MoreBarMetrics(_Timed):
 
 
 def _put(timed: _Timed, undos: Undos | None = None) -> Undo:
-    """Put a timed method on its instance; the undo, noted before, also makes it inert where somebody kept it."""
+    """Put a timed method on its instance. The undo also stops its timing, in case somebody kept a reference."""
 
     def stop_timing() -> None:
         timed.span = None
@@ -101,20 +100,20 @@ def tap_logging(
     on_fail: Callable[[Exception], None],
     undos: Undos,
 ) -> Undo | None:
-    """Times metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
+    """Time metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
 
-    Of ``self.log`` it is what updates the values collected: its checks of arguments stay with the hook that logs.
-    Before the first value there is nothing to collect, and the collection is not timed: who logs nothing pays nothing.
+    Of ``self.log`` only the update of the collected values is timed, not its checks of arguments. Collection is not
+    timed before the first value, so that a training that logs nothing has no overhead.
 
     Args:
         trainer: The Trainer.
-        collecting: Method of Lightning's logger connector, or ``log`` for its results → its span.
-        logger_span: (logger's class name, method) → its span.
-        on_fail: Called with an error once the run is under way; what is logged is logged all the same.
+        collecting: Returns the span of a method of Lightning's logger connector, or of ``log`` for its results.
+        logger_span: Returns the span of a logger's class name and method.
+        on_fail: Called with an error during the run; values are logged all the same.
         undos: Where undo functions are noted.
 
     Returns:
-        The undo; None when this version has no logger connector that takes attributes.
+        The undo; None if this version has no logger connector that takes attributes.
     """
     connector = getattr(trainer, "_logger_connector", None)
     if not hasattr(connector, "__dict__"):
@@ -128,7 +127,7 @@ def tap_logging(
         "log_eval_end_metrics",
         "on_epoch_end",
     )
-    # with slots only, none of it can be replaced
+    # methods of objects without a __dict__ cannot be replaced
     loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
     results = list(result_collections(trainer))
     put = Undos()
@@ -153,29 +152,17 @@ def tap_logging(
 
 
 def result_collections(trainer: Any) -> Iterator[Any]:
-    """Where the loops collect what ``self.log`` is given."""
-    training = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-    loops = (
-        training,
-        getattr(training, "val_loop", None),
-        *(getattr(trainer, f"{n}_loop", None) for n in _EVALUATIONS),
-    )
-    for loop in loops:
+    """Yield where the loops collect the values of ``self.log``."""
+    training = epoch_loop(trainer)
+    evaluations = (getattr(trainer, name, None) for name in ("validate_loop", "test_loop"))
+    for loop in (training, getattr(training, "val_loop", None), *evaluations):
         results = getattr(loop, "_results", None)
         if callable(getattr(results, "log", None)) and hasattr(results, "__dict__"):
             yield results
 
 
 def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]], undos: Undos | None = None) -> Undo | None:
-    """Lets the progress bar show some figures more, whenever it collects its own.
-
-    Args:
-        trainer: The Trainer.
-        more: The figures by name; must not raise.
-
-    Returns:
-        The undo; None where there is no bar.
-    """
+    """Add figures to the progress bar; None without a bar. ``more`` returns them by name and must not raise."""
     bar = getattr(trainer, "progress_bar_callback", None)
     if not callable(getattr(bar, "get_metrics", None)) or not hasattr(bar, "__dict__"):
         return None
@@ -183,41 +170,33 @@ def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]], undos: Un
 
 
 def tap_validation(trainer: Any, around: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
-    """Encloses every run of the validation loop inside fit, the sanity check's too; None when it is not to be found."""
-    loop = getattr(getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None), "val_loop", None)
-    if loop is None or not callable(getattr(loop, "run", None)):
-        return None
-    return _put(_Timed(loop, "run", around), undos)
+    """Enclose every run of the validation loop inside fit, also the sanity check; None if it is not found."""
+    return _tap_method(getattr(epoch_loop(trainer), "val_loop", None), "run", around, undos)
 
 
 def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
-    """Encloses ``strategy.backward``, which manual optimization calls without announcing an action."""
-    strategy = getattr(trainer, "strategy", None)
-    if strategy is None or not callable(getattr(strategy, "backward", None)):
-        return None
-    return _put(_Timed(strategy, "backward", span), undos)
+    """Enclose ``strategy.backward``, which manual optimization calls without announcing an action."""
+    return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)
 
 
 def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
-    """Encloses ``strategy.reduce``, by which metrics logged with ``sync_dist=True`` are reduced over the ranks."""
-    strategy = getattr(trainer, "strategy", None)
-    if strategy is None or not callable(getattr(strategy, "reduce", None)):
-        return None
-    return _put(_Timed(strategy, "reduce", span), undos)
+    """Enclose ``strategy.reduce``, which reduces metrics logged with ``sync_dist=True`` over the ranks."""
+    return _tap_method(getattr(trainer, "strategy", None), "reduce", span, undos)
 
 
 def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
-    """Encloses the broadcast with which every training step of a run on several ranks begins; None before 2.6."""
-    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
-    if loop is None or not callable(getattr(loop, "_broadcast_sigterm_tensor", None)):
-        return None
-    return _put(_Timed(loop, "_broadcast_sigterm_tensor", span), undos)
+    """Enclose the broadcast at the start of every training step on several ranks; None before Lightning 2.6."""
+    return _tap_method(epoch_loop(trainer), "_broadcast_sigterm_tensor", span, undos)
+
+
+def _tap_method(owner: Any, name: str, span: AbstractContextManager[Any], undos: Undos | None) -> Undo | None:
+    return _put(_Timed(owner, name, span), undos) if callable(getattr(owner, name, None)) else None
 
 
 def tap_optimizers(
     optimizers: Iterable[Any], span: AbstractContextManager[Any], after_step: Callable[[Any], None], undos: Undos
 ) -> Undo:
-    """Encloses every ``optimizer.step`` by torch's step hooks: also of optimizers used without Lightning's wrapper."""
+    """Enclose every ``optimizer.step`` by torch's step hooks, also of optimizers used without Lightning's wrapper."""
 
     def before(*_: Any) -> None:
         span.__enter__()

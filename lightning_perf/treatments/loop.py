@@ -27,7 +27,7 @@ class AsyncCheckpoint(Treatment):
         return "from lightning.pytorch.plugins.io import AsyncCheckpointIO"
 
     def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        undo = seams.write_checkpoints_beside(trainer)
+        undo = seams.write_checkpoints_async(trainer)
         if undo is None:
             kind = type(trainer.strategy.checkpoint_io).__name__
             raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")

@@ -1,4 +1,4 @@
-"""Probes a command's training loader and its training without one, each in processes of their own."""
+"""Probes a command's training loader, and its training without the loader, in separate processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,37 +18,32 @@ from lightning_perf.trials.job import Job, warn
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
 
 STARTUP_ALLOWED_S = 900.0
-"""What a script may take to come to its training loader, beyond the probe's own time."""
+"""Time that a script has to reach its training loader, besides the probe's own time."""
 CEILING_S = 8.0
-"""What the steps on one batch may take; compiling and warming up included."""
+"""Time for the steps on one batch, compilation and warm-up included."""
 CEILING_BLOCKS = 4
 MIN_CEILING_STEPS = 20
-"""Where these steps did not become steady, so many of them tell what a step takes all the same."""
-
-
-def default_folder() -> Path:
-    """Where a probe goes unless told otherwise."""
-    return Path("perf_logs") / f"data-{time.strftime('%Y%m%d-%H%M%S')}"
+"""Steps that are enough to tell the step time if they did not become steady."""
 
 
 def probe_command(
     command: Sequence[str], folder: Path, limit_s: float, tell: Callable[[str], None] = lambda _: None
 ) -> Session:
-    """Runs some steps of a training command on one batch; then runs it up to its loader and probes that.
+    """Run some steps of a training command on one batch, then run it up to its loader and probe the loader.
 
     The script's checkpoints and logs go to a folder that is removed afterwards.
 
     Args:
-        command: What one would type to train.
-        folder: Where ``perf_session.json`` goes; made where it is missing. What else is in it stays as it is.
+        command: The command that trains.
+        folder: Where ``perf_session.json`` goes; other files in it are kept.
         limit_s: Seconds that the probe of the loader may take.
-        tell: Called with what goes on, in a few words.
+        tell: Called with a short text when a part starts.
 
     Returns:
-        The session, diagnosed and saved; its ``run.stage`` is ``"data"``.
+        The diagnosed and saved session; its ``run.stage`` is ``"data"``.
 
     Raises:
-        TrialError: There is no command, it never came to a training loader, or the folder holds a session already.
+        TrialError: There is no command, it never reached a training loader, or the folder holds a session already.
     """
     check_command(command)
     if os.path.exists(folder / SESSION_FILE):
@@ -88,14 +82,8 @@ def _probed(command: Sequence[str], folder: Path, limit_s: float, compute_s: flo
 
 
 def _ceiling(command: Sequence[str], folder: Path) -> tuple[float | None, str]:
-    """Return what a step takes when its batch is at hand, and how that is known or why it is not."""
-    job = Job(
-        mode="ceiling",
-        folder=str(folder),
-        with_doctor=False,
-        min_blocks=CEILING_BLOCKS,
-        max_s=CEILING_S,
-    )
+    """Return the seconds of a step whose batch is in memory, and how that was measured or why it was not."""
+    job = Job(mode="ceiling", folder=str(folder), with_doctor=False, min_blocks=CEILING_BLOCKS, max_s=CEILING_S)
     return _compute(run_kept(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S))
 
 
@@ -107,7 +95,7 @@ def _compute(ended: Ended) -> tuple[float | None, str]:
     if result.block_means_s:
         step_s = statistics.median(result.block_means_s)
     elif result.usual_step_s is not None and result.n_steps >= MIN_CEILING_STEPS:
-        # A trial would not go by it. A ceiling that is some per cent off still tells what binds, loader or model.
+        # Not exact enough for a trial, but enough to tell whether the loader or the model is the bottleneck.
         step_s = result.usual_step_s
         basis += f"; {result.missing.get('block_means_s', 'not steady')}"
     else:

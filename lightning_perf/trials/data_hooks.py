@@ -1,4 +1,4 @@
-"""What the modes ``data`` and ``ceiling`` do inside ``Trainer.fit``."""
+"""Callback hooks of the modes ``data`` and ``ceiling``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lightning_perf.probes.settings import read_settings
 from lightning_perf.records import LoaderProbe, Run, Session
 
 PASSING_SHARE = 0.4
-"""Of the probe's time: for a loader that cannot be taken apart and is timed as it is."""
+"""Fraction of the probe's time for a loader that cannot be copied and is only iterated."""
 MANY_BATCHES = 10**6
-"""Length of the loader of one batch: no epoch of the few steps ends."""
+"""Length of the loader of one batch: no epoch ends within the measured steps."""
 
 
 class DataProbeHooks:
-    """Probes the training loaders when they are prepared and nothing iterates them yet; then ends the process.
+    """Probes the training loaders when they are prepared and not yet iterated; then ends the process.
 
     Args:
-        limit_s: Seconds that the probe may take; several loaders have them in equal parts.
+        limit_s: Seconds that the probe may take, divided equally among several loaders.
         finish: Called on every rank, with the session on rank 0 and None on the others.
         compute_s: Seconds that a step computes; None if unknown.
     """
@@ -41,15 +41,13 @@ class DataProbeHooks:
         self.probe: LoaderProbe | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before any loader is made."""
         if getattr(stage, "value", stage) == "fit":
             self._started_s = time.monotonic()
             undo = seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders))
-            # A version of Lightning without that moment: one after the other, of which the first is probed.
+            # Other versions of Lightning prepare one loader after the other: the first is probed.
             self._undo = undo or seams.tap_train_loaders(trainer, lambda loader: self._probe_first(trainer, loader))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """All settings can be read; nothing is trained."""
         self._undo()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
 
@@ -57,12 +55,12 @@ class DataProbeHooks:
         if self.probe is None:
             self._probe(trainer, [loader])
         else:
-            told = "the Trainer combines several training loaders; this is the first of them"
-            self.probe = msgspec.structs.replace(self.probe, missing={**self.probe.missing, "others": told})
+            others = "the Trainer combines several training loaders; this is the first of them"
+            self.probe = msgspec.structs.replace(self.probe, missing={**self.probe.missing, "others": others})
         return loader
 
     def _probe(self, trainer: Any, loaders: list[Any]) -> None:
-        """Probes each, and keeps what was measured of the costliest."""
+        """Probe each loader; keep the probe of the costliest."""
         if not loaders or not trainer.is_global_zero:
             return
         probed = loaders[: max(1, int(self.limit_s / MIN_LIMIT_S))]
@@ -115,7 +113,7 @@ class DataProbeHooks:
 
 
 def batch_cost_s(probe: LoaderProbe) -> float | None:
-    """Seconds from one batch to the next with a loader's own workers; else with the fewest; None where not known."""
+    """Return the seconds between batches with the loader's own workers, else with the fewest; None if unknown."""
     now = next((point for point in probe.curve if point.num_workers == probe.num_workers), None)
     if now is not None:
         return now.batch_s
@@ -132,16 +130,15 @@ def _in_words(probe: LoaderProbe) -> str:
 
 
 class OneBatchHooks:
-    """Lets the training have one batch, again and again, instead of its loader."""
+    """Replaces the training loader by one that repeats its first batch."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before any loader is made."""
         if getattr(stage, "value", stage) == "fit":
             seams.tap_train_loaders(trainer, one_batch_of)
 
 
 class OneBatch:
-    """A loader of one batch that is at hand, over and over."""
+    """A loader that repeats one batch."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -151,14 +148,14 @@ class OneBatch:
 
 
 class SizedOneBatch(OneBatch):
-    """One whose length is known."""
+    """The same, with a length."""
 
     def __len__(self) -> int:
         return MANY_BATCHES
 
 
 def one_batch_of(loader: Any) -> OneBatch:
-    """A loader of the first batch of another, whose workers end here."""
+    """Return a loader that repeats the first batch of another one, whose workers end."""
     batches = iter(loader)
     batch = next(batches)
     del batches
@@ -170,7 +167,7 @@ def one_batch_of(loader: Any) -> OneBatch:
 
 
 def _fresh(batch: Any) -> Any:
-    """The same tensors in new containers: a step may take things out of them."""
+    """Return the same tensors in new containers, because a step may remove items from them."""
     if type(batch) is dict:
         return {name: _fresh(value) for name, value in batch.items()}
     if type(batch) in (list, tuple):

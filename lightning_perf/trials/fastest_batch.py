@@ -1,6 +1,6 @@
-"""The batch size beyond which throughput stops growing, within memory: the largest is not the fastest.
+"""Search for the batch size beyond which throughput stops growing, within memory.
 
-Pure decisions on the runs that the process which started them measured.
+Pure functions of the runs measured so far.
 """
 
 from __future__ import annotations
@@ -14,66 +14,44 @@ from lightning_perf.records.base import Record
 from lightning_perf.stats.headroom import fit_samples
 
 TOLERANCE = 0.05
-"""Of the best throughput, what a smaller batch may give away: larger batches cost memory and, at the same learning
+"""Fraction of the best throughput that a smaller batch may lose: larger batches cost memory and, at the same learning
 rate, steps."""
 
 GROWTH = 0.05
-"""What doubling the batch must gain for the next doubling to be worth a measurement."""
+"""Gain of doubling the batch from which the next doubling is measured."""
 
 MARGIN = 0.1
-"""Of the capacity, left free: peaks vary with shapes, and a full allocator retries and fragments."""
+"""Fraction of the capacity left free: peaks vary with shapes, and a full allocator retries and fragments."""
 
 SMALL_STEP = 1.26
-"""Two sizes closer than a third of a doubling are not worth telling apart."""
-
+"""Sizes closer than a third of a doubling are not told apart."""
 
 TREATMENT = "batch-size"
-"""Of which ``x2`` is twice the user's own size: sizes are searched as multiples."""
+"""Treatment whose value ``x2`` doubles the user's size: sizes are searched as multiples."""
 
 
 class BatchPoint(Record, frozen=True, kw_only=True):
-    """One batch size measured.
+    """Measurement of one batch size.
 
     Attributes:
-        batch_size: Samples a batch of one rank, or how many times the user's own size.
-        samples_per_s: Of all ranks, or batches of the user's own size a second; None when it failed.
-        peak_bytes: Highest of any rank; None when it was not read.
-        reason: Why it failed, ``"out of memory"``; empty otherwise.
+        batch_size: Samples per batch of one rank, or multiples of the user's own size.
+        samples_per_s: Of all ranks, in the same unit; None if the run failed.
+        peak_bytes: Highest peak memory of any rank; None if it was not read.
     """
 
     batch_size: int
     samples_per_s: float | None
     peak_bytes: int | None = None
-    reason: str = ""
-
-
-class BatchChoice(Record, frozen=True, kw_only=True):
-    """The batch size to use.
-
-    Attributes:
-        batch_size: The smallest whose throughput is within ``TOLERANCE`` of the best.
-        samples_per_s: Its throughput.
-        reason: One sentence.
-    """
-
-    batch_size: int
-    samples_per_s: float
-    reason: str
 
 
 def resized(below: str, times: int) -> str:
-    """Id of an arm with so many times the batch size on top of another."""
+    """Return the id of an arm with a multiple of the batch size on top of another arm."""
     added = f"{TREATMENT}=x{times}"
     return added if below == "baseline" else f"{below}+{added}"
 
 
 def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
-    """What runs say of multiples of the batch size on top of an arm, in the order made.
-
-    Args:
-        runs: Finished ones: those of ``below`` are the multiple 1.
-        below: Id of the arm.
-    """
+    """Return the points of finished runs, in order: runs of the arm ``below`` are multiple 1."""
     points = []
     for run in runs:
         times = 1 if run.arm == below else _times(run.arm, below)
@@ -81,33 +59,30 @@ def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
             continue
         rate = times * run.batches_per_step / median(run.block_means_s) if run.block_means_s else None
         peak = run.peak_device_bytes if run.peak_device_bytes is not None else run.peak_host_bytes
-        reason = "" if rate is not None else run.reason or "no steady state"
-        points.append(BatchPoint(batch_size=times, samples_per_s=rate, peak_bytes=peak, reason=reason))
+        points.append(BatchPoint(batch_size=times, samples_per_s=rate, peak_bytes=peak))
     return tuple(points)
 
 
-def knee(points: Sequence[BatchPoint]) -> BatchChoice | None:
-    """The smallest batch size that is about as fast as the fastest; None when none ran.
+def knee(points: Sequence[BatchPoint]) -> int | None:
+    """Return the smallest batch size within ``TOLERANCE`` of the best throughput; None if no run succeeded.
 
     Args:
-        points: In any order; of several at one size the median counts.
+        points: In any order; the median counts if there are several of one size.
     """
     rates = _rates(points)
-    if not rates:
-        return None
-    best = max(rates.values())
-    size = min(size for size, rate in rates.items() if rate >= (1 - TOLERANCE) * best)
-    return BatchChoice(batch_size=size, samples_per_s=rates[size], reason=_reason(points, rates, size, best))
+    best = max(rates.values(), default=0.0)
+    return min((size for size, rate in rates.items() if rate >= (1 - TOLERANCE) * best), default=None)
 
 
 def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -> int | None:
-    """The batch size to measure next; None when the knee is known well enough.
+    """Return the batch size to measure next; None if the knee is known well enough.
 
-    Doubles while that gains ``GROWTH`` and should fit; then looks once between the best size and its neighbours.
+    The size is doubled while that gains ``GROWTH`` and should fit; then one size between the best and each neighbor is
+    tried.
 
     Args:
-        points: Measured so far, in any order; at least one that ran.
-        capacity_bytes: Smallest of any rank; None where it is not known (a size that fails then shows the limit).
+        points: Measured so far, in any order; at least one run succeeded.
+        capacity_bytes: Smallest of any rank; None if unknown (a run that fails then shows the limit).
     """
     rates = _rates(points)
     if not rates:
@@ -122,14 +97,14 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
             larger = _rounded(limit, largest)
         return larger if larger is not None and larger >= SMALL_STEP * largest else None
     best = max(rates, key=lambda size: rates[size])
-    # Between sizes that are about as fast there is nothing to find.
+    # Sizes between two that are about as fast would be about as fast too.
     slower = [other for other in _neighbours(best, rates) if rates[other] < (1 - TOLERANCE) * rates[best]]
     between = [_middle(best, other) for other in slower]
     return next((size for size in between if size is not None and size <= limit), None)
 
 
 def _times(arm: str, below: str) -> int | None:
-    """By how much an arm's batch is larger than that of the arm below; None where it is not such an arm."""
+    """Return the multiple of the batch size that an arm has on top of ``below``; None for other arms."""
     start = resized(below, 0)[:-1]
     rest = arm[len(start) :]
     return int(rest) if arm.startswith(start) and rest.isdigit() else None
@@ -144,7 +119,7 @@ def _rates(points: Sequence[BatchPoint]) -> dict[int, float]:
 
 
 def _limit(points: Sequence[BatchPoint], capacity_bytes: int | None) -> float:
-    """Samples that should fit by the line through the peaks; infinity where that is not known."""
+    """Return the samples that should fit by a line through the peaks; infinity if unknown."""
     if capacity_bytes is None:
         return math.inf
     line = fit_samples([(p.batch_size, p.peak_bytes) for p in points if p.samples_per_s and p.peak_bytes is not None])
@@ -152,7 +127,7 @@ def _limit(points: Sequence[BatchPoint], capacity_bytes: int | None) -> float:
 
 
 def _rounded(limit: float, largest: int) -> int:
-    """The largest size within the limit that keeps what ``largest`` is a multiple of, up to 8: kernels like that."""
+    """Return the largest size within the limit that keeps the common factor with 8: kernels run faster with it."""
     step = math.gcd(largest, 8)
     return math.floor(limit / step) * step
 
@@ -164,7 +139,7 @@ def _neighbours(best: int, rates: dict[int, float]) -> list[int]:
 
 
 def _middle(a: int, b: int) -> int | None:
-    """A size between two, a multiple of what they are multiples of if possible; None where they are too close."""
+    """Return a size between two, with their common factor with 8 if possible; None if they are too close."""
     low, high = min(a, b), max(a, b)
     step = math.gcd(math.gcd(low, high), 8)
     while step >= 1:
@@ -173,15 +148,3 @@ def _middle(a: int, b: int) -> int | None:
             return middle
         step //= 2
     return None
-
-
-def _reason(points: Sequence[BatchPoint], rates: dict[int, float], size: int, best: float) -> str:
-    fastest = max(rates, key=lambda s: rates[s])
-    failed = sorted(point.batch_size for point in points if point.samples_per_s is None)
-    limit = ""
-    if failed:
-        why = next(point.reason for point in points if point.batch_size == failed[0])
-        limit = f"; {failed[0]:,} does not run ({why or 'failed'})"
-    if size == fastest:
-        return f"the fastest of {len(rates)} sizes{limit}"
-    return f"{rates[size] / best:.0%} of the throughput at {fastest:,}, with {size / fastest:.0%} of its samples{limit}"

@@ -1,19 +1,17 @@
-"""What happens in the user's process once Lightning's Trainer is imported: each mode hangs itself into it.
+"""Entry point in the user's process: wraps Lightning's Trainer, so that the job's mode (``modes``) sees it.
 
-A mode is told of every Trainer that is built and of every ``fit``. In mode ``run`` nothing of ours may break the user's
-training: an error is one line on standard error. In the others the training is there to be measured only, so an error
-of ours ends the script, with its reason in the result file.
+In mode ``run`` an error of lightning-perf is one line on stderr, and the user's training continues. In other modes the
+script only runs to be measured, so an error ends it, with the reason in the result file.
 
-A script that was measured ends as by Ctrl-C: ``Over`` unwinds it, so that its ``with`` and ``finally`` blocks and its
-exit handlers put things in order. One that catches it gets it again from the next thing that it does with a Trainer,
-and is ended by force where it does not come to its end in ``UNWINDING_S``.
+A measured script ends as by Ctrl-C: ``Over`` unwinds it, so that its ``with`` and ``finally`` blocks and its exit
+handlers run. A script that catches it gets it again from its next use of a Trainer, and is ended by force after
+``UNWINDING_S``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import random
 import sys
@@ -22,60 +20,30 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lightning_perf import seams
 from lightning_perf.trials.job import JOB_VARIABLE, OUTPUTS, RESULT_FILE, Job, Result, note, read_job, warn
 
-MODES = {
-    "run": "lightning_perf.trials.run_mode:RunMode",
-    "trial": "lightning_perf.trials.trial_mode:TrialMode",
-    "data": "lightning_perf.trials.data_mode:DataMode",
-    "ceiling": "lightning_perf.trials.data_mode:CeilingMode",
-}
-"""Where each mode stands (``module:class``); imported when it is needed."""
+if TYPE_CHECKING:
+    from lightning_perf.trials.modes import RunMode, TrialMode
 
 FAILED = 70
 """Exit code of a process whose training was measured and failed; ``EX_SOFTWARE`` of sysexits.h."""
 
-
 UNWINDING_S = 10.0
-"""What a script may take to put things in order when it was measured."""
+"""Time that a measured script has for its exit handlers."""
 
 LATER = ("validate", "test", "predict")
-"""What a script does with a Trainer after ``fit`` is no part of a measurement; what it saves is led away."""
+"""Methods of a Trainer that a measured script may not call once it is over."""
 
 
 class Over(SystemExit):
     """The measurement is over, and so is the script."""
 
 
-class InsideMode(Protocol):
-    """One mode, in the user's process. It is made once, with the job, before the first Trainer."""
-
-    def __init__(self, job: Job) -> None: ...
-
-    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        """Before ``Trainer.__init__``: the keyword arguments to use instead of the user's.
-
-        Args:
-            arguments: What the user's code gave; not to be changed in place.
-            namespace: ``lightning.pytorch`` or ``pytorch_lightning``.
-        """
-
-    def built(self, trainer: Any, namespace: str) -> None:
-        """After ``Trainer.__init__``."""
-
-    def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
-        """Instead of ``trainer.fit(...)``; calls ``fit``, which is Lightning's own with the user's arguments."""
-
-
 def enter(module: ModuleType) -> None:
-    """Wraps the Trainer of a module that was imported just now.
-
-    Args:
-        module: ``lightning.pytorch.trainer.trainer`` or ``pytorch_lightning.trainer.trainer``.
-    """
+    """Wrap the Trainer of ``lightning.pytorch.trainer.trainer`` or ``pytorch_lightning.trainer.trainer``."""
     job = read_job(os.environ[JOB_VARIABLE])
     if job.seed is not None:
         seed_all(job.seed)  # a model built from here on starts from the same weights in every arm
@@ -85,26 +53,27 @@ def enter(module: ModuleType) -> None:
     trainer_class.__init__ = guest.around_init(trainer_class.__init__)
     trainer_class.fit = guest.around_fit(trainer_class.fit)
     if job.mode != "run":
-        seams.lead_loggers_away(str(Path(job.folder) / OUTPUTS), namespace)
+        seams.redirect_loggers(str(Path(job.folder) / OUTPUTS), namespace)
         for name in LATER:
             setattr(trainer_class, name, unless_over(getattr(trainer_class, name)))
 
 
 class Guest:
-    """Calls the mode around the Trainer's own methods, and answers for its errors."""
+    """Calls the mode around the Trainer's own methods, and handles its errors."""
 
     def __init__(self, job: Job, namespace: str) -> None:
         self.job = job
         self.namespace = namespace
-        self._mode: InsideMode | None = None
+        self._mode: RunMode | TrialMode | None = None
         self._is_off = False
         self._depth = 0
 
     @property
-    def mode(self) -> InsideMode:
+    def mode(self) -> RunMode | TrialMode:
         if self._mode is None:
-            home, _, name = MODES[self.job.mode].partition(":")
-            self._mode = getattr(importlib.import_module(home), name)(self.job)
+            from lightning_perf.trials.modes import MODES
+
+            self._mode = MODES[self.job.mode](self.job)
         return self._mode
 
     def around_init(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -119,13 +88,13 @@ class Guest:
                 changed = self._guarded(lambda: self.mode.change_arguments(dict(kwargs), self.namespace), kwargs)
                 try:
                     original(trainer, **changed)
-                except Exception as error:  # raised again, or told while the arguments stay as they were
+                except Exception as error:  # raised again, or reported
                     if changed == kwargs:
                         raise
-                    told = f"Trainer refuses the treatment's arguments: {describe(error)}"
+                    reason = f"Trainer refuses the treatment's arguments: {describe(error)}"
                     if self.job.mode != "run":
-                        fail(self.job, told, error)
-                    warn(told)
+                        fail(self.job, reason, error)
+                    warn(reason)
                     original(trainer, **kwargs)
                 note(self.job, "trainer")
                 self._guarded(lambda: self.mode.built(trainer, self.namespace), None)
@@ -161,17 +130,13 @@ class Guest:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
 def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
-    """Writes a failed result, unless one was written already, and ends the script.
-
-    Raises:
-        Over: Always.
-    """
+    """Write a failed result, unless there is a result already, and end the script by raising ``Over``."""
     if error is not None:
         traceback.print_exception(error)
     if not (Path(job.folder) / RESULT_FILE).exists():
@@ -183,11 +148,7 @@ _code: int | None = None  # of a script that is over
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the script.
-
-    Raises:
-        Over: Always.
-    """
+    """End the script by raising ``Over``."""
     global _code
     if _code is None:
         _code = code
@@ -200,19 +161,19 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_again() -> None:
-    """For a script that has caught ``Over`` and goes on."""
+    """End a script that has caught ``Over`` and continued."""
     if _code is not None:
         leave(_code)
 
 
 def end_if_over() -> None:
-    """The last thing that a script that is over does."""
+    """End the process of a script that is over; called after all exit handlers."""
     if _code is not None:
         end_process(_code)
 
 
 def unless_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of the Trainer that a script can no longer use once it is over."""
+    """Wrap a method of the Trainer, so that a script that is over ends there."""
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -223,10 +184,10 @@ def unless_over(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def end_process(code: int) -> None:
-    """Ends this process at once, without running the rest of the user's script or its exit handlers."""
+    """End this process at once, without running the rest of the user's script or its exit handlers."""
     processes = sys.modules.get("multiprocessing")
     if processes is not None:
-        for child in processes.active_children():  # loader workers: left alone, they look for us only every 5 s
+        for child in processes.active_children():  # loader workers, which would only notice within 5 s
             child.terminate()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -235,9 +196,9 @@ def end_process(code: int) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds Python's, numpy's and torch's generators.
+    """Seed Python's, numpy's and torch's generators.
 
-    Not by Lightning's ``seed_everything``: that also sets environment variables that change what workers do.
+    Lightning's ``seed_everything`` also sets environment variables that change what workers do.
     """
     random.seed(seed)
     import torch

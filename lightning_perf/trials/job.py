@@ -1,12 +1,12 @@
-"""What a process started by lightning-perf is to do, and what it says it did: files in one folder.
+"""Jobs of processes that lightning-perf starts, and their results, as files in one folder.
 
 ``job.json`` is written before the process starts and named by an environment variable; ``events`` gets a line for each
-stage that any of its processes reached; ``result.json`` is written by the process of rank 0. Imports neither torch nor
-lightning.
+stage that one of its processes reaches; rank 0 writes ``result.json``. Imports neither torch nor lightning.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -21,13 +21,11 @@ from lightning_perf.records.files import write_whole
 JOB_VARIABLE = "LIGHTNING_PERF_JOB"
 ONLY_MEASURE_VARIABLE = "LIGHTNING_PERF_ONLY_MEASURE"
 OUTPUTS = "outputs"
-"""Where a measured training's checkpoints and logs go, in the job's folder."""
+"""Folder in the job's folder for checkpoints and logs of a measured training."""
 
 RESULT_FILE = "result.json"
-"""What a measured run came to, in the job's folder."""
 
 DOCTOR_FOLDER = f"{OUTPUTS}/doctor"
-"""Where the session of a diagnosed run goes, in the job's folder."""
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
@@ -35,22 +33,20 @@ Mode = Literal["run", "trial", "data", "ceiling"]
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """What to do in the user's process.
+    """A job for the user's process.
 
     Attributes:
-        mode: ``run``: the user's training with PerfDoctor added and treatments applied, nothing else changed.
-            ``trial``: some steps of it, measured, its outputs in ``folder``; then the process ends.
-            ``data``: the train loader is probed instead of training. ``ceiling``: ``trial`` on one cached batch.
-        folder: Where the job's files are; for all modes but ``run`` the user's checkpoints and logs go there too.
+        mode: See ``modes``.
+        folder: Folder of the job's files; except in mode ``run``, the user's checkpoints and logs go there too.
         specs: Treatments as given, e.g. ``("loader-workers=4",)``.
-        with_doctor: Whether to add PerfDoctor where the script has none.
-        doctor: Keyword arguments for it.
+        with_doctor: Whether to add PerfDoctor if the script has none.
+        doctor: Keyword arguments for PerfDoctor.
         steps: Optimizer steps after which to stop; None to stop once ``min_blocks`` were measured.
-        block_steps: Optimizer steps a block; None to find it from the first steps.
+        block_steps: Optimizer steps per block; None to derive it from the first steps.
         min_blocks: With ``steps=None``: blocks to measure in the steady state.
         max_s: With ``steps=None``: seconds of training after which to stop anyway.
-        seed: Given to every generator when Lightning is imported and again right before ``fit``; None to leave them.
-        options: Of the mode, for ``data``.
+        seed: Set when Lightning is imported and again before ``fit``; None to leave the generators alone.
+        options: For the mode ``data``: ``limit_s`` and ``compute_s``.
     """
 
     mode: Mode
@@ -66,28 +62,23 @@ class Job(Record, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
     def write(self) -> Path:
-        """Writes ``job.json`` into its folder, which is made where it is missing."""
+        """Write ``job.json`` into the job's folder."""
         path = Path(self.folder) / "job.json"
         write_whole(path, msgspec.json.encode(self))
         return path
 
 
 class Result(Record, frozen=True, kw_only=True):
-    """What the process of rank 0 measured. Fields as in ``ArmRun``, where it has them.
+    """Measurements of rank 0; fields as in ``ArmRun``, if it has them.
 
     Attributes:
-        status: ``ok`` or ``failed``.
-        reason: Why it failed.
-        wall_block_means_s: As ``block_means_s``, with validation, checkpoints and the boundaries of epochs; in whole
-            epochs where at least three fitted in.
-        usual_step_s: Median of the later half of all steps timed, whether steady or not; None where there were none.
+        wall_block_means_s: As ``block_means_s``, over whole epochs with validation, checkpoints and epoch boundaries.
+        usual_step_s: Median of the later half of the timed steps, steady or not; None without any.
         train_s: From the start of the first batch to the end of the last.
-        epochs: Epochs ended.
-        n_batches: Batches trained.
-        world_size: Processes that trained.
-        is_whole: Whether training came to its own end.
+        epochs: Epochs that ended.
+        is_whole: Whether training reached its own end.
         missing: Why figures are missing: ``block_means_s``.
-        data: What the mode ``data`` has to say.
+        data: Result of the mode ``data``.
     """
 
     status: Literal["ok", "failed"]
@@ -114,12 +105,12 @@ class Result(Record, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
     def write(self, folder: str | Path) -> None:
-        """Writes ``result.json`` whole."""
+        """Write ``result.json`` atomically."""
         write_whole(Path(folder) / RESULT_FILE, msgspec.json.encode(self))
 
 
 def read_job(path: str | os.PathLike[str]) -> Job:
-    """Reads a job file.
+    """Read a job file.
 
     Raises:
         TrialError: It cannot be read.
@@ -131,7 +122,7 @@ def read_job(path: str | os.PathLike[str]) -> Job:
 
 
 def read_result(folder: str | Path) -> Result | None:
-    """What the process wrote; None when it wrote nothing that can be read."""
+    """Return the result of a job; None if there is none that can be read."""
     try:
         return msgspec.json.decode((Path(folder) / RESULT_FILE).read_bytes(), type=Result)
     except (OSError, msgspec.MsgspecError):
@@ -139,12 +130,9 @@ def read_result(folder: str | Path) -> Result | None:
 
 
 def note(job: Job, event: str) -> None:
-    """Adds a line to ``events``; one that cannot be written is left out."""
-    try:
-        with (Path(job.folder) / "events").open("a", encoding="utf-8") as file:
-            file.write(f"{event} {os.getpid()}\n")
-    except OSError:
-        pass
+    """Add a line to ``events``, if it can be written."""
+    with contextlib.suppress(OSError), (Path(job.folder) / "events").open("a", encoding="utf-8") as file:
+        file.write(f"{event} {os.getpid()}\n")
 
 
 def read_events(folder: str | Path) -> set[str]:
@@ -166,7 +154,7 @@ def _event_lines(folder: str | Path) -> list[list[str]]:
 
 
 def environment_for(job: Job, job_file: Path, inherited: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment in which a command finds its job."""
+    """Return the environment in which a command finds its job."""
     environment = dict(os.environ if inherited is None else inherited)
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{BOOTSTRAP}{os.pathsep}{before}" if before else str(BOOTSTRAP)
@@ -178,5 +166,5 @@ def environment_for(job: Job, job_file: Path, inherited: dict[str, str] | None =
 
 
 def warn(text: str) -> None:
-    """One line on standard error."""
+    """Print one line to stderr."""
     print(f"lightning-perf: {' '.join(text.split())[:500]}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the runs of a trial say of each arm: its speed against the baseline, its losses, its memory."""
+"""Judges the arms of a trial by their runs: speed against the baseline, losses and memory."""
 
 from __future__ import annotations
 
@@ -14,41 +14,35 @@ from lightning_perf.stats.verdicts import ArmComparison, call, compare
 from .losses import loss_parity
 
 SEARCH = -1
-"""Stage of the runs that look for the fastest batch: points on a curve, not arms to be judged."""
+"""Stage of the runs that search for the fastest batch: points on a curve, not arms to judge."""
 
 BASELINE = "baseline"
 AGAIN = "baseline-again"
 
 _CHANGES = ("improved", "regressed")
-_SAME_SIZE = 1e-3  # samples a step that differ by less are the same batches, but for a short last one
+_SAME_SIZE = 1e-3  # smaller relative differences of samples per step come from a short last batch
 _RESIZING = "batch-size"
 
 
 class Judgement(NamedTuple):
-    """What became of the arms.
-
-    Attributes:
-        arms: In the order in which they first ran.
-        noise_band: Relative change that counts as none.
-        aa: Ratio of the two halves of the A/A pair; None where there was none.
-    """
+    """Results of the arms, in the order of their first runs; ``noise_band`` and ``aa`` as in ``Trial``."""
 
     arms: tuple[Arm, ...]
     noise_band: float
     aa: Interval | None
 
     def arm(self, id_: str) -> Arm | None:
-        """The arm with this id; None where it never ran."""
+        """Return the arm with this id; None if it never ran."""
         return next((arm for arm in self.arms if arm.id == id_), None)
 
 
 def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Mapping[str, Safety] = {}) -> Judgement:
-    """Judges every arm against the baseline runs of the same rounds.
+    """Judge every arm against the baseline runs of the same rounds.
 
     Args:
-        runs: In the order made; interrupted ones are left out.
+        runs: In the order made; interrupted ones are ignored.
         predicted: By treatment as given, e.g. ``"loader-workers=4"``; used for arms of that treatment alone.
-        safety: By treatment as given; ``exact`` where it is not told. An arm is as unsafe as its least safe treatment.
+        safety: By treatment as given; ``exact`` by default. An arm is as safe as its least safe treatment.
     """
     done = [run for run in runs if run.status != "interrupted" and run.stage != SEARCH]
     band, aa = measured_pair(done)
@@ -58,18 +52,18 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
 
 
 def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: float) -> ArmComparison:
-    """One arm against others, by runs of the same rounds.
+    """Compare one arm with others, by runs of the same rounds.
 
     Args:
         runs: In the order made.
-        base: Ids of arms that count as one: the baseline and its other half, or the rung below.
+        base: Ids of arms that count as one: the two baselines, or the rung below.
         new: Id of the arm.
         band: Relative change that counts as none.
     """
     done = [run for run in runs if run.status != "interrupted"]
     ours, theirs = _same_rounds(done, base, new)
     usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
-    if len(usable_base) < MIN_RUNS:  # too many were lost: those of other rounds are better than none
+    if len(usable_base) < MIN_RUNS:  # too many failed: use runs of other rounds too
         usable_base = [run for run in done if run.arm in base and run.status == "ok" and run.block_means_s]
     units = _units(usable_base, usable_new, new)
     if units is None:
@@ -88,7 +82,7 @@ def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: fl
 
 
 def treatments_of(arm: str) -> tuple[str, ...]:
-    """The treatments of an arm, read from its id; none for the two baselines."""
+    """Return the treatments of an arm, read from its id; none for the two baselines."""
     return () if arm in (BASELINE, AGAIN) else tuple(arm.split("+"))
 
 
@@ -153,7 +147,7 @@ def _verdict(
 
 
 def failure_of(id_: str, done: Sequence[ArmRun]) -> str:
-    """Why an arm counts as failed; empty where it does not. A baseline has failed when all its runs have."""
+    """Return why an arm failed; empty if it did not. A baseline only fails if all its runs fail."""
     own = [run for run in done if run.arm == id_]
     failed = [run for run in own if run.status == "failed"]
     if failed and (id_ not in (BASELINE, AGAIN) or len(failed) == len(own)):
@@ -162,7 +156,7 @@ def failure_of(id_: str, done: Sequence[ArmRun]) -> str:
 
 
 def measured_pair(done: Sequence[ArmRun]) -> tuple[float, Interval | None]:
-    """The noise band, and the ratio of the two halves of the A/A pair (None where there are too few runs)."""
+    """Return the noise band, and the ratio of the two halves of the A/A pair (None with too few runs)."""
     ours, theirs = _same_rounds(done, (BASELINE,), AGAIN)
     usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
     base, base_at = [run.block_means_s for run in usable_base], [run.position for run in usable_base]
@@ -171,7 +165,7 @@ def measured_pair(done: Sequence[ArmRun]) -> tuple[float, Interval | None]:
 
 
 def _same_rounds(done: Sequence[ArmRun], base: Sequence[str], new: str) -> tuple[list[ArmRun], list[ArmRun]]:
-    """Usable runs of ``new`` and of ``base`` from rounds in which both took part: machines drift between rounds."""
+    """Return usable runs of ``new`` and ``base`` from rounds with both: machines drift between rounds."""
     rounds = rounds_of(done)
     in_base = {rounds[i] for i, run in enumerate(done) if run.arm in base}
     in_new = {rounds[i] for i, run in enumerate(done) if run.arm == new}
@@ -180,7 +174,7 @@ def _same_rounds(done: Sequence[ArmRun], base: Sequence[str], new: str) -> tuple
 
 
 def rounds_of(done: Sequence[ArmRun]) -> list[tuple[int, int]]:
-    """Stage and round of each run: how many runs the arm had before in that stage."""
+    """Return stage and round of each run: the round counts the arm's earlier runs in that stage."""
     seen: dict[tuple[str, int], int] = {}
     rounds = []
     for run in done:
@@ -191,7 +185,7 @@ def rounds_of(done: Sequence[ArmRun]) -> list[tuple[int, int]]:
 
 
 def _units(base: list[ArmRun], new: list[ArmRun], arm: str) -> tuple[float, float] | None:
-    """What a step's time is divided by in either arm: samples or batches where steps differ in them, else 1."""
+    """Return what step times are divided by: samples or batches per step if the arms differ in them, else 1."""
     samples = [run.samples_per_step for run in (*base, *new)]
     if base and new and all(samples):
         in_base, in_new = (median(run.samples_per_step or 0 for run in group) for group in (base, new))

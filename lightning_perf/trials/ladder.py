@@ -1,11 +1,11 @@
-"""The strategy of a trial: given what was planned and what has run, what to run next and what it comes to.
+"""The strategy of a trial: from the plan and the runs made so far, what to run next, and the ladder.
 
-Pure: the runner asks ``next_runs`` until it answers with nothing, and may stop and ask again from the records on disk.
+All functions are pure, so a trial can be stopped and continued from the records on disk.
 
-Stage 0 measures each treatment alone, between the two halves of an A/A pair. Then the treatments that gained are put
-on top of one another, the strongest first, one stage a rung, each beside the baseline and the rung below; last, where
-the rungs kept have moved the bottleneck, those that gained nothing alone. Rounds are mirrored (A B C, C B A, …), so
-that a machine that drifts drifts alike for all arms of a stage.
+Stage 0 measures each treatment alone, between the two halves of an A/A pair. Then treatments that gained are combined,
+the strongest first, one stage per rung, each compared with the baseline and the rung below. Last come treatments
+without a gain alone, if the kept rungs have moved the bottleneck. Rounds are mirrored (A B C, C B A, …), so that drift
+of the machine affects all arms of a stage alike.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ import msgspec
 
 from lightning_perf.records import ArmRun, Gain, Rung, Safety
 
-from .climb import Climb
 from .judge import AGAIN, BASELINE, judge, treatments_of
-from .planned import Candidate, Plan, PlannedRun, arm_id
-from .rounds import Round, compared_alone, open_round
-
-__all__ = [
-    "AGAIN", "BASELINE", "Candidate", "Plan", "PlannedRun", "arm_id", "best", "ladder", "next_runs", "runs_left",
-]  # fmt: skip
+from .ladder_search import LadderSearch
+from .rounds import Plan, PlannedRun, Round, compared_alone, open_round
 
 
 def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
-    """What is left of the current round, in order; empty when the trial is done.
+    """Return the remaining runs of the current round, in order; empty if the trial is done.
 
     Args:
         plan: The plan.
-        runs: Made so far, in order. Interrupted ones are made again; an arm that failed is not.
+        runs: Made so far, in order. Interrupted runs are repeated, failed ones are not.
     """
     walk = _walk(plan, _finished(runs))
     if walk.round is None:
@@ -55,7 +50,7 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
 
 
 def runs_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
-    """Runs that the trial will make, about: verdicts that are clear early make them fewer, ``extra`` repeats more."""
+    """Return about how many runs remain: clear verdicts make them fewer, ``extra`` repeats more."""
     walk = _walk(plan, _finished(runs))
     if walk.round is None:
         return 0
@@ -65,20 +60,17 @@ def runs_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
 
 
 def ladder(plan: Plan, runs: Sequence[ArmRun]) -> tuple[Rung, ...]:
-    """What the treatments add to one another, the baseline first; rungs left out are among them with their reason.
-
-    While the trial runs: as far as it has come.
-    """
+    """Return the ladder so far, the baseline first; rungs that were left out have a reason."""
     return tuple(_walk(plan, _finished(runs)).rungs)
 
 
 def best(rungs: Sequence[Rung]) -> str:
-    """Id of the arm that the ladder ends with."""
+    """Return the id of the arm that the ladder ends with."""
     return next((rung.arm for rung in reversed(rungs) if rung.is_kept), BASELINE)
 
 
 class _Walk(NamedTuple):
-    """How far a trial has come: its rungs so far, the open round (None at the end), rungs that may follow it."""
+    """Progress of a trial: its rungs so far, the open round (None at the end), and rungs that may follow."""
 
     rungs: list[Rung]
     round: Round | None
@@ -90,9 +82,9 @@ def _finished(runs: Sequence[ArmRun]) -> list[ArmRun]:
 
 
 def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
-    """Goes the trial's way from its start as far as the runs reach.
+    """Repeat the decisions of the trial from its start, as far as the runs reach.
 
-    Every decision rests on runs of complete rounds of its own stage only, so that later runs cannot change it.
+    Each decision only depends on complete rounds of its own stage, so that later runs cannot change it.
     """
     rungs: list[Rung] = []
     pair = [run for run in done if run.arm in (BASELINE, AGAIN)]
@@ -104,32 +96,33 @@ def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
     found = open_round(done, 0, [BASELINE, AGAIN], arms, plan, compared_alone)
     if found is not None:
         if any(run.arm in arms for run in done):
-            # As if it ended here: what an interrupted trial comes to.
-            rungs = _climb(msgspec.structs.replace(plan, has_ladder=False, finds_batch=False), done).rungs
+            # The rungs of an interrupted trial: as if it ended here.
+            rungs = _search(msgspec.structs.replace(plan, has_ladder=False, finds_batch=False), done).rungs
         allowed = sum(candidate.safety in plan.allow for candidate in plan.candidates)
         return _Walk(rungs, found, max(0, allowed - 1) if plan.has_ladder else 0)
-    return _climb(plan, done)
+    return _search(plan, done)
 
 
-def _climb(plan: Plan, done: list[ArmRun]) -> _Walk:
-    judgement = judge(done, *_told(plan))
-    alone = judge([run for run in done if run.stage == 0], *_told(plan))
-    climb = Climb(plan, done, judgement, alone)
-    queue = climb.queue()
+def _search(plan: Plan, done: list[ArmRun]) -> _Walk:
+    judgement = judge(done, *expectations(plan))
+    alone = judge([run for run in done if run.stage == 0], *expectations(plan))
+    search = LadderSearch(plan, done, judgement, alone)
+    queue = search.queue()
     for i, candidate in enumerate(queue):
-        reason = climb.reason_to_skip(candidate)
+        reason = search.reason_to_skip(candidate)
         if reason:
-            climb.leave_out(candidate, reason)
-        elif not climb.kept:
-            climb.keep_first(candidate)
+            search.leave_out(candidate, reason)
+        elif not search.kept:
+            search.keep_first(candidate)
         else:
-            found = climb.measure(candidate)
+            found = search.measure(candidate)
             if found is not None:
-                return _Walk(climb.rungs, found, len(queue) - i - 1)
-    return _Walk(climb.rungs, climb.fastest_batch(), 0)
+                return _Walk(search.rungs, found, len(queue) - i - 1)
+    return _Walk(search.rungs, search.fastest_batch(), 0)
 
 
-def _told(plan: Plan) -> tuple[dict[str, Gain], dict[str, Safety]]:
+def expectations(plan: Plan) -> tuple[dict[str, Gain], dict[str, Safety]]:
+    """Return the predicted gains and the safeties of the candidates, by treatment."""
     candidates = plan.candidates or ()
     predicted = {c.treatment: c.predicted for c in candidates if c.predicted is not None}
     return predicted, {c.treatment: c.safety for c in candidates}

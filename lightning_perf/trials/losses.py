@@ -1,4 +1,4 @@
-"""Whether an arm trains as the baseline does, told from its losses."""
+"""Compares the losses of an arm with those of the baseline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lightning_perf.records import ArmRun, LossVerdict, Safety
 
 MIN_LOSSES = 8
-"""Fewer have no course to compare."""
+"""Fewer losses are not compared."""
 
 WINDOWS = 16
 """A course is smoothed over a sixteenth of its length, at least ``MIN_WINDOW`` losses: enough windows to see where it
@@ -31,10 +31,10 @@ BATCH_ERRORS = 3.0
 distribution hold 99.7 %."""
 
 AA_FACTOR = 2.0
-"""The largest of a few A/A differences falls short of what they could have been."""
+"""Factor on the largest A/A difference, because a few runs underestimate it."""
 
 MAX_OUTSIDE = 0.1
-"""Part of the windows that may lie outside the envelope: one in sixteen by bad luck is no other training."""
+"""Fraction of windows that may lie outside the envelope: one in sixteen may do so by chance."""
 
 
 def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safety) -> LossVerdict:
@@ -78,7 +78,7 @@ def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safe
 
 
 def _aligned(runs: Sequence[ArmRun], baseline: Sequence[ArmRun]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Losses at the batches that all runs tell, each of shape (runs, losses)."""
+    """Return the losses at batches that all runs recorded, each of shape (runs, losses)."""
     both = [run for run in (*runs, *baseline) if run.losses]
     if not both:
         return np.empty((0, 0)), np.empty((0, 0))
@@ -93,12 +93,12 @@ def _aligned(runs: Sequence[ArmRun], baseline: Sequence[ArmRun]) -> tuple[NDArra
 
 
 def _smooth(courses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Means of successive windows; what does not fill one at the end is left out. Shape (…, windows)."""
+    """Return the means of successive whole windows, shape (…, windows)."""
     n = courses.shape[-1] // window
     windows = courses[..., : n * window].reshape(*courses.shape[:-1], n, window)
     return np.asarray(windows.mean(axis=-1), dtype=np.float64)
 
 
 def _batch_spread(courses: NDArray[np.float64]) -> float:
-    """Standard deviation of neighbouring losses about their trend: of their differences, which hardly feel it."""
+    """Return the standard deviation of losses about their trend, from differences of neighbors."""
     return float(np.diff(courses, axis=-1).std()) / math.sqrt(2)

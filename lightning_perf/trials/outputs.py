@@ -1,4 +1,4 @@
-"""Keeps what a measured training writes out of the user's folders, runs and services."""
+"""Redirects what a measured training writes away from the user's folders and services."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from lightning_perf.hooks import DoctorHooks
 
 
 class Outputs:
-    """Sends checkpoints, logs and profiles of one Trainer below a folder.
-
-    Args:
-        folder: The folder; made where it is missing.
-        package: ``lightning.pytorch`` or ``pytorch_lightning``.
-    """
+    """Redirects checkpoints, logs and profiles of one Trainer into a folder; ``package`` is the Trainer's namespace."""
 
     def __init__(self, folder: Path, package: str) -> None:
         self.folder = folder
@@ -26,7 +21,7 @@ class Outputs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def change_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``Trainer``'s arguments, with all that names a place renamed."""
+        """Return the keyword arguments of ``Trainer`` with all output paths redirected."""
         changed = {**arguments, "default_root_dir": str(self.folder)}
         loggers = arguments.get("logger")
         if isinstance(loggers, (list, tuple)):
@@ -36,7 +31,7 @@ class Outputs:
         return changed
 
     def redirect(self, trainer: Any) -> None:
-        """Once more when all that the user hung on the Trainer is there; a second time does no harm."""
+        """Redirect the loggers, callbacks and profiler of a built Trainer; may be called again."""
         loggers = [self._logger(one) for one in trainer.loggers]
         if any(new is not old for new, old in zip(loggers, trainer.loggers, strict=True)):
             trainer.loggers = loggers
@@ -52,7 +47,7 @@ class Outputs:
             profiler.dirpath = str(self.folder)
 
     def guard_checkpoints(self, trainer: Any) -> seams.Undo | None:
-        """Lets nothing be saved or removed elsewhere, whoever asks for it."""
+        """Redirect checkpoints that are saved outside the folder, and ignore their removal."""
         return seams.wrap_checkpoint_io(trainer, self._save, self._remove)
 
     def _save(self, save: Callable[..., Any], checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From a diagnosis, or from what the user asks for, to the treatments that a trial tries."""
+"""Chooses the treatments that a trial tries, from a diagnosis or from what the user asks for."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lightning_perf.treatments.applier import environment
 from lightning_perf.treatments.specs import TreatmentSpec, check_together, parse, parse_all, with_default
 from lightning_perf.trials import fastest_batch
 from lightning_perf.trials.judge import treatments_of
-from lightning_perf.trials.ladder import Candidate
+from lightning_perf.trials.rounds import Candidate
 
 
 class Choice(NamedTuple):
-    """What to try.
+    """Treatments to try.
 
     Attributes:
         candidates: Best first.
-        not_tried: Treatment → why not.
-        on_loop: Candidates that act outside the steps: between epochs, in validation, in checkpoints.
-        finds_batch: Whether a batch size was asked for or prescribed without saying which: the fastest is looked for.
+        not_tried: Reasons by treatment.
+        on_loop: Candidates that act outside of steps: between epochs, in validation or checkpoints.
+        finds_batch: Whether to search for the fastest batch size: one was asked for or recommended without a value.
     """
 
     candidates: tuple[Candidate, ...]
@@ -32,15 +32,15 @@ class Choice(NamedTuple):
     finds_batch: bool = False
 
 
-def checked_doses(text: str, are_combined: bool) -> tuple[str, ...]:
-    """Treatments separated by commas, each as it is known: ``"loader-workers=4"``.
+def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
+    """Return treatments separated by commas, each as ``TreatmentSpec.text``.
 
     Args:
         text: As the user gave them.
-        are_combined: Whether they are to be applied at once.
+        are_combined: Whether they will be applied at once.
 
     Raises:
-        ConfigError: One is not known, has a value that it cannot take, or excludes another.
+        ConfigError: One is unknown, does not accept its value, or excludes another.
     """
     if are_combined:
         return tuple(spec.text for spec in parse_all(text))
@@ -48,12 +48,12 @@ def checked_doses(text: str, are_combined: bool) -> tuple[str, ...]:
 
 
 def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
-    """What to try on a training.
+    """Choose the treatments to try on a training.
 
     Args:
-        session: Its diagnosis.
-        tries: Treatments that the user asks for, as ``checked_doses`` gave them; empty for those prescribed.
-        semantics: Whether prescribed ones may change the training itself.
+        session: The diagnosed session of the training.
+        tries: Treatments that the user asks for; empty for the recommended ones.
+        semantics: Whether recommended ones may change the training itself.
     """
     not_tried: dict[str, str] = {}
     chosen: dict[str, tuple[TreatmentSpec, Gain | None]] = {}
@@ -67,7 +67,9 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
             continue
         if finding is None:
             finding = _prescriber(session, spec.treatment.id)
-        reason = None if tries else spec.treatment.applies_to(session)  # who names one wants it measured
+        reason = (
+            None if tries else spec.treatment.applies_to(session)
+        )  # treatments that the user names are always measured
         if reason is None and spec.treatment.safety == "semantics" and not (tries or semantics):
             reason = "it changes the training itself; ask for it with --semantics"
         if reason is not None:
@@ -91,17 +93,17 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
 
 
 def environment_of(treatments: Sequence[str]) -> dict[str, str]:
-    """Variables that these treatments need before the process starts."""
+    """Return the variables that treatments need before the process starts."""
     return environment([parse(one) for one in treatments])
 
 
-def doses_of(arm: str) -> tuple[TreatmentSpec, ...]:
-    """The treatments of an arm."""
+def specs_of(arm: str) -> tuple[TreatmentSpec, ...]:
+    """Return the treatments of an arm."""
     return tuple(map(parse, treatments_of(arm)))
 
 
 def _prescribed(session: Session) -> Iterator[tuple[str, Finding | None]]:
-    """Treatments that the findings prescribe, by what they may gain."""
+    """Yield the treatments that findings recommend, by expected gain."""
     by_gain = sorted(session.findings, key=lambda finding: -(finding.gain.high if finding.gain is not None else 0.0))
     for finding in by_gain:
         for prescription in finding.prescriptions:
@@ -110,7 +112,7 @@ def _prescribed(session: Session) -> Iterator[tuple[str, Finding | None]]:
 
 
 def _as_if_first(session: Session, finding: Finding) -> Session:
-    """The session with one finding before the others: treatments take their values from the first that has one."""
+    """Return the session with one finding first: treatments take their values from the first that has one."""
     others = [one for one in session.findings if one is not finding]
     return msgspec.structs.replace(session, findings=(finding, *others))
 
@@ -120,7 +122,7 @@ def _prescriber(session: Session, treatment_id: str) -> Finding | None:
 
 
 def _clashes(spec: TreatmentSpec, specs: Sequence[TreatmentSpec], session: Session) -> Iterator[str]:
-    """Ids of treatments that cannot be applied beside this one to this training."""
+    """Yield the ids of treatments that cannot be combined with this one in this training."""
     for other in specs:
         if other.treatment.id != spec.treatment.id:
             try:

@@ -1,31 +1,83 @@
-"""Rounds of interleaved runs: which is open, and which arms still take part."""
+"""The plan of a trial and its rounds of interleaved runs: which round is open, which arms still take part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lightning_perf.records import ArmRun
+from lightning_perf.records import ArmRun, Gain, Record, Safety
 from lightning_perf.stats.verdicts import ArmComparison
 
 from .judge import AGAIN, BASELINE, compare_arms, failure_of, measured_pair, rounds_of
-from .planned import Plan
 
 MIN_ROUNDS = 2
-"""Rounds before an arm may count as settled: one forth, one back."""
+"""Rounds before an arm may count as settled: one in each direction."""
 
 NARROW_BAND = 0.02
-"""Noise below which ``no_change`` settles an arm early; a wider band may yet become narrower."""
+"""Noise below which ``no_change`` settles an arm early; a wider band may become narrower."""
+
+
+class Candidate(Record, frozen=True, kw_only=True):
+    """A treatment that may be tried.
+
+    Attributes:
+        treatment: As given, e.g. ``"loader-workers=4"``; also the id of the arm that measures it alone.
+        predicted: Expected by the rule that recommended it; None without one.
+        conflicts: Ids of treatments (without value) that it cannot be combined with. Two values of one treatment
+            always conflict.
+    """
+
+    treatment: str
+    safety: Safety = "exact"
+    predicted: Gain | None = None
+    conflicts: tuple[str, ...] = ()
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """What a trial measures.
+
+    Attributes:
+        candidates: Best first; None to measure only the baseline, before it was diagnosed.
+        repeats: Runs per arm and stage, at least 1; fewer if the verdict is clear before.
+        extra: More repeats for an inconclusive arm, if these would probably settle it.
+        allow: Safeties that the ladder may keep; other treatments are only measured alone.
+        has_ladder: Whether treatments are combined after they were measured alone.
+        finds_batch: Whether the fastest multiple of the batch size is searched on top of the kept rungs and measured as
+            the last rung, whatever ``allow`` says: only set if the user asked for it.
+        capacity_bytes: Memory that batches must fit into, the smallest of any rank; None if unknown.
+    """
+
+    candidates: tuple[Candidate, ...] | None = None
+    repeats: int = 3
+    extra: int = 3
+    allow: tuple[Safety, ...] = ("exact", "numerics")
+    has_ladder: bool = True
+    finds_batch: bool = False
+    capacity_bytes: int | None = None
+
+
+class PlannedRun(Record, frozen=True, kw_only=True):
+    """One run to make; fields as in ``ArmRun``, with the treatments to apply in their order."""
+
+    arm: str
+    treatments: tuple[str, ...]
+    repeat: int
+    stage: int
+    position: int
+
+
+def arm_id(treatments: Sequence[str]) -> str:
+    """Return the id of an arm: ``"baseline"``, or the treatments joined by ``+``."""
+    return "+".join(treatments) or BASELINE
 
 
 class Round(NamedTuple):
     """A round that is not complete.
 
     Attributes:
-        stage: Its stage.
         number: Rounds of the stage before it.
         members: Arms in the order in which they run.
-        left: Those that have not run.
+        left: Arms that have not run.
     """
 
     stage: int
@@ -43,16 +95,16 @@ def open_round(
     compared: Callable[[Sequence[ArmRun], str], tuple[ArmComparison, float]],
     against: Sequence[str] = (),
 ) -> Round | None:
-    """The first round of a stage that is not complete; None when all arms are settled or ran often enough.
+    """Return the first incomplete round of a stage; None if all arms are settled or ran often enough.
 
     Args:
         done: Finished runs.
-        stage: Which.
-        references: Arms of every round.
-        arms: Arms in question.
-        plan: Tells how many rounds.
-        compared: What the stage's runs so far say of an arm, and the noise band.
-        against: Those of the references that it is compared with; all where empty.
+        stage: The stage.
+        references: Arms that take part in every round.
+        arms: Arms that take part until they are settled.
+        plan: Sets the number of rounds.
+        compared: Returns the comparison of an arm by the stage's runs so far, and the noise band.
+        against: References that arms are compared with; empty for all.
     """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}
@@ -73,13 +125,13 @@ def open_round(
 
 
 def _n_measured(first: Sequence[ArmRun], references: Sequence[str], arm: str) -> int:
-    """Figures of that one among an arm and its references that has fewest."""
-    told = [run.arm for run in first if run.status == "ok" and run.block_means_s]
-    return min(told.count(one) for one in (arm, *references))
+    """Return how many runs gave figures, of the arm or reference with fewest."""
+    measured = [run.arm for run in first if run.status == "ok" and run.block_means_s]
+    return min(measured.count(one) for one in (arm, *references))
 
 
 def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
-    """Whether an arm runs once more after so many rounds, of which so many gave figures."""
+    """Whether an arm runs again after ``n_rounds``, of which ``n_measured`` gave figures."""
     if n_rounds < min(MIN_ROUNDS, plan.repeats):
         return True
     if comparison.call in ("improved", "regressed"):
@@ -89,7 +141,7 @@ def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: 
     if plan.repeats < MIN_ROUNDS:
         return False
     if comparison.call == "inconclusive" and n_measured < plan.repeats:
-        return True  # a run that never was steady is made again
+        return True  # repeat a run that was never steady
     needed = comparison.repeats_needed
     return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 

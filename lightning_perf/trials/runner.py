@@ -1,4 +1,4 @@
-"""Runs the user's command for a job, in processes that end with it, and says how it went."""
+"""Runs the user's command for a job in processes that end with it, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from lightning_perf.errors import TrialError
 from lightning_perf.records.base import Record
@@ -30,7 +29,7 @@ class CommandError(TrialError):
         self.log = log
 
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("process_supervisor.py")
 REMOTE_OFF = {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",
@@ -38,13 +37,13 @@ REMOTE_OFF = {
     "CLEARML_OFFLINE_MODE": "1",
     "COMET_START_ONLINE": "0",
 }
-"""For scripts that use a service of their own accord, beside Lightning's loggers: nothing of a trial goes there."""
+"""Keeps trials from services that scripts use besides Lightning's loggers."""
 
 _OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
-"""What the user may have set that does even less."""
+"""Values of the user that are kept, because they do even less."""
 
 LEFT_BEHIND = (RESULT_FILE, "events", "ended.json")
-"""What a run says of itself, in its folder."""
+"""Files that a run leaves in its folder."""
 
 _TAIL_LINES = 12
 _TAIL_BYTES = 64 * 1024
@@ -54,13 +53,13 @@ class Ended(Record, frozen=True, kw_only=True):
     """How a command ended.
 
     Attributes:
-        code: Its exit code, negative for a signal; None where it never started.
-        reason: Why it was ended or not started; empty where it ended by itself.
+        code: Exit code, negative for a signal; None if it never started.
+        reason: Why it was ended or not started; empty if it ended by itself.
         wall_s: From its start until none of its processes was left.
         peak_bytes: Highest resident memory of all its processes together, sampled.
-        result: What it measured; None where it wrote nothing.
-        events: The stages that its processes reached.
-        log: What it printed.
+        result: What it measured; None if it wrote nothing.
+        events: Stages that its processes reached.
+        log: The last lines that it printed.
         is_missing: Whether there is no such command.
     """
 
@@ -75,7 +74,7 @@ class Ended(Record, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> str:
-        """Why there is no figure, in one line; empty where there is one."""
+        """Why there is no measurement, in one line; empty if there is one."""
         if self.reason:
             return self.reason
         if self.result is not None:
@@ -95,15 +94,15 @@ def run_kept(
 ) -> Ended:
     """Run a command with a job; whatever happens, none of its processes is left when this returns.
 
-    A training that lightning-perf cannot reach is ended: it would go on to its own end, and give no figure.
+    A training that lightning-perf cannot reach is ended, because it would run to its own end without a measurement.
 
     Args:
-        command: The user's.
-        job: What is to be done inside; its folder gets ``log.txt`` and the other files, those of a run before are lost.
-        time_limit_s: After which it is killed; None for none.
-        memory_limit_bytes: Resident memory of all its processes together above which it is killed; None for none.
-        environment: Variables on top of this process's own.
-        warn: Called with one line where no Lightning Trainer was imported after a minute; None to keep quiet.
+        command: The user's command.
+        job: The job; its folder gets ``log.txt`` and the other files, which replace those of an earlier run.
+        time_limit_s: After which the command is killed; None for no limit.
+        memory_limit_bytes: Resident memory of all its processes together, above which it is killed; None for no limit.
+        environment: Variables added to this process's own.
+        warn: Called with one line if no Lightning Trainer was imported after a minute.
 
     Raises:
         KeyboardInterrupt: After everything was killed.
@@ -111,13 +110,12 @@ def run_kept(
     """
     folder = Path(job.folder)
     try:
-        require_room(folder, 0)  # other trainings may write to this disk
+        require_room(folder, 0)  # another training may have filled this disk
     except OSError as error:
         raise TrialError(f"cannot run the command: {error}") from error
-    for name in LEFT_BEHIND:  # of a run before in the same folder: it would be taken for this one's
+    for name in LEFT_BEHIND:  # of an earlier run in the same folder
         (folder / name).unlink(missing_ok=True)
-    job_file = job.write()
-    variables = environment_for(job, job_file, {**os.environ, **_remote_off(), **(environment or {})})
+    variables = environment_for(job, job.write(), {**os.environ, **_remote_off(), **(environment or {})})
     variables.setdefault("WANDB_DIR", str(folder))
     spec = {
         "command": list(command),
@@ -132,17 +130,25 @@ def run_kept(
     def notice(seen: Notice) -> None:
         if seen.is_final:
             unreached.append(seen.text)
-            _close_pipe(keeper)
+            _end(supervisor)
         elif warn is not None:
             warn(seen.text)
 
     with (folder / "log.txt").open("wb") as log:
-        keeper = _start_keeper(folder / "spec.json", variables, log)
+        supervisor = subprocess.Popen(
+            [sys.executable, "-I", str(_SUPERVISOR), str((folder / "spec.json").resolve())],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            start_new_session=True,
+        )
         try:
-            with watch_reach(keeper.pid, folder, notice):
-                keeper.wait()
+            with watch_reach(supervisor.pid, folder, notice):
+                supervisor.wait()
         finally:
-            _end_keeper(keeper)
+            _end(supervisor)
+            _wait_uninterrupted(supervisor)
     try:
         ended = json.loads((folder / "ended.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -160,39 +166,27 @@ def _remote_off() -> dict[str, str]:
     return {name: to for name, to in REMOTE_OFF.items() if os.environ.get(name) not in _OFF_ALREADY.get(name, ())}
 
 
-def _start_keeper(spec: Path, variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", str(_KEEPER), str(spec.resolve())],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=variables,
-        start_new_session=True,
-    )
+def _end(supervisor: subprocess.Popen[bytes]) -> None:
+    """Make the supervisor kill the command, by closing its standard input."""
+    assert supervisor.stdin is not None
+    supervisor.stdin.close()
 
 
-def _close_pipe(keeper: subprocess.Popen[bytes]) -> None:
-    """Make the keeper kill what it keeps."""
-    assert keeper.stdin is not None
-    keeper.stdin.close()
-
-
-def _end_keeper(keeper: subprocess.Popen[bytes]) -> None:
-    """Make it kill what it keeps. It never takes long, so a second Ctrl-C has to wait."""
-    _close_pipe(keeper)
+def _wait_uninterrupted(supervisor: subprocess.Popen[bytes]) -> None:
+    """Wait for the supervisor, which never takes long, even if the user presses Ctrl-C again."""
     while True:
         try:
-            keeper.wait()
+            supervisor.wait()
             return
         except KeyboardInterrupt:
             continue
 
 
-# -- what is said of a command that gave no figure ------------------------------------------------------------
+# -- commands without a measurement ------------------------------------------------------------
 
 
 def read_tail(log: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -204,20 +198,20 @@ def read_tail(log: Path) -> str:
 
 
 def last_line(log: str) -> str:
-    """The last line that a log has; Python puts the error there."""
+    """Return the last line of a log, where Python prints the error."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"
 
 
 def describe_code(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words."""
     if code == -signal.SIGKILL:
         return "it was killed by signal 9, as the kernel does where memory runs out"
     return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Says what can be said before it is run.
+    """Check a command before it is run.
 
     Raises:
         TrialError: There is no command, or Python is told to ignore its environment.
@@ -233,11 +227,11 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> str:
-    """One message about a command that gave nothing to measure, with what was seen."""
+    """Return one message about a command that gave nothing to measure."""
     shown = " ".join(command)
     if ended.is_missing:
         return f"{command[0]}: command not found; give the command as you would type it, after --"
-    told = ended.failure
-    if "EOFError" in told:
-        told += " (it asks for input, and has none here: pass what it needs as arguments)"
-    return f"{what} gave nothing to measure ({shown}): {told}"
+    reason = ended.failure
+    if "EOFError" in reason:
+        reason += " (it asks for input, and has none here: pass what it needs as arguments)"
+    return f"{what} gave nothing to measure ({shown}): {reason}"

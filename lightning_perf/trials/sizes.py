@@ -1,4 +1,4 @@
-"""How long each run of a trial is, from what the diagnosed baseline took."""
+"""Chooses the length of a trial's runs from the diagnosed baseline."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
 from lightning_perf.trials.job import Result
 
 TARGET_S = 8.0
-"""Seconds of steady training a run is to give: short beside a start of Lightning, long beside a block."""
+"""Seconds of steady training per run: short compared with a start of Lightning, long compared with a block."""
 
 LEAST_BLOCKS = 6
-"""Blocks of one run: two halves of three, for the steady state to be seen."""
+"""Blocks of one run: two halves of three blocks show whether it is steady."""
 
 MOST_BLOCKS = 40
 EPOCHS = 10
-"""Of one run, where whole epochs are measured: enough for a block each of validations at every third."""
+"""Epochs of one run if whole epochs are measured: enough for three blocks with validation every third epoch."""
 
 LEAST_EPOCHS = 5
 MOST_EPOCHS_S = 120.0
-"""What these epochs may take; longer ones are not measured whole."""
+"""Time for these epochs; longer ones are not measured as a whole."""
 
-_WARMUP_SHARE = 0.25  # of the blocks, on top: an arm may warm up longer than the baseline does
+_WARMUP_SHARE = 0.25  # added blocks, because an arm may warm up longer than the baseline
 
 
 class Sizes(Record, frozen=True, kw_only=True):
@@ -33,11 +33,11 @@ class Sizes(Record, frozen=True, kw_only=True):
 
     Attributes:
         steps: Optimizer steps.
-        block_steps: Optimizer steps a block.
-        basis: ``steps``: figures are of steps. ``wall``: of whole epochs with validation and checkpoints.
-        expected_s: What a baseline run takes, with its start.
+        block_steps: Optimizer steps per block.
+        basis: As in ``Trial``.
+        expected_s: Time of a baseline run, its start included.
         time_limit_s: After which a run is killed.
-        memory_limit_bytes: Above which it is.
+        memory_limit_bytes: Above which a run is killed.
     """
 
     steps: int
@@ -49,16 +49,16 @@ class Sizes(Record, frozen=True, kw_only=True):
 
 
 def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs: bool) -> Sizes:
-    """Sizes a run.
+    """Choose the size of a run.
 
     Args:
         result: Of the diagnosed baseline.
-        wall_s: What its process took.
-        steps: What the user asks for; None for nothing.
-        wants_epochs: Whether a treatment is to be tried that acts between epochs.
+        wall_s: Time of its process.
+        steps: Steps that the user asks for, if any.
+        wants_epochs: Whether a treatment acts between epochs.
 
     Raises:
-        TrialError: Too few steps to measure anything.
+        TrialError: The user asks for too few steps to measure anything.
     """
     step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
     block = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / step_s))) if step_s > 0 else BLOCK_STEPS

@@ -1,4 +1,4 @@
-"""A trial from start to end: diagnosed baseline, treatments, ladder; kept on disk so that it can go on."""
+"""A trial from start to end: diagnosed baseline, treatments, ladder; saved on disk, so that it can be continued."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from lightning_perf.records.files import read_regular, write_whole
 from lightning_perf.treatments.prescription import prescription
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result, warn
 from lightning_perf.trials.judge import judge
-from lightning_perf.trials.ladder import Plan, PlannedRun, best, ladder, next_runs, runs_left
-from lightning_perf.trials.plan import choose, doses_of, environment_of
+from lightning_perf.trials.ladder import best, expectations, ladder, next_runs, runs_left
+from lightning_perf.trials.plan import choose, environment_of, specs_of
+from lightning_perf.trials.rounds import Plan, PlannedRun
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
 from lightning_perf.trials.sizes import Sizes, choose_sizes
 
@@ -29,7 +30,7 @@ PILOT_FOLDER = "diagnosis"
 TRIAL_FILE = "trial.json"
 SEED = 1
 MEMORY_SHARE = 0.9
-"""Of the memory that is free at the start: what an arm may use where no limit is given; the machine stays alive."""
+"""Fraction of the memory that is free at the start that an arm may use if the user gives no limit."""
 
 _PILOT_S = 25.0  # of training, at most, to diagnose
 _PILOT_LIMIT_S = 1800.0  # with all that comes before the training
@@ -40,17 +41,15 @@ _SLACK_TIMES = 5.0
 
 
 class Options(Record, frozen=True, kw_only=True):
-    """What the user asks for.
+    """Options of a trial.
 
     Attributes:
-        command: The training.
-        tries: Treatments to try instead of those that the diagnosis prescribes.
-        steps: Optimizer steps a run; None to find them from the baseline.
-        repeats: Runs an arm at most.
+        tries: Treatments to try instead of the recommended ones.
+        steps: Optimizer steps per run; None to derive them from the baseline.
+        repeats: Runs per arm, at most.
         semantics: Whether treatments that change the training itself may be tried and kept.
-        time_limit_s: Of one run; None to find it from the baseline.
-        memory_limit_bytes: Of all processes of one run together; None for what is free.
-        seed: For every run.
+        time_limit_s: Of one run; None to derive it from the baseline.
+        memory_limit_bytes: Of all processes of one run together; None for the free memory.
     """
 
     command: tuple[str, ...]
@@ -64,7 +63,7 @@ class Options(Record, frozen=True, kw_only=True):
 
 
 class State(Record, frozen=True, kw_only=True):
-    """A trial as far as it has come; enough to go on from."""
+    """Progress of a trial, from which it can be continued."""
 
     options: Options
     trial: Trial
@@ -73,23 +72,23 @@ class State(Record, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """Is told how the trial goes."""
+    """Reports the progress of a trial."""
 
     def diagnosing(self) -> None:
-        """The baseline runs with PerfDoctor."""
+        """Called when the baseline starts with PerfDoctor."""
 
     def planned(self, session: Session, state: State) -> None:
-        """It is known what will be tried."""
+        """Called when the treatments to try are chosen."""
 
     def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
-        """A run begins, the first of about so many."""
+        """Called when a run starts, the first of ``about`` runs."""
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
-        """It is over; the trial holds what the arms come to by now."""
+        """Called when a run has ended, with the updated trial."""
 
 
 class Outcome(NamedTuple):
-    """What a trial came to."""
+    """Result of a trial."""
 
     trial: Trial
     session: Session
@@ -97,18 +96,18 @@ class Outcome(NamedTuple):
 
 
 def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
-    """Makes a trial, or goes on with the one of the same options that was interrupted in this folder.
+    """Run a trial, or continue the interrupted one with the same options in this folder.
 
     Args:
         options: What to try.
-        folder: Where everything goes: made where it is missing, else empty or with an interrupted trial.
-        watcher: Is told how it goes.
+        folder: New, empty, or with an interrupted trial.
+        watcher: Reports the progress.
 
     Returns:
-        The outcome; after Ctrl-C with what was measured until then, and the status ``interrupted``.
+        The outcome; after Ctrl-C with the runs made until then, and the status ``interrupted``.
 
     Raises:
-        TrialError: There is nothing to measure or nothing to try, or the folder holds another trial, or something else.
+        TrialError: There is nothing to measure or to try, or the folder holds something else.
     """
     check_command(options.command)
     state = _found(folder, options)
@@ -141,7 +140,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
 
 
 def _begin(options: Options, folder: Path) -> tuple[State, Session]:
-    """Diagnoses the baseline and plans."""
+    """Diagnose the baseline and plan the trial."""
     memory = options.memory_limit_bytes or int(free_bytes() * MEMORY_SHARE)
     pilot = folder / PILOT_FOLDER
     job = Job(
@@ -241,42 +240,26 @@ def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
 
 
 def _discard_outputs(job: Job) -> None:
-    """Its checkpoints and logs, which many runs would fill a disk with."""
+    """Remove a run's checkpoints and logs, which would fill the disk over many runs."""
     shutil.rmtree(Path(job.folder) / OUTPUTS, ignore_errors=True)
 
 
 def as_run(planned: PlannedRun, ended: Ended, log: str, basis: str) -> ArmRun:
-    """What one run measured, as the record has it."""
-    shared: dict[str, Any] = {
-        "arm": planned.arm,
-        "repeat": planned.repeat,
-        "position": planned.position,
-        "stage": planned.stage,
+    """Return the record of one run."""
+    fields: dict[str, Any] = {
+        **{name: getattr(planned, name) for name in ("arm", "repeat", "position", "stage")},
+        "wall_s": ended.wall_s,
+        "log": log,
     }
     result = ended.result
-    if result is None or (result.status == "failed"):
+    if result is None or result.status == "failed":
         partial: dict[str, Any] = {} if result is None else {"n_steps": result.n_steps, "losses": result.losses}
-        return ArmRun(**shared, status="failed", reason=ended.failure, wall_s=ended.wall_s, log=log, **partial)
+        return ArmRun(**fields, status="failed", reason=ended.failure, **partial)
     blocks = result.wall_block_means_s if basis == "wall" else result.block_means_s
-    reason = "" if blocks else result.missing.get("block_means_s", "no whole epochs were seen")
-    return ArmRun(
-        **shared,
-        status="ok",
-        reason=reason,
-        block_means_s=blocks,
-        block_steps=result.block_steps,
-        n_steps=result.n_steps,
-        steady_from=result.steady_from,
-        samples_per_s=result.samples_per_s,
-        samples_per_step=result.samples_per_step,
-        batches_per_step=result.batches_per_step,
-        peak_device_bytes=result.peak_device_bytes,
-        peak_host_bytes=result.peak_host_bytes,
-        losses=result.losses,
-        loss_every=result.loss_every,
-        wall_s=ended.wall_s,
-        log=log,
-    )
+    fields |= {name: getattr(result, name) for name in ArmRun.__struct_fields__ if name in Result.__struct_fields__}
+    fields["block_means_s"] = blocks
+    fields["reason"] = "" if blocks else result.missing.get("block_means_s", "no whole epochs were seen")
+    return ArmRun(**fields)
 
 
 def _file_name(arm: str) -> str:
@@ -287,33 +270,17 @@ def _file_name(arm: str) -> str:
 
 
 def _with(state: State, folder: Path, **changes: Any) -> State:
-    """The state with changes to the trial, judged anew and written down."""
+    """Return the state with changes to the trial, judged again, and save it."""
     runs: tuple[ArmRun, ...] = changes.get("runs", state.trial.runs)
-    candidates = state.plan.candidates or ()
-    judged = judge(
-        runs,
-        predicted={one.treatment: one.predicted for one in candidates if one.predicted is not None},
-        safety={one.treatment: one.safety for one in candidates},
-    )
+    judged = judge(runs, *expectations(state.plan))
     rungs = ladder(state.plan, runs)
     chosen = best(rungs)
     changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": chosen}
     if changes.get("status", "running") != "running":
-        changes |= _to_paste(chosen)
+        changes |= prescription(specs_of(chosen))._asdict()
     state = msgspec.structs.replace(state, trial=msgspec.structs.replace(state.trial, **changes))
     _write(state, folder)
     return state
-
-
-def _to_paste(arm: str) -> dict[str, Any]:
-    """What to write into the script to get an arm."""
-    written = prescription(doses_of(arm))
-    return {
-        "trainer_flags": written.trainer_flags,
-        "loader_args": written.loader_args,
-        "code": written.code,
-        "yaml": written.yaml,
-    }
 
 
 def _write(state: State, folder: Path) -> None:
@@ -322,7 +289,7 @@ def _write(state: State, folder: Path) -> None:
 
 
 def _found(folder: Path, options: Options) -> State | None:
-    """The interrupted trial that stands in a folder; None where there is none."""
+    """Return the interrupted trial in a folder; None without one."""
     try:
         content = read_regular(folder / STATE_FILE)
     except FileNotFoundError:
@@ -350,8 +317,3 @@ def _found(folder: Path, options: Options) -> State | None:
     if state.trial.status == "finished":
         raise TrialError(f"{folder} holds this trial, finished; choose another --out to measure again")
     return state
-
-
-def default_folder() -> Path:
-    """Where a trial goes unless told otherwise."""
-    return Path("perf_logs") / f"trial-{time.strftime('%Y%m%d-%H%M%S')}"

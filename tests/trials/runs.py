@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lightning_perf.records import ArmRun
-from lightning_perf.trials.ladder import Candidate, Plan, PlannedRun, next_runs
+from lightning_perf.trials.ladder import next_runs
+from lightning_perf.trials.rounds import Candidate, Plan, PlannedRun
 
 LOSSES = tuple(2.0 * math.exp(-i / 40) + 0.1 for i in range(64))
 

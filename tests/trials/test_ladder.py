@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_perf.records import Gain
 from lightning_perf.trials.judge import judge
-from lightning_perf.trials.ladder import Candidate, Plan, arm_id, best, ladder, next_runs, runs_left
+from lightning_perf.trials.ladder import best, ladder, next_runs, runs_left
+from lightning_perf.trials.rounds import Candidate, Plan, arm_id
 from trials.runs import LOSSES, Lab, run
 
 

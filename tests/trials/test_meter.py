@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_perf.trials.callbacks import callback_class
+from lightning_perf.trials.inject_callbacks import callback_class
 from lightning_perf.trials.job import Job, Result
 from lightning_perf.trials.meter import MeterHooks, _epochs_between_validations, _peak_host_bytes
 

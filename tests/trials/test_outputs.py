@@ -57,13 +57,13 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_loggers_keep_to_the_folder_before_there_is_a_trainer(package: str, tmp_path: Path) -> None:
-    seams.lead_loggers_away(str(tmp_path), package)
+    seams.redirect_loggers(str(tmp_path), package)
     logger = CSVLogger("mine")
     assert (logger._save_dir, logger._root_dir) == (str(tmp_path), str(tmp_path))
 
 
 def test_run_of_a_service_is_never_begun_and_takes_whatever_is_asked_of_it(package: str, tmp_path: Path) -> None:
-    seams.lead_loggers_away(str(tmp_path), package)
+    seams.redirect_loggers(str(tmp_path), package)
     run = ServiceLogger().experiment
     run.config.update({"lr": 0.1})
     run.summary["best"] = 1

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Prescription, Session
-from lightning_perf.trials.plan import checked_doses, choose, doses_of, environment_of
+from lightning_perf.trials.plan import checked_specs, choose, environment_of, specs_of
 from tests.rules.session_builder import build_session
 
 
@@ -68,19 +68,19 @@ def test_those_that_act_between_epochs_are_named() -> None:
 
 
 def test_doses_are_checked_as_the_user_typed_them() -> None:
-    assert checked_doses(" loader-workers=4, precision-bf16,", are_combined=True) == (
+    assert checked_specs(" loader-workers=4, precision-bf16,", are_combined=True) == (
         "loader-workers=4",
         "precision-bf16",
     )
-    assert checked_doses("log-every-n=5,log-every-n=9", are_combined=False) == ("log-every-n=5", "log-every-n=9")
+    assert checked_specs("log-every-n=5,log-every-n=9", are_combined=False) == ("log-every-n=5", "log-every-n=9")
     with pytest.raises(ConfigError, match="named 2 times"):
-        checked_doses("log-every-n=5,log-every-n=9", are_combined=True)
+        checked_specs("log-every-n=5,log-every-n=9", are_combined=True)
     with pytest.raises(ConfigError, match="did you mean loader-workers"):
-        checked_doses("loader-worker=4", are_combined=False)
+        checked_specs("loader-worker=4", are_combined=False)
 
 
 def test_arm_gives_its_treatments_and_their_environment() -> None:
-    assert [spec.text for spec in doses_of("loader-workers=4+precision-bf16")] == ["loader-workers=4", "precision-bf16"]
-    assert doses_of("baseline") == ()
+    assert [spec.text for spec in specs_of("loader-workers=4+precision-bf16")] == ["loader-workers=4", "precision-bf16"]
+    assert specs_of("baseline") == ()
     assert "expandable_segments" in str(environment_of(("expandable-segments",)))
     assert environment_of(("loader-workers=4",)) == {}

@@ -16,13 +16,13 @@ import pytest
 
 from lightning_perf.errors import TrialError
 from lightning_perf.trials import data, reach
-from lightning_perf.trials.front import run_in_front
+from lightning_perf.trials.foreground import run_in_front
 from lightning_perf.trials.job import Job, environment_for, note, warn
 from lightning_perf.trials.reach import Notice, look, watch_reach
 from lightning_perf.trials.runner import explain, run_kept
 from lightning_perf.trials.trial import Options, run_trial
 
-from .test_keeper import is_alive, wait_for
+from .test_process_supervisor import is_alive, wait_for
 from .test_trial import Silent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what another process has loaded")
@@ -173,7 +173,7 @@ def test_real_run_goes_on_and_says_why_when_its_training_cannot_be_reached(
         if process is not None:  # otherwise it is still starting, and the line says that
             os.kill(int(process[1]), signal.SIGTERM)  # only now: the command went on until here
 
-    monkeypatch.setattr("lightning_perf.trials.front.warn", told)
+    monkeypatch.setattr("lightning_perf.trials.foreground.warn", told)
     code, events = run_in_front(["env", "-i", PYTHON, "train.py"], Job(mode="run", folder="job"))
     assert (code, events) == (128 + 15, set())
     assert "has loaded torch without lightning-perf" in capsys.readouterr().err.splitlines()[-1]

@@ -14,7 +14,7 @@ from lightning_perf.errors import TrialError
 from lightning_perf.records import load
 from lightning_perf.trials import trial as trials
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
-from lightning_perf.trials.ladder import PlannedRun
+from lightning_perf.trials.rounds import PlannedRun
 from lightning_perf.trials.runner import CommandError, Ended
 from lightning_perf.trials.trial import Options, run_trial
 from tests.rules.session_builder import build_session

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_perf.trials import inside, trial_mode
-from lightning_perf.trials.callbacks import callback_class
+from lightning_perf.trials import inside, modes
+from lightning_perf.trials.inject_callbacks import TreaterHooks, callback_class
 from lightning_perf.trials.job import Job, Result, read_result
 from lightning_perf.trials.runner import Ended, run_kept
-from lightning_perf.trials.treater import TreaterHooks
 
 from . import scripts
 
@@ -194,7 +193,7 @@ def test_callbacks_can_be_pickled(namespace: str) -> None:
 
 def test_first_training_counts_when_a_command_starts_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "_code", 0)  # as if it had been told to end: no timer is set
-    mode = trial_mode.TrialMode(Job(mode="trial", folder=str(tmp_path)))
+    mode = modes.TrialMode(Job(mode="trial", folder=str(tmp_path)))
     mode.finish(Result(status="ok", n_steps=30))
     mode.finish(Result(status="ok", n_steps=10))
     result = read_result(tmp_path)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from lightning_perf.errors import TrialError
-from lightning_perf.trials.front import run_in_front
+from lightning_perf.trials.foreground import run_in_front
 from lightning_perf.trials.job import Job
 
-from .test_keeper import is_alive, wait_for
+from .test_process_supervisor import is_alive, wait_for
 
 FRONT = """
 import sys
-from lightning_perf.trials.front import run_in_front
+from lightning_perf.trials.foreground import run_in_front
 from lightning_perf.trials.job import Job
 command = [sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"]
 print(run_in_front(command, Job(mode="run", folder="job"))[0])
@@ -61,7 +61,7 @@ def test_command_ends_with_us(tmp_path: Path, sent: signal.Signals) -> None:
 
 IN_TERMINAL = """
 import os, pty
-from lightning_perf.trials.front import _is_in_foreground
+from lightning_perf.trials.foreground import _is_in_foreground
 pid, terminal = pty.fork()
 if pid == 0:
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)

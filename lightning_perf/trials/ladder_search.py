@@ -1,4 +1,4 @@
-"""The ladder as it is built: which treatment comes next, what is kept, what is left out and why."""
+"""Builds the ladder: which treatment comes next, what is kept, what is left out and why."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from lightning_perf.stats.verdicts import ArmComparison
 
 from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
 from .judge import BASELINE, SEARCH, Judgement, compare_arms
-from .planned import Candidate, Plan, arm_id
-from .rounds import Round, open_round
+from .rounds import Candidate, Plan, Round, arm_id, open_round
 
 MOVED = 1.1
-"""Speed-up of the rungs kept from which treatments that gained nothing alone are tried again on top: the bottleneck
-may have moved to what they cure."""
+"""Speedup of the kept rungs that may have moved the bottleneck: treatments without a gain alone are tried again."""
 
 
-class Climb:
-    """The ladder as it is built, rung by rung."""
+class LadderSearch:
+    """The ladder while it is built, rung by rung."""
 
     def __init__(self, plan: Plan, done: list[ArmRun], judgement: Judgement, alone: Judgement) -> None:
         self._plan = plan
@@ -36,7 +34,7 @@ class Climb:
             )
 
     def queue(self) -> list[Candidate]:
-        """Those that gained, the strongest first; then those that may yet gain; then those that stay out."""
+        """Return the candidates in the order to try: strongest gain alone first, unfit ones last."""
         candidates = [c for c in self._plan.candidates or () if c.treatment in self._alone]
 
         def rank(candidate: Candidate) -> tuple[int, float]:
@@ -50,7 +48,7 @@ class Climb:
         return sorted(candidates, key=rank)
 
     def reason_to_skip(self, candidate: Candidate) -> str:
-        """Why a treatment is not put on top of those kept; empty where it is."""
+        """Return why a treatment is not measured on top of the kept ones; empty if it is."""
         unfit = self._unfit(candidate)
         if unfit:
             return unfit
@@ -63,20 +61,20 @@ class Climb:
         return "measured alone only" if self.kept and not self._plan.has_ladder else ""
 
     def leave_out(self, candidate: Candidate, reason: str) -> None:
-        """A rung that was measured alone and goes no further."""
+        """Add a rung for a treatment that was only measured alone."""
         arm = self._alone[candidate.treatment]
         self.rungs.append(self._rung(candidate, arm.id, arm.verdict, False, None, reason))
 
     def keep_first(self, candidate: Candidate) -> None:
-        """The strongest treatment: measured alone, it is measured on top of the baseline."""
+        """Keep the strongest treatment: measured alone, it was measured on top of the baseline."""
         arm = self._alone[candidate.treatment]
         self.kept.append(candidate)
         self._reached = arm.speedup.value if arm.speedup is not None else 1.0
-        told = self._judgement.arm(arm.id) or arm  # by all its runs, those of later stages too
-        self.rungs.append(self._rung(candidate, arm.id, arm.verdict, True, told.speedup, ""))
+        whole = self._judgement.arm(arm.id) or arm  # judged by its runs of all stages
+        self.rungs.append(self._rung(candidate, arm.id, arm.verdict, True, whole.speedup, ""))
 
     def measure(self, candidate: Candidate) -> Round | None:
-        """A rung on top of those kept; answers with the round that is open, None when the rung is decided."""
+        """Measure a rung on top of the kept ones; return its open round, or None once it is decided."""
         self._stage += 1
         below = arm_id([c.treatment for c in self.kept])
         id_ = arm_id([*(c.treatment for c in self.kept), candidate.treatment])
@@ -94,23 +92,22 @@ class Climb:
         return None
 
     def fastest_batch(self) -> Round | None:
-        """Looks for the fastest batch, one run a size, then measures it as a rung; None when that is done."""
+        """Search for the fastest batch, one run per size, then measure it as a rung; None once that is done."""
         names = {candidate.treatment.partition("=")[0] for candidate in self.kept}
         if not self._plan.finds_batch or TREATMENT in names:
             return None
         below = arm_id([candidate.treatment for candidate in self.kept])
-        # Runs of the search, and those of the rung below from before it: later ones must not move the knee.
+        # Runs of the search, and earlier ones of the rung below: later ones must not move the knee.
         began = min((run.position for run in self._done if run.stage == SEARCH), default=len(self._done))
         points = points_of([run for run in self._done if run.stage == SEARCH or run.position < began], below)
         size = next_size(points, self._plan.capacity_bytes)
         if size is not None:
             arm = resized(below, size)
             return Round(SEARCH, 0, [arm], [arm])
-        choice = knee(points)
-        if choice is None or choice.batch_size == 1:
+        size = knee(points)
+        if size is None or size == 1:
             return None
-        candidate = Candidate(treatment=f"{TREATMENT}=x{choice.batch_size}", safety="semantics")
-        return self.measure(candidate)
+        return self.measure(Candidate(treatment=f"{TREATMENT}=x{size}", safety="semantics"))
 
     def _decide(self, candidate: Candidate, id_: str, below: str, own: list[ArmRun], band: float) -> None:
         arm = self._judgement.arm(id_)

@@ -19,31 +19,30 @@ _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] | None = None) -> tuple[int, set[str]]:
-    """Runs a command with a job.
+    """Run a command with a job.
 
-    Ctrl-C reaches the command from the terminal itself; other signals are handed on. Should this process be killed, the
-    command is asked to end. One line on standard error says so where its training runs without us.
+    Ctrl-C reaches the command from the terminal itself; other signals are forwarded. If this process is killed, the
+    command gets SIGTERM. If the training runs without lightning-perf, one line on stderr says so.
 
     Args:
-        command: The user's.
-        job: What is to be done inside.
-        environment: Variables on top of this process's own.
+        command: The user's command.
+        job: The job.
+        environment: Variables added to this process's own.
 
     Returns:
-        Its exit code as a shell tells it (128 + n for signal n), and the stages it reached.
+        Its exit code as a shell reports it (128 + n for signal n), and the stages it reached.
 
     Raises:
         TrialError: It cannot be started.
     """
     variables = environment_for(job, job.write(), {**os.environ, **(environment or {})})
-    tells_child = _tells_child()
     try:
-        child = subprocess.Popen(list(command), env=variables, preexec_fn=tells_child)
+        child = subprocess.Popen(list(command), env=variables, preexec_fn=_end_with_parent())
     except OSError as error:
         raise TrialError(f"{command[0]}: {error.strerror or error}; give the command as you would type it") from error
 
     def forward(number: int, _: Any) -> None:
-        # Put to the background and back by the shell, a command's place may change: it is asked for when it matters.
+        # Checked on each signal: the shell may move a command to the background and back.
         if number != signal.SIGINT or not _is_in_foreground():
             child.send_signal(number)
 
@@ -59,7 +58,7 @@ def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] |
 
 
 def _is_in_foreground() -> bool:
-    """Whether Ctrl-C in the terminal reaches this process's group, the command in it, whatever its input is."""
+    """Whether Ctrl-C in the terminal reaches this process's group, with the command in it."""
     try:
         terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -72,8 +71,8 @@ def _is_in_foreground() -> bool:
         os.close(terminal)
 
 
-def _tells_child() -> Any:
-    """What the child does before it starts, where the system can tell it of its parent's death."""
+def _end_with_parent() -> Any:
+    """Return a function for the child that requests SIGTERM when its parent dies; None if the system cannot do it."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)  # loaded before the fork

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from lightning_perf.trials.job import Job, Result, note
-from lightning_perf.trials.keeper import _STRAGGLERS_S
+from lightning_perf.trials.process_supervisor import _STRAGGLERS_S
 from lightning_perf.trials.runner import explain, run_kept
 
 # Starts processes that leave its group and its session, as loaders and launchers may, and never ends.

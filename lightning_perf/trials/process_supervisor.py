@@ -1,8 +1,8 @@
-"""Keeps one command: starts it, watches its time and memory, and leaves no process of it behind.
+"""Starts one command, watches its time and memory, and leaves no process of it behind.
 
-Run as a process of its own (``python -I keeper.py SPEC``) between lightning-perf and the command. Its standard input is
-a pipe whose other end lightning-perf holds: when that end closes, also because lightning-perf was killed, everything
-started here is killed. It leads a session of its own, so that Ctrl-C in the terminal reaches lightning-perf alone.
+Runs as a separate process (``python -I process_supervisor.py SPEC``) between lightning-perf and the command. Its
+standard input is a pipe from lightning-perf: when that closes, also because lightning-perf was killed, everything
+started here is killed. It leads its own session, so that Ctrl-C in the terminal only reaches lightning-perf.
 Memory is watched, not limited by ``setrlimit``: RLIMIT_AS counts addresses, of which CUDA reserves far more than it
 uses, no limit of the kernel holds for several processes together, and one that bites raises wherever it happens to.
 Standard library only, and nothing heavy: it starts once for every run.
@@ -29,9 +29,7 @@ _MEASURED_S = 3.0  # other ranks and workers end a little after the first proces
 _TERM_S = 1.0
 _KILL_S = 30.0  # a process stuck in the kernel cannot be killed; nobody waits for it forever
 _PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
-_FIRST_TO_GO = (
-    "500"  # of 1000: should memory run out all the same, the kernel ends a run rather than what else is there
-)
+_OOM_SCORE = "500"  # of 1000: if memory runs out, the kernel kills a run rather than other processes
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -50,7 +48,7 @@ def main(spec_path: str) -> None:
             library.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
 
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write(_FIRST_TO_GO)
+            file.write(_OOM_SCORE)
     ended: dict[str, Any] = {"code": None, "reason": "", "peak_bytes": 0, "wall_s": 0.0}
     started = time.monotonic()
     try:

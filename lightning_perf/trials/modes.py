@@ -1,0 +1,171 @@
+"""What lightning-perf does in the user's process, by mode of the job.
+
+A mode is created before the first Trainer. ``change_arguments`` returns the keyword arguments to build a Trainer with,
+``built`` is called with the new Trainer, and ``fit`` instead of ``trainer.fit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_perf.errors import TreatmentError
+from lightning_perf.hooks import DoctorHooks
+from lightning_perf.records import Session
+from lightning_perf.trials.inject_callbacks import add_callback, add_doctor, add_treater, callback_class, make_applier
+from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
+from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, warn
+from lightning_perf.trials.meter import MeterHooks
+from lightning_perf.trials.outputs import Outputs
+
+
+class RunMode:
+    """The user's own training, with PerfDoctor added if the script has none, and treatments applied."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.applier = make_applier(job.specs, self.cannot_treat)
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        try:
+            return self.applier.change_trainer_arguments(arguments) if self.applier is not None else arguments
+        except TreatmentError as error:
+            self.cannot_treat(error)
+            return arguments
+
+    def built(self, trainer: Any, namespace: str) -> None:
+        if self.job.with_doctor:
+            doctor = add_doctor(trainer, namespace, self.job.doctor)
+            wanted = self.job.doctor.get("out_dir")
+            if wanted is not None and str(doctor.out_dir) != wanted and trainer.is_global_zero:
+                place = f"to {doctor.out_dir}" if doctor.out_dir is not None else "beside the logs"
+                warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
+        if self.applier is not None:
+            add_treater(trainer, namespace, self.applier, self.cannot_treat)
+
+    def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
+        return fit()
+
+    def cannot_treat(self, error: BaseException) -> None:
+        """Report a treatment that is not applied; the training continues without it."""
+        warn(f"a treatment was not applied: {describe(error)}")
+
+
+class TrialMode:
+    """Some steps of the training, treated and measured; then the script ends.
+
+    The first ``fit`` that trains is measured; what the script does before runs unchanged.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.applier = make_applier(job.specs)
+        self.outputs: Outputs | None = None
+        self.meters: list[Any] = []
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        self.outputs = Outputs(Path(self.job.folder) / OUTPUTS, namespace)
+        changed = self.outputs.change_arguments(arguments)
+        return self.applier.change_trainer_arguments(changed) if self.applier is not None else changed
+
+    def built(self, trainer: Any, namespace: str) -> None:
+        meter = callback_class(MeterHooks, namespace)(self.job, self.finish)
+        meter.outputs = self.outputs
+        if self.applier is not None:
+            add_treater(trainer, namespace, self.applier, self.cannot_treat)
+        add_callback(trainer, meter, is_first=True)  # before callbacks that could save
+        if self.job.with_doctor:
+            doctor = add_doctor(trainer, namespace, self.job.doctor)
+            doctor.out_dir = Path(self.job.folder) / DOCTOR_FOLDER
+            doctor.reports = ("json",)
+        else:
+            trainer.callbacks[:] = [one for one in trainer.callbacks if not isinstance(one, DoctorHooks)]
+        self.meters.append(meter)
+
+    def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
+        if self.has_result:  # of another process that the command started earlier
+            leave(0)
+        if self.outputs is not None:
+            self.outputs.redirect(trainer)
+        if self.job.seed is not None:
+            seed_all(self.job.seed)
+        try:
+            returned = fit()
+        except Over:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a script may catch it and train on
+            fail(self.job, describe(error), error)
+        if self.is_over:
+            leave(0)
+        return returned
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has nothing more to measure."""
+        return self.has_result or any(meter.has_trained for meter in self.meters)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether a training of this command was measured already."""
+        return (Path(self.job.folder) / RESULT_FILE).exists()
+
+    def finish(self, result: Result) -> None:
+        """Write the result, unless another training of the same command was faster."""
+        if not self.has_result:
+            result.write(self.job.folder)
+
+    def cannot_treat(self, error: BaseException) -> None:
+        """End the script: a training without the treatment must not be measured as if it had it."""
+        fail(self.job, f"the treatment cannot be applied: {describe(error)}", error)
+
+
+class CeilingMode(TrialMode):
+    """Some steps of the training on one batch that is kept in memory."""
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        return {**super().change_arguments(arguments, namespace), "num_sanity_val_steps": 0}
+
+    def built(self, trainer: Any, namespace: str) -> None:
+        from lightning_perf.trials.data_hooks import OneBatchHooks
+
+        super().built(trainer, namespace)
+        add_callback(trainer, callback_class(OneBatchHooks, namespace)(), is_first=True)
+
+
+class DataMode(TrialMode):
+    """The script up to its training loader, which is probed; then the script ends."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.has_probed = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_probed or super().is_over
+
+    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
+        return {**super().change_arguments(arguments, namespace), "num_sanity_val_steps": 0}
+
+    def built(self, trainer: Any, namespace: str) -> None:
+        from lightning_perf.trials.data_hooks import DataProbeHooks
+
+        options = self.job.options
+        hooks = callback_class(DataProbeHooks, namespace)(options["limit_s"], self.probed, options.get("compute_s"))
+        add_callback(trainer, hooks, is_first=True)
+
+    def probed(self, session: Session | None) -> None:
+        """Write the session of the probe; called on every rank, with the session on rank 0 only."""
+        self.has_probed = True
+        if session is not None:
+            Result(status="ok", data={"session": msgspec.to_builtins(session)}).write(self.job.folder)
+
+
+MODES: dict[str, type[RunMode] | type[TrialMode]] = {
+    "run": RunMode,
+    "trial": TrialMode,
+    "data": DataMode,
+    "ceiling": CeilingMode,
+}
