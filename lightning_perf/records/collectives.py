@@ -16,10 +16,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
         mean_bytes: S of nccl-tests: of an all-gather what each rank ends with, of a reduce-scatter what each begins
             with, of the others what each passes in. None when the trace does not give sizes. Sizes of one row lie
             within one power of two.
-        n: How many.
-        total_s: Their seconds, added up.
         exposed_s: Of these, the seconds in which nothing was computed.
-        median_s: The median one.
         bus_bytes_per_s: Bus bandwidth as nccl-tests define it: S ÷ time, times 2(n-1)/n for an all-reduce, (n-1)/n for
             an all-gather, a reduce-scatter and an all-to-all, 1 for the others. On one rank the time includes waiting
             for ranks that come later, so this is the least that was achieved; over several ranks' traces it is counted
@@ -43,8 +40,6 @@ class ShardTraffic(Record, frozen=True, kw_only=True):
         kind: ``all_gather`` (parameters are fetched before a layer computes) or ``reduce_scatter`` (gradients are given
             away after it).
         phase: ``forward`` or ``backward``: what the host was in when it asked; ``other`` where that is not known.
-        n: How many.
-        total_s: Their seconds, added up.
         exposed_s: Of these, the seconds in which nothing was computed: computing waited for them.
         hidden_n: How many had at least half of their time hidden behind computing: prefetched in time.
     """
@@ -61,9 +56,7 @@ class TraceRank(Record, frozen=True, kw_only=True):
     """One rank in the traces of several, seconds of the mean matched step.
 
     Attributes:
-        rank: Its rank.
         source: The trace it is known from.
-        step_s: The step.
         own_s: The step without ``waiting_s``.
         waiting_s: In collectives before the last rank had arrived, as far as no computing hid it (what computing hides
             of a collective is taken off the waiting first: this is the least that waiting cost).

@@ -16,7 +16,6 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
     Attributes:
         source: Where it was read; empty where it was not read from a file.
-        id: ``Run.id``.
         started_at: ISO 8601, UTC.
         n_steps: Steady steps; 0 without any.
         device: The first device's name, or the processor's; None when not told.
@@ -36,7 +35,6 @@ class TimeChange(Record, frozen=True, kw_only=True):
         name: ``step`` (a typical one: the median of blocks), ``wall`` (all of an epoch by its steps, with validation,
             checkpoints and what else is between them) or a phase.
         base_s: Before; the geometric mean where several runs were given. None when not measured.
-        new_s: After.
         ratio: ``new_s`` ÷ ``base_s`` with its 95 % interval: above 1 where the new one is slower. None where an
             interval cannot be told (see ``reason``).
         change: ``slower``: the interval lies wholly above 1 + ``Comparison.band_fraction``; ``faster``: wholly below
@@ -58,9 +56,6 @@ class FigureChange(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: E.g. ``"cuda:0 peak allocated"``.
-        unit: As in ``Evidence``.
-        base: None when not measured.
-        new: None when not measured.
     """
 
     name: str
@@ -73,8 +68,6 @@ class FindingChange(Record, frozen=True, kw_only=True):
     """A finding that appeared, went, or stayed.
 
     Attributes:
-        code: E.g. ``"PD101"``.
-        name: Its rule's name.
         base: Its severity before; None where it was not found.
         new: Its severity after; None likewise.
         summary: What it says, of the new session where it is there.
@@ -95,7 +88,6 @@ class Difference(Record, frozen=True, kw_only=True):
     Attributes:
         name: Its path in the session, e.g. ``settings.trainer.precision`` or ``machine.versions.torch``.
         base: Its value as text; None where there is none.
-        new: Likewise.
     """
 
     name: str
@@ -111,7 +103,6 @@ class TrialChange(Record, frozen=True, kw_only=True):
         base: Speed-up over the baseline of the first side's own trial; None where it was not measured.
         new: The same of the second side's.
         base_verdict: None where the arm was not tried.
-        new_verdict: Likewise.
     """
 
     arm: str
@@ -125,18 +116,12 @@ class Comparison(Record, frozen=True, kw_only=True):
     """One side against the other.
 
     Attributes:
-        base: The sessions of the first side.
-        new: Those of the second.
-        stage: The stage compared.
         per: Whether times are of a step, or of a sample because the two take different numbers of them a step.
         times: ``step`` first, then ``wall``, then phases by how much they changed.
         figures: Memory, throughput and others without an interval.
         findings: Those that appeared first, then those that went, then the rest.
-        settings: What was set differently.
         environment: What differs in machine and versions.
-        trials: Arms of both sides' trials.
         run_noise_fraction: What two runs of the same training are taken to differ by in 19 of 20 cases.
-        run_noise_basis: Where that comes from.
         band_fraction: Change that counts as none, whatever the interval.
         ruled_out_fraction: The change that ``no_change`` rules out.
         cautions: What makes the comparison weaker than its figures look.

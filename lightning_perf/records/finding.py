@@ -43,7 +43,6 @@ class Prescription(Record, frozen=True, kw_only=True):
 
     Attributes:
         treatment: Id of the treatment, e.g. ``"loader-workers"``; empty where it is advice only.
-        summary: One sentence.
         safety: ``exact`` (same results up to data order), ``numerics`` (rounding), ``semantics`` (the training itself).
         effort: ``"one line"``, ``"minutes"`` or ``"hours"``.
         trainer_flags: Keyword arguments for ``Trainer``.
@@ -68,7 +67,6 @@ class Gain(Record, frozen=True, kw_only=True):
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
         high: Upper end, bounded by the time that is exclusive to the cause (Amdahl's law).
-        basis: What the interval rests on.
         method: How it was obtained: ``timed`` (the time itself goes away), ``replayed`` (operators run again with the
             treatment), ``probed`` (the loader, by itself), ``tried`` (a trial) or ``modeled`` (not measured).
     """
@@ -83,14 +81,12 @@ class Finding(Record, frozen=True, kw_only=True):
     """One diagnosis.
 
     Attributes:
-        code: ``"PD101"``.
         name: Reads as "allow <name>".
         category: ``data``, ``transfer``, ``compute``, ``memory``, ``host``, ``loop``, ``distributed``, ``system``
             or ``quality``.
         severity: From the share of wall time that the fix certainly saves; ``low`` at most where the gain is only
             modeled. Where no time can be claimed, as for memory, from how near the harm is.
         summary: One or two sentences with the figures.
-        evidence: The facts.
         prescriptions: What to change, best first.
         gain: None where no gain in time can be promised (quality of measurement, memory).
         confidence: Lowered by ``PD9xx`` findings and by ``is_preflight``.
@@ -126,7 +122,6 @@ class RuleOutcome(Record, frozen=True, kw_only=True):
     """What became of one rule: the engine answers for each, never in silence.
 
     Attributes:
-        code: The rule's code.
         status: ``finding``, ``passed``, ``skipped`` (a signal is missing), ``ignored`` (deselected) or ``failed``.
         reason: Why it was skipped, ignored or failed, or what explains its symptom; empty otherwise.
     """
@@ -142,7 +137,6 @@ class Verdict(Record, frozen=True, kw_only=True):
     Attributes:
         category: The finding's category, or ``"healthy"``, or ``"unknown"`` when too little was measured.
         code: The finding's code; None when healthy or unknown.
-        text: One line.
     """
 
     category: str

@@ -17,8 +17,6 @@ class SyncCall(Record, frozen=True, kw_only=True):
             ``"cpu"``, ``"numpy"``, ``"nonzero"``, ``"boolean mask"``; else the operator's own name.
         file: The innermost file of the user's code; of Lightning's where none of the user's was running. Empty where
             no Python was (the backward pass of a device).
-        line: 0 likewise.
-        function: Function that contains the line.
         per_step: Calls a step, of the steps looked at.
         cost_s: Host seconds a step inside these operators; None where only their number is known. On a CPU it is the
             operator's own work: nothing waits there.
@@ -46,14 +44,11 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     Attributes:
         file: Of the user's code.
         line: The line that takes the elements, or where the loop's operators are called.
-        function: The function that it stands in.
-        operator: The operator that is repeated.
         repeats: Most calls of it from this line within one call of the function.
         operators_per_step: Operators called from the function, a step.
         cost_s: Seconds a step between the function's first and last operator, in the steps looked at; what looking
             costs is taken out as far as known.
         share: ``cost_s`` ÷ the duration of the step looked at, with the same taken out.
-        code: The line itself.
         first_line: Where the function begins; 0 when not known.
         last_line: Where it ends; 0 likewise.
         phase: The phase of the step that it runs in, one of ``PHASES``.
@@ -78,16 +73,12 @@ class AttentionCall(Record, frozen=True, kw_only=True):
 
     Attributes:
         file: Of the user's code; empty where none was running.
-        line: 0 likewise.
-        function: The function that it stands in.
-        per_step: How often a step.
         rows, columns: Of one score matrix.
         cost_s: Host seconds a step in the three, forward and backward; None on a device, whose work the host does not
             wait for.
         share: ``cost_s`` ÷ the duration of the step looked at; None likewise.
         via: The function of torch that wrote it out for the user, e.g. ``"multi_head_attention_forward"``; empty where
             the user's own line did.
-        code: The line itself.
     """
 
     file: str
@@ -106,7 +97,6 @@ class SyncCalls(Record, frozen=True, kw_only=True):
     """What a few sampled steps called, operator by operator.
 
     Attributes:
-        n_steps: Steps looked at.
         step_s: Their mean duration, without what looking cost as far as known.
         device: Kind of the device: ``"cpu"``, ``"cuda"`` …
         calls: Lines that make the host wait, the most frequent first; at most 32.
@@ -130,8 +120,6 @@ class Recompile(Record, frozen=True, kw_only=True):
     """A function that was compiled more than once.
 
     Attributes:
-        function: Its name.
-        file: Where it is defined.
         line: Its first line.
         n: Recompilations, the first compilation not counted.
         n_after_warmup: Of these, after the run's first steps.
@@ -154,10 +142,7 @@ class GraphBreak(Record, frozen=True, kw_only=True):
     Attributes:
         reason: Torch's own words, shortened.
         file: Of the user's code; empty where torch does not tell.
-        line: 0 likewise.
-        function: The function that it stands in.
         n: How often it was met while compiling. At run time, each step passes it.
-        code: The line itself.
     """
 
     reason: str
@@ -172,12 +157,8 @@ class CompilerWatch(Record, frozen=True, kw_only=True):
     """What ``torch.compile`` did during the run.
 
     Attributes:
-        n_compiles: Compilations of frames.
-        compile_s: Host seconds in them.
         n_compiled_steps: Steps in which something was compiled; these are left out of the statistics.
         n_after_warmup: Compilations after the run's first steps.
-        compile_after_warmup_s: Host seconds in these.
-        n_functions: Different functions compiled.
         recompiles: The most frequent first; at most 16.
         graph_breaks: The most frequent first; at most 16.
         missing: What this version of torch does not tell.
@@ -203,7 +184,6 @@ class LossScaler(Record, frozen=True, kw_only=True):
         n_steps: Optimizer steps that were asked for after the first ``n_warmup_steps``.
         skips: Of these, the steps that were not made because gradients were not finite. None where not known.
         n_warmup_steps: Optimizer steps in which the scaler is still looking for its scale; skips there are usual.
-        warmup_skips: Skips in these.
     """
 
     scale: float

@@ -13,13 +13,10 @@ class HostLine(Record, frozen=True, kw_only=True):
 
     Attributes:
         file: Relative to the working directory where it lies below it, else from its package on.
-        line: Line number.
-        function: Function that contains the line.
         entry: The outermost function of the user's on the stack, which Lightning or a library called, e.g.
             ``"training_step"``.
         call: The function that the line spends most of its time in, e.g. ``"json.loads"``; empty where that is its own
             code.
-        share: Share of the phase.
         operator_fraction: Part of the line's time in torch operators.
         per_step_s: Seconds per step; None before the steady state.
         span_share: Share of the steady time; None likewise.
@@ -44,10 +41,8 @@ class HostPhase(Record, frozen=True, kw_only=True):
     """The samples of one phase.
 
     Attributes:
-        n_samples: Samples.
         n_effective: Samples of equal weight that would be as certain: a call that holds the interpreter lock delays
             the sampler, and the one sample after it stands for all of its time.
-        share: Share of the sampled time.
         operator_fraction: Part of the phase in torch operators.
         gc_fraction: Part of the phase in automatic garbage collections, which belong to no line.
         lines: Costliest first; at most 8.
@@ -65,11 +60,9 @@ class HostProfile(Record, frozen=True, kw_only=True):
     """Samples of the training thread's stack.
 
     Attributes:
-        n_samples: Samples in all.
         sampled_s: Time that they stand for.
         first_step: Steps finished at the first sample.
         last_step: Steps finished at the last one.
-        cost_s: What sampling cost.
         phases: By phase name; only those that were seen.
         slow_steps: Samples taken once a step had lasted three times the median, by phase; empty where none was.
     """
@@ -88,8 +81,6 @@ class Generation(Record, frozen=True, kw_only=True):
 
     Attributes:
         generation: 0 to 2; 2 visits all objects.
-        n: Collections.
-        total_s: Seconds in them.
         automatic_s: Of these, in collections that Python started by itself.
     """
 
@@ -104,12 +95,7 @@ class AskedCollection(Record, frozen=True, kw_only=True):
 
     Attributes:
         file: The user's, where a function of the user's called the library that collects.
-        line: Line number.
-        function: Function that contains the line.
-        phase: The phase in which it collects.
         is_users: Whether it is a line of the user's.
-        n: Collections.
-        total_s: Seconds in them.
     """
 
     file: str

@@ -80,14 +80,11 @@ class WorkerPoint(Record, frozen=True, kw_only=True):
         prefetch_factor: Batches each worker made ahead; None without workers.
         batch_s: Seconds from one batch to the next once the workers ran.
         low_s: Lower end of a 95 % interval of ``batch_s``.
-        high_s: Upper end.
         first_batch_s: Until the first batch came, the start of the workers included.
-        n_batches: Batches measured.
         take_s: Seconds of the asking process's CPU to take one batch; None where it was not measured.
         step_s: Seconds per step where the asking process computes for ``LoaderProbe.load_s`` between two batches, as
             the training does; None where it was not measured.
         step_low_s: Lower end of a 95 % interval of ``step_s``.
-        step_high_s: Upper end.
     """
 
     num_workers: int
@@ -110,14 +107,10 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         status: ``measured``; ``partial`` (time ran out, or the data failed on the way); ``refused`` (it cannot be
             copied); ``failed`` (the data raised, hung, or its process died before anything was known).
         reason: Why it is not ``measured``; empty otherwise.
-        stage: ``"train"``, ``"val"`` …
         index: Position among the loaders of the stage.
         method: ``"fork"`` or ``"spawn"``: how the child came by the dataset.
-        wall_s: What probing took.
         is_beside_training: Whether the training went on meanwhile and shared the cores; only in older sessions.
-        usable_cores: Cores that the probe could use.
         batch_size: Samples a batch; None when not known.
-        num_workers: Workers that the loader has now.
         getitem: Time of one ``dataset[i]`` in one process without workers (per sample of a batch where the
             dataset makes whole batches); None when not measured, as all that follow.
         getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
@@ -128,11 +121,9 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             made them slow. None without slow samples, or where none can be asked for twice.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
         indexes_tensors: Whether samples are rows of tensors that lie in memory, fetched one at a time.
-        collate: Time of one collate.
         transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
         pin: Time to pin a batch; None without a device that needs it.
         batch_bytes: Bytes of the tensors and arrays of a batch.
-        n_tensors: Tensors in a batch.
         n_objects: Other Python objects in a batch (numbers, strings, containers).
         bytes_by_dtype: Bytes of a batch by dtype, e.g. ``{"float64": 1048576}``.
         narrow_bytes: Bytes of float fields whose every value of every batch looked at fits an 8-bit integer scale
@@ -149,7 +140,6 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             where samples wait rather than compute, beyond the cores. It ends where more workers bring no more.
         prefetch: The same with other prefetch factors, where samples are bursty.
         load_s: Seconds per step that the points of the curve computed beside their workers; None for none.
-        load_threads: Threads that computed.
         compute_s: Seconds a step takes on one cached batch, nothing to load; None when not measured.
         compute_basis: How ``compute_s`` was measured, or why it was not.
         missing: Why a field is None.

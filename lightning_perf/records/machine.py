@@ -9,10 +9,8 @@ class Device(Record, frozen=True, kw_only=True):
     """One accelerator that this process uses.
 
     Attributes:
-        index: torch's index.
         name: As the driver gives it.
         kind: ``"cuda"``, ``"mps"``, ``"xpu"`` …
-        memory_bytes: Total memory; None when not told.
         capability: Compute capability such as ``"9.0"``; None outside CUDA.
         has_fast_bf16: Whether bf16 matrix products run faster than fp32 ones; None when not known.
         has_fast_fp16: The same for fp16.
@@ -32,12 +30,9 @@ class Machine(Record, frozen=True, kw_only=True):
 
     Attributes:
         cpu_model: As the kernel gives it; None when not told.
-        n_logical_cores: Of the whole machine.
-        n_physical_cores: None when not told.
         usable_cores: What this process may use: CPU affinity and cgroup quota taken together, at least 1.
             Not rounded: a quota of 150 % is 1.5.
         cpu_quota_cores: The cgroup's quota in cores; None without one.
-        memory_bytes: Of the whole machine.
         memory_limit_bytes: The cgroup's limit; None without one.
         shm_bytes: Size of /dev/shm; None where there is none.
         local_world_size: Ranks on this node.

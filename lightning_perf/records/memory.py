@@ -12,7 +12,6 @@ class PhaseMemory(Record, frozen=True, kw_only=True):
 
     Attributes:
         phase: What has just ended: ``transfer``, ``forward``, ``zero_grad``, ``backward`` or ``optimizer``.
-        n: Sampled steps.
         allocated_bytes: In live tensors, median.
         reserved_bytes: Held from the driver, median.
         peak_bytes: The run's peak of allocated bytes where this phase raised it in a sampled step; None where it never
@@ -119,7 +118,6 @@ class Breakdown(Record, frozen=True, kw_only=True):
         gradients_basis: ``"held"``; ``"expected"`` where no gradient was there: one for each trainable parameter.
         optimizer_bytes: States of all optimizers; None when not known.
         optimizer_basis: ``"held"``, or ``"expected"`` before the first optimizer step; why where it is None.
-        buffers_bytes: Of the module.
         copies_bytes: Parameters and buffers of modules that callbacks hold, e.g. an averaged copy of the weights.
         batch_bytes: One batch; None when there was none to look at.
         activations_bytes: What the forward pass keeps for the backward pass; None when not known.
@@ -167,7 +165,6 @@ class Suspect(Record, frozen=True, kw_only=True):
         name: Where it hangs, e.g. ``"LitModel.losses"``.
         kind: Type name of the container, or ``"graph"`` for one tensor whose autograd graph grows.
         n_items: At the second look: elements of a container, nodes of a graph.
-        items_per_step: How many were added a step.
         tensor_bytes: In the container's tensors, each storage once; a graph's saved tensors come on top. None for a
             graph.
         n_with_graph: Elements that hold an autograd graph.
@@ -187,13 +184,9 @@ class Growth(Record, frozen=True, kw_only=True):
     Attributes:
         where: ``"host"`` (resident memory of this process), ``"heap"`` (what its C heap has handed out), ``"workers"``
             (resident memory, their mean), or the device.
-        n: Readings behind the trend.
-        first_step: Step of the first of them.
-        last_step: Step of the last.
         level_bytes: The last reading.
         bytes_per_step: Median of all pairwise slopes (Theil–Sen).
         low_bytes_per_step: Lower end of its 95 % interval, widened for readings that resemble their neighbours.
-        high_bytes_per_step: Upper end.
         is_steady: Whether every quarter of the readings rises like the others: no warm-up, no single jump.
         suspects: What grew meanwhile, largest first.
         census: What was done to find it; empty when there was no reason to look.
@@ -216,12 +209,7 @@ class Headroom(Record, frozen=True, kw_only=True):
     """Memory as a fixed part and a part for each sample of the batch.
 
     Attributes:
-        device: ``"cuda:0"``, ``"cpu"`` …
-        capacity_bytes: What there is.
         margin_fraction: Of the capacity, left free for fragmentation and noise.
-        fixed_bytes: Independent of the batch.
-        per_sample_bytes: For each sample.
-        n_samples: The batch size in use.
         largest_batch: That still fits within the margin; 0 where not even one sample does.
         basis: ``"observed batches"``, ``"one batch at the peak"`` or ``"saved tensors of one batch"``.
     """
@@ -241,9 +229,6 @@ class LiveTensor(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Its name in the model, or what it is; empty when nobody knows.
-        shape: Its shape.
-        dtype: E.g. ``"float32"``.
-        n_bytes: Of its storage.
     """
 
     name: str
@@ -308,7 +293,6 @@ class Memory(Record, frozen=True, kw_only=True):
         growth: Trends, one for each place that was watched long enough.
         held_graphs: Attributes of the module or callbacks that were seen to gather tensors with their autograd graphs
             from step to step, however much memory that takes.
-        headroom: None when not known.
         oom: What was known when memory ran out; None when it did not.
     """
 

@@ -18,7 +18,6 @@ class Ceilings(Record, frozen=True, kw_only=True):
     Attributes:
         device: ``"cpu"``, ``"cuda"`` …
         name: The device's, as its driver gives it; the processor's model on a CPU.
-        torch: Its version.
         n_threads: That torch computed with; None where the device is no CPU.
         matmul_flops_per_s: Floating-point operations a second of large matrix products, a multiplication and an
             addition counted as two, by precision: of ``"fp32"``, ``"tf32"``, ``"bf16"`` and ``"fp16"`` those measured.
@@ -27,7 +26,6 @@ class Ceilings(Record, frozen=True, kw_only=True):
         h2d_pageable_bytes_per_s: From ordinary host memory to the device; None on a CPU.
         launch_s: What starting one small operator costs the host.
         measured_at: ISO 8601, UTC.
-        took_s: What measuring took.
         missing: Why a figure is absent.
     """
 
@@ -51,8 +49,6 @@ class DatasheetPeak(Record, frozen=True, kw_only=True):
     Attributes:
         chip: As the maker calls it, e.g. ``"H100 SXM"``.
         matmul_flops_per_s: Dense matrix products, by precision as in ``Ceilings``.
-        memory_bytes_per_s: Of its memory.
-        source: The document.
     """
 
     chip: str
@@ -124,11 +120,9 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
     """One of torch's operators in one step, forward and backward together.
 
     Attributes:
-        name: ``"aten::addmm"``.
         dtype: Of its largest input, e.g. ``"float32"``.
         calls: In one step.
         flops: As in ``ModuleProfile``; 0 for operators that multiply no matrices.
-        n_bytes: Read and written.
         n_rows: Of the first tensor of each call, the product of all its dimensions but the last; 0 for operators that
             multiply no matrices.
         total_s: Seconds in one step; None where not timed.
@@ -153,11 +147,9 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     """A model's arithmetic, counted in one step, against the device's ceilings.
 
     Attributes:
-        class_name: The model's.
         device: That it ran on: ``"cpu"``, ``"cuda:0"`` …
         n_parameters: Elements, a shared parameter once.
         n_trainable: Of these, those that require a gradient.
-        parameters_bytes: Of all parameters.
         n_samples: In the batch; None where not known.
         step: Batches before the step that was counted; None outside a run.
         precision: Of most of the arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype's name.

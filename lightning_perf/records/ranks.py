@@ -19,10 +19,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
     """One rank's steady steps.
 
     Attributes:
-        rank: Its global rank.
         node: Host name of its machine.
-        n_steps: Steps in the steady state.
-        step_s: Mean step.
         own_s: Mean seconds a step of its own work: the step without what it waited inside collectives.
         own_p50_s: The sum of the medians of its parts, without the loop's own: what it does in a usual step; on a
             device, the median step without what it waited. A rank that is slow in few steps has a high ``own_s``
@@ -82,8 +79,6 @@ class Ranks(Record, frozen=True, kw_only=True):
         data_wait_share_mean: Mean over the ranks of the share of time spent waiting for data.
         data_wait_share_max: The highest of any rank.
         world_size: Ranks of the run; None in a session of an older version.
-        summaries: The ranks that reported, by rank.
-        missing: The ranks that did not report.
         collected_s: What bringing them together took on rank 0, waiting for late ranks included.
     """
 

@@ -34,7 +34,6 @@ class Replayed(Record, frozen=True, kw_only=True):
             device.
         speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None where the rounds do not give one.
         is_negligible: Whether the operators that the treatment changes take too little time for any speedup to show.
-        took_s: Time spent on replaying.
         reason: Why there is no speedup; empty otherwise.
     """
 
@@ -58,7 +57,6 @@ class Replay(Record, frozen=True, kw_only=True):
         operators_s: Seconds of all operators of the sampled step, forward and backward; None on a device.
         n_operators: Distinct forward operators of that step.
         results: One entry per treatment that was replayed.
-        took_s: Time spent on replaying.
         budget_s: The most it may take: 1 % of the run, at least 0.5 s, at most 10 s.
     """
 

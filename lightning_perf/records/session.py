@@ -81,7 +81,6 @@ class Overhead(Record, frozen=True, kw_only=True):
         reporting_s: Seconds spent beside that, in total: reading settings, diagnosing, reporting, and in the few steps
             that are looked at closely.
         share: All time in its hooks and spans, ÷ the wall time of the run.
-        budget_us: The budget a step.
         backed_off: What it stopped measuring because it was above its budget; empty normally.
     """
 
@@ -104,11 +103,8 @@ class Window(Record, frozen=True, kw_only=True):
     """One profiler window.
 
     Attributes:
-        first_step: The first active step.
-        n_steps: Active steps.
         status: ``recorded``, ``empty``, ``incomplete`` or ``failed``.
         reason: Why it was opened, and where it failed, why.
-        cost_s: What it cost.
         file: The trace file, relative to the session; None when it was not kept.
         trace: What it says; None when there is nothing to read.
     """
@@ -147,8 +143,6 @@ class Session(Record, frozen=True, kw_only=True):
         steady: The training steps (fit) or batches (other stages) in the steady state; None before enough of them.
         validation: The batches of validation inside fit, all rounds together; None without.
         ranks: All ranks together; None with one rank.
-        outcomes: What became of each rule.
-        probes_off: Probes that failed.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
         loader_probe: The training loader taken apart; None where it was not probed.

@@ -14,12 +14,10 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
         class_name: Qualified class name; only a ``torch.utils.data.DataLoader`` or a subclass fills in the
             rest.
         is_plain: Whether it is exactly ``torch.utils.data.DataLoader``.
-        dataset_class: Class name of the dataset.
         is_iterable: Whether the dataset is an ``IterableDataset``.
         n_batches: Batches an epoch; None when unsized.
         n_samples: Length of the dataset; None when unsized.
         batch_size: None when a custom batch sampler or ``batch_size=None`` decides.
-        num_workers: Worker processes.
         prefetch_factor: Batches each worker prepares ahead; None without workers.
         sampler_class: Class name of the (batch) sampler in use.
         is_in_memory_tensors: The dataset is a ``TensorDataset``.
@@ -57,7 +55,6 @@ class TrainerSettings(Record, frozen=True, kw_only=True):
         progress_bar_refresh_rate: Steps between refreshes; None when there is none, or when it refreshes by time.
         profiler: Class name of the user's profiler; None without one.
         callbacks: Class names, without PerfDoctor.
-        loggers: Class names.
         prog_bar_metrics: How many metrics the progress bar shows each step; None when not yet known.
         sync_dist_on_step: Whether a metric is reduced over ranks at each step; None when not yet known.
     """
@@ -110,7 +107,6 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     """One optimizer.
 
     Attributes:
-        class_name: E.g. ``"AdamW"``.
         implementation: What a step really runs: ``"fused"``, ``"foreach"``, ``"single-tensor"`` or ``"unknown"``.
         n_tensors: Parameters it updates.
         n_elements: Their elements.
@@ -118,7 +114,6 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
         zero_grad_keeps_tensors: True when gradients were zeroed in place rather than dropped; None when not seen.
         steps_without_zero_grad: Of the steps watched, those before which gradients of the step before had not been
             cleared; None when not watched (automatic optimization clears them itself).
-        n_steps_watched: Steps watched for that.
     """
 
     class_name: str
@@ -135,15 +130,10 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     """The LightningModule.
 
     Attributes:
-        class_name: Its class.
-        parameters: By dtype.
-        buffers: By dtype.
-        n_trainable: Elements that require a gradient.
         layers: How often each layer type occurs, e.g. ``{"Linear": 12}``.
         matmul_parameter_fraction: Share of the parameters that belong to Linear, Conv, RNN or attention layers.
         conv_bias_before_norm: Qualified names of convolutions with a bias that feed a batch norm (by definition order).
         is_compiled: Whether the module or a part of it is compiled.
-        optimizers: In order.
         eval_outputs_have_graph: Whether validation outputs held an autograd graph; None when not seen.
     """
 

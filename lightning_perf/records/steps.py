@@ -81,7 +81,6 @@ class NamedTime(Record, frozen=True, kw_only=True):
         phase: The phase that the time is counted in.
         total_s: Seconds, without what was spent in other names called from it.
         share: ``total_s`` ÷ the time since the end of the first step, PerfDoctor's own left out.
-        n_calls: How often it was entered.
     """
 
     name: str
@@ -98,10 +97,7 @@ class Block(Record, frozen=True, kw_only=True):
 
     Attributes:
         first_step: Index of the first step of the block, counted from the start of the run.
-        n_steps: Steps in it.
         start_s: Seconds since the start of the run at which it began.
-        step_s: Mean seconds a step.
-        max_step_s: Its slowest step.
         phases: Mean seconds a step, by phase name.
     """
 
@@ -118,7 +114,6 @@ class SlowStep(Record, frozen=True, kw_only=True):
 
     Attributes:
         step: Index, counted from the start of the run.
-        duration_s: Its duration.
         excess_s: What it took beyond the median.
         phase: The phase that grew most.
     """
@@ -133,12 +128,9 @@ class Outliers(Record, frozen=True, kw_only=True):
     """Steps that took more than ``threshold_s`` (three times the median).
 
     Attributes:
-        n: How many.
         excess_s: What they took beyond the median, together.
         share: ``excess_s`` ÷ the steady span.
-        threshold_s: The bound.
         excess_by_phase_s: ``excess_s`` by the phase that grew most in each of them.
-        worst: The slowest ten.
     """
 
     n: int
@@ -181,10 +173,8 @@ class Epoch(Record, frozen=True, kw_only=True):
 
     Attributes:
         index: ``trainer.current_epoch``.
-        n_steps: Batches trained on.
         wall_s: From the end of the last epoch's boundary (the start of the run for the first) to the end of this
             epoch's, without the pauses in which PerfDoctor measured or reported. The phases add up to it.
-        phases: Seconds by phase name.
         samples: Samples seen; None when the batch size is not known.
         step_p50_s: Median step; None for an epoch without a complete step.
         first_fetch_s: What its first fetch took; None when it had none.
@@ -206,7 +196,6 @@ class DeviceTimes(Record, frozen=True, kw_only=True):
     """What the device's own clock says of the steady steps (pooled events, resolved later).
 
     Attributes:
-        n: Steps resolved.
         starved_s: Seconds during which the device had nothing to do while the host waited for data, in total.
         starved_share: ``starved_s`` ÷ the wall time of the steps resolved.
         busy_s: Seconds from the first to the last piece of work of each step, in total, without ``starved_s``.
@@ -236,7 +225,6 @@ class StageTimes(Record, frozen=True, kw_only=True):
         fetch: How batches arrived; None when no fetch was seen.
         device: The device's own clock; None without one (see ``Session.missing``).
         outliers: None when there are fewer than 20 steps.
-        timeline: The course of the run.
         gc_s: Seconds spent in Python's garbage collector during the span; None when not measured.
         is_steady: Whether the two halves of the measured steps agree (median within 10 %); None with
             fewer than 20 steps.

@@ -6,11 +6,7 @@ from .base import Record
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """Samples of one figure, weighted by the time that each stands for; all in the unit that the field names.
-
-    Attributes:
-        n: Samples.
-    """
+    """Samples of one figure, weighted by the time that each stands for; all in the unit that the field names."""
 
     n: int
     mean: float
@@ -34,7 +30,6 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
         n_samples: Samples taken after the first step.
         utilisation_fraction: Time in which any kernel ran, 0…1: says nothing of how full the device was.
         memory_utilisation_fraction: Time in which the device's memory was read or written.
-        power_limit_w: The limit in force.
         default_power_limit_w: As delivered.
         slowdown_temperature_c: At which the device slows down by itself.
         throttle_fractions: Share of the time in which clocks were held back, by reason: ``sw_power_cap``,
@@ -86,10 +81,7 @@ class DatasetDisk(Record, frozen=True, kw_only=True):
     """Where the training dataset lies, by the first path found in the dataset object.
 
     Attributes:
-        mount: Mount point.
         file_system: E.g. ``"ext4"``, ``"nfs4"``.
-        source: Device or server that is mounted.
-        is_network: A network file system.
         is_rotational: A disk that spins; None when not told.
     """
 
@@ -107,7 +99,6 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         n_samples: Samples taken after the first step.
         process_cpu_cores: Cores that this process kept busy (1.0 is one core).
         workers_cpu_cores: Cores that the workers kept busy together; None without workers.
-        n_workers: Most workers seen at once.
         workers_blocked_fraction: Of the workers' time, neither on a core nor queueing for one: they waited for storage,
             a network, a lock, or for work. None without workers or when not told.
         workers_queueing_fraction: Of the workers' time, ready to run but without a core; None likewise.
@@ -118,7 +109,6 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         cpu_busy_fraction: Of the cores that this process may use, by anybody.
         iowait_fraction: Of these cores' time, idle while something waited for a disk.
         steal_fraction: Of these cores' time, taken by the hypervisor.
-        load_1min: The system's load average.
         involuntary_switches_per_s: Times that this process (all threads) was moved off its core.
         voluntary_switches_per_s: Times that it gave its core up, to wait.
         read_bytes_per_s: From storage, this process and its workers.
@@ -185,7 +175,6 @@ class Energy(Record, frozen=True, kw_only=True):
     """Energy from ``setup`` on. What could not be metered is None and in no sum.
 
     Attributes:
-        span_s: Seconds metered.
         gpu_j: This process's device; None when not metered.
         gpu_basis: ``"counter"`` (the driver's), ``"integrated power"``, or empty.
         cpu_j: All CPU packages, whatever ran on them; None when not metered.
@@ -213,7 +202,6 @@ class Cost(Record, frozen=True, kw_only=True):
         run_price: Up to now.
         epoch_price: By the mean training epoch; None before the first ended.
         gco2_per_kwh: Grams of CO2 equivalent by kWh; None when not given.
-        gco2_basis: Where that comes from.
         run_gco2: Of the energy that was metered; None when none was.
     """
 
@@ -231,7 +219,6 @@ class TelemetryPoint(Record, frozen=True, kw_only=True):
     Attributes:
         start_s: Seconds since the start of the run at which it begins.
         step: Steps finished by then.
-        n_samples: Samples in it.
         values: Means by metric; a device's begin with its name: ``"cuda:0 sm_clock_mhz"``, ``"iowait_fraction"`` ….
     """
 
@@ -248,7 +235,6 @@ class Telemetry(Record, frozen=True, kw_only=True):
         hz: Samples a second once the first seconds, sampled more often, are over; 0 where nothing was sampled.
         sampler_core_fraction: Of one core, what the sampling itself used; None before it has run for a second.
         devices: The devices of this process; empty on a CPU run and where none can be read.
-        host: None when it could not be read.
         energy: None when nothing could be metered.
         cost: None when no rate was given.
         timeline: The course of the run, at most 128 points, from before the first step on.

@@ -37,7 +37,6 @@ class TraceStep(Record, frozen=True, kw_only=True):
         host_busy_s: Seconds of that host window in which the device worked; None likewise.
         loader_s: Host seconds waiting for data, hidden ones included.
         loader_exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all of them).
-        n_kernels: Kernels that the step launched.
         n_operators: Operators that Python called directly.
         host_needed_s: Host seconds without waiting for data or for the device.
     """
@@ -85,8 +84,6 @@ class Communication(Record, frozen=True, kw_only=True):
         n: Collective kernels; on a trace without device, collective calls.
         n_per_step: Mean in a step (in the trace, where it has no steps).
         small_per_step: Of these, how many moved less than 1 MiB; None when the trace does not give sizes.
-        median_bytes: None likewise.
-        by_name: Seconds by kind of collective.
         median_s: The median collective; None without any.
         collectives: By kind and size, those that take longest first, at most 16.
         shards: What sharded training (FSDP) fetches and gives away, by kind and phase; empty without all-gathers and
@@ -165,9 +162,6 @@ class SyncSite(Record, frozen=True, kw_only=True):
 
     Attributes:
         site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call.
-        call: The operator or runtime call.
-        n: How often.
-        wait_s: Host seconds blocked in it.
         idle_after_s: Seconds the device then had nothing to do because the host had waited: its true cost. None on a
             trace without device work.
         function: The user's function; empty without stacks.
@@ -233,9 +227,7 @@ class Kernels(Record, frozen=True, kw_only=True):
             when there is none.
         matrix_precisions: Seconds of ``matrix_s`` by precision as kernel names tell it (``fp32``, ``tf32``, ``fp16``,
             ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
-        kinds: By kind.
         layout_s: Seconds in kernels that only convert between NCHW and NHWC.
-        layout_n: How many of them.
         n_per_step: Kernels in the median step (in the trace, where it has no steps).
     """
 
@@ -300,9 +292,7 @@ class LoaderWait(Record, frozen=True, kw_only=True):
     """Waiting for the loader inside the analysed span. Medians hide stalls: read totals and tails with them.
 
     Attributes:
-        total_s: Host seconds.
         exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all).
-        n: Fetches.
         stalled_fraction: Share of the fetches that took more than a tenth of the mean step (of the mean distance
             between fetches, where there are no steps).
     """
@@ -354,9 +344,7 @@ class PhaseWork(Record, frozen=True, kw_only=True):
     """A phase of training: ``data_loading``, ``forward``, ``backward``, ``optimizer`` or ``other``.
 
     Attributes:
-        host_s: Host seconds in the phase.
         device_s: Seconds of the device work that it launched (streams added up).
-        n_kernels: Kernels that it launched.
     """
 
     name: str
@@ -369,9 +357,6 @@ class MatrixShape(Record, frozen=True, kw_only=True):
     """A matrix product or convolution of one shape.
 
     Attributes:
-        operator: E.g. ``"aten::mm"``.
-        shapes: Input shapes as recorded.
-        dtype: As recorded; empty when not told.
         m, n, k: The product's dimensions; None for convolutions.
         is_aligned: Whether m, n and k suit the matrix units (multiples of 8 for 16-bit, 16 for 8-bit types, 4 for
             32-bit); None for convolutions.
@@ -408,9 +393,7 @@ class MaterialisedAttention(Record, frozen=True, kw_only=True):
     """A product, a softmax and a product again over a square of scores that was written to memory.
 
     Attributes:
-        n: How often the sequence was seen.
         host_s: Host seconds of the three, with what lies between them, and of their backward where it was seen.
-        device_s: Seconds of their kernels.
         share: Of the device's time; on a CPU, of the host's time in operators.
         site: ``file:line`` of the user's code; empty without stacks.
         rows, columns: Of one score matrix; None without recorded shapes.
@@ -435,7 +418,6 @@ class CodeSite(Record, frozen=True, kw_only=True):
         host_s: Host seconds in them.
         device_s: Seconds of kernels that they launched.
         top_operator: Called most often from here.
-        top_n: How often.
         max_repeats: Most calls of one operator within one call of the function: a Python loop.
     """
 
@@ -455,7 +437,6 @@ class LatePlace(Record, frozen=True, kw_only=True):
     Attributes:
         site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call that
             launched; empty for the time after the last piece of work.
-        n: How often.
         total_s: Seconds that the device was idle before it.
         between_s: Of these, the seconds in which the host was in no operator and no runtime call.
         function: The user's function; empty without stacks.
@@ -500,7 +481,6 @@ class WhatIf(Record, frozen=True, kw_only=True):
         low_s: It cannot become shorter than this: the larger of what device and host still need.
         high_s: It should become at least this short.
         claim_s: Seconds of the whole analysed span that are exclusive to the cause.
-        basis: How it was derived.
     """
 
     cause: str
@@ -516,8 +496,6 @@ class TraceRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         source: File name, or ``"live"``.
-        rank: None when the trace does not tell.
-        world_size: None likewise.
         device_name: None when the trace does not tell or has no device.
         steps: Empty for a trace without steps: then the whole trace is what was analysed.
         missing: What could not be told, and why.

@@ -23,14 +23,12 @@ class ArmRun(Record, frozen=True, kw_only=True):
     """One run of the user's script with an arm's treatments: all raw figures.
 
     Attributes:
-        arm: The arm's id.
         repeat: 0 for its first run.
         position: Place in the order in which runs were made, 0 first.
         status: ``ok``, ``failed`` or ``interrupted``.
         reason: Why it failed: the error's last line, a time limit, memory, NaN; empty otherwise.
         block_means_s: Mean seconds of an optimizer step, by block of ``block_steps`` in the steady state.
         block_steps: Optimizer steps a block.
-        n_steps: Optimizer steps done.
         steady_from: Optimizer step at which the steady state began; None when it was never reached.
         samples_per_s: Over the steady state; None when batches have no known size.
         batches_per_step: Batches an optimizer step (accumulation).
@@ -42,7 +40,6 @@ class ArmRun(Record, frozen=True, kw_only=True):
             the run ended; None when it was not read.
         losses: The loss of every ``loss_every`` th batch, from the first on.
         loss_every: Batches between two of ``losses``.
-        wall_s: The process from start to end.
         log: File with what the process printed, relative to the trial's folder.
     """
 
@@ -111,8 +108,6 @@ class Rung(Record, frozen=True, kw_only=True):
         step_gain: Speed-up over the rung below it; None when failed.
         speedup: Speed-up over the baseline; None when failed.
         predicted: What the rule expected of the treatment alone; None where none did.
-        peak_bytes: As for the arm.
-        loss: As for the arm.
         reason: Why it was left out; empty when kept.
     """
 
@@ -132,22 +127,12 @@ class Trial(Record, frozen=True, kw_only=True):
     """One trial of a command.
 
     Attributes:
-        id: Unique.
-        command: As the user gave it.
         status: ``running`` until the end; ``interrupted`` by Ctrl-C; what was measured until then is judged as well.
         started_at: ISO 8601, UTC.
-        wall_s: All arms together.
-        steps: Optimizer steps a run.
-        repeats: Runs an arm.
-        seed: Given to every run.
         noise_band: Relative change that counts as none: from the A/A pair, at least 0.01.
         aa: Ratio of the two halves of the A/A pair; None when there was none.
-        arms: Each combination measured.
         ladder: Cumulative, the baseline first.
-        runs: Every run, in the order made.
         best: Id of the arm that the ladder ends with.
-        trainer_flags: ``Trainer`` arguments of that arm.
-        loader_args: ``DataLoader`` arguments of that arm.
         code: What to paste, as Python.
         yaml: The same as a LightningCLI configuration; empty where none of it can be written so.
         not_tried: Treatment → why it was not tried.

@@ -50,13 +50,6 @@ def step_interval(runs: Runs) -> Interval | None:
     return _interval(float(logs.mean()), _t(len(logs) - 1) * math.sqrt(_variance(logs) / len(logs)))
 
 
-def ratio(base: Runs, new: Runs) -> float | None:
-    """The step of ``base`` ÷ the step of ``new``, without an interval; None where either has no run."""
-    if not base or not new:
-        return None
-    return float(np.exp(levels(base).mean() - levels(new).mean()))
-
-
 def ratio_interval(
     base: Runs, new: Runs, base_at: Sequence[float] | None = None, new_at: Sequence[float] | None = None
 ) -> Interval | None:

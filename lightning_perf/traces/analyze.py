@@ -59,7 +59,7 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
     times = OperatorTimes(timeline)
     collectives = find_collectives(timeline)
     tops = timeline.top_operators
-    tops = tops[steps.host_step_of(trace.starts[tops]) >= 0]
+    tops = steps.on_host(trace, tops)
     record = TraceRecord(
         source=trace.source,
         rank=trace.origin.rank,

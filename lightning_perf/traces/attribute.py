@@ -104,7 +104,7 @@ def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> t
     """The user's functions by the operators that they called in the analysed span, most time first."""
     trace = timeline.trace
     tops = timeline.top_operators
-    tops = tops[timeline.steps.host_step_of(trace.starts[tops]) >= 0]
+    tops = timeline.steps.on_host(trace, tops)
     found: dict[tuple[str, str], list[int]] = {}
     repeats: dict[tuple[str, str], Counter[tuple[int, int]]] = {}
     for row, site in zip(tops.tolist(), stacks.sites(tops), strict=True):

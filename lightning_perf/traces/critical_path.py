@@ -193,12 +193,8 @@ def _late(
 
 
 def _places(timeline: Timeline, stacks: Stacks, calls: Rows) -> list[tuple[str, str]]:
-    """For each runtime call the user's code that made it, else the operator, else the call itself."""
+    """Return the place that made each runtime call (-1 for none); see ``Stacks.places``."""
     trace = timeline.trace
     known = calls[calls >= 0]
-    operators = timeline.operators_at(trace.thread_ids[known], trace.starts[known])
-    sites = iter(
-        (site.place, site.function) if site else (trace.name(operator if operator >= 0 else row), "")
-        for row, operator, site in zip(known.tolist(), operators.tolist(), stacks.sites(known), strict=True)
-    )
-    return [next(sites) if row >= 0 else ("", "") for row in calls.tolist()]
+    places = iter(stacks.places(known, timeline.operators_at(trace.thread_ids[known], trace.starts[known])))
+    return [next(places) if row >= 0 else ("", "") for row in calls.tolist()]

@@ -55,7 +55,7 @@ def has_shapes(timeline: Timeline) -> bool:
 def _named(timeline: Timeline, *names: str) -> Rows:
     trace = timeline.trace
     rows = trace.rows_named(trace.rows(OPERATOR), lambda name: name in names)
-    return rows[timeline.steps.host_step_of(trace.starts[rows]) >= 0]
+    return timeline.steps.on_host(trace, rows)
 
 
 def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[MatrixShape, ...]:
@@ -130,7 +130,7 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     if not any(_has_bias(trace.details.get(row)) for row in _named(timeline, *names).tolist()):
         return np.empty(0, dtype=np.int64)
     tops = timeline.top_operators
-    tops = tops[timeline.steps.host_step_of(trace.starts[tops]) >= 0]
+    tops = timeline.steps.on_host(trace, tops)
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]
     # A normalisation layer counts its batches first, in a tensor of one number.
     additions = trace.rows_named(tops, lambda name: name == "aten::add_")

@@ -1,4 +1,4 @@
-"""Which line of the user's code was running, from recorded Python calls."""
+"""Finds the user's code that was running, from recorded Python calls."""
 
 from __future__ import annotations
 
@@ -6,36 +6,20 @@ import dataclasses
 import re
 import sys
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from .intervals import Times
 from .kinds import PYTHON
-from .nesting import Nesting, Rows
-from .timeline import Timeline
+from .nesting import Rows
+from .timeline import Timeline, innermost_at, trees_by_thread
 
 _FRAME: Final = re.compile(r"^(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)$", re.DOTALL)
-_LIBRARIES: Final = frozenset(
-    name
-    for names in (
-        ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics"),
-        ("torchvision", "lightning_perf", "numpy", "triton", "importlib", "multiprocessing", "concurrent", "asyncio"),
-        ("unittest", "_pytest", "pytest", "pluggy", "xdist", "execnet", "hypothesis", "typer", "click"),
-    )
-    for name in names
-)
-# Names that users give to their own scripts as well.
-_STANDARD_FILES: Final = frozenset(sys.stdlib_module_names) - {
-    "code",
-    "profile",
-    "test",
-    "site",
-    "this",
-    "cmd",
-    "types",
-}
+_LIBRARIES: Final = frozenset({
+    "torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics", "torchvision",
+    "lightning_perf", "numpy", "triton", "importlib", "multiprocessing", "concurrent", "asyncio", "unittest", "_pytest",
+    "pytest", "pluggy", "xdist", "execnet", "hypothesis", "typer", "click",
+})  # fmt: skip
+# Without names that users also give to their own scripts.
+_STANDARD_FILES: Final = frozenset(sys.stdlib_module_names) - {"code", "profile", "test", "site", "this", "cmd", "types"}  # fmt: skip
 _INSTALLED: Final = re.compile(r"site-packages/|dist-packages/|/lib/python3\.\d+/|^<|^lib/python3")
 
 
@@ -81,34 +65,27 @@ def _site_of_stack(stack: str) -> Site | None:
 
 
 class Stacks:
-    """Finds the user's innermost function at a moment."""
+    """Finds the user's innermost function for events."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._trace = trace = timeline.trace
         rows = trace.rows_named(trace.rows(PYTHON), lambda name: user_site(name) is not None)
-        self._threads: dict[int, tuple[Rows, Nesting]] = {}
-        ids = trace.thread_ids[rows]
-        for thread in np.flatnonzero(np.bincount(ids)).tolist():
-            own = rows[ids == thread]
-            self._threads[thread] = (own, Nesting(trace.starts[own], trace.ends[own]))
-
-    def frames(self, threads: npt.NDArray[Any], moments: Times) -> Rows:
-        """For each thread and moment the row of the user's innermost call, -1 for none."""
-        found = np.full(len(moments), -1, dtype=np.int64)
-        for thread, (rows, tree) in self._threads.items():
-            asked = np.flatnonzero(threads == thread)
-            if len(asked):
-                index = tree.innermost(moments[asked])
-                found[asked] = np.where(index >= 0, rows[index], -1)
-        return found
+        self._threads = trees_by_thread(trace, rows)
 
     def sites(self, rows: Rows) -> list[Site | None]:
-        """For each event the user's code that made it; None where that was not recorded."""
+        """Return the user's code that caused each event; None if it was not recorded."""
         trace = self._trace
-        frames = self.frames(trace.thread_ids[rows], trace.starts[rows])
+        frames = innermost_at(self._threads, trace.thread_ids[rows], trace.starts[rows])
         return [
             self._of_frame(frame) if frame >= 0 else self._of_text(row)
             for row, frame in zip(rows.tolist(), frames.tolist(), strict=True)
+        ]
+
+    def places(self, rows: Rows, operators: Rows) -> list[tuple[str, str]]:
+        """Return place and function of the user's code for each event, else its operator or the event itself."""
+        return [
+            (site.place, site.function) if site else (self._trace.name(operator if operator >= 0 else row), "")
+            for row, operator, site in zip(rows.tolist(), operators.tolist(), self.sites(rows), strict=True)
         ]
 
     def _of_frame(self, frame: int) -> Site | None:

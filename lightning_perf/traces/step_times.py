@@ -62,6 +62,10 @@ class StepTimes:
         """Those of the rows that have their middle inside the span."""
         return rows[self.touch(trace, rows)]
 
+    def on_host(self, trace: Trace, rows: Rows) -> Rows:
+        """Return those of the rows that start inside a step on the host."""
+        return rows[self.host_step_of(trace.starts[rows]) >= 0]
+
     def host_step_of(self, moments: Times) -> Rows:
         """For each moment the step that the host was in; -1 outside all steps."""
         index = np.searchsorted(self.host_starts, moments, side="right") - 1

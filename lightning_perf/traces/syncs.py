@@ -23,14 +23,10 @@ N_SITES: Final = 32
 def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     """Synchronisations of the analysed span."""
     trace, steps = timeline.trace, timeline.steps
-
-    def in_span(rows: Rows) -> Rows:
-        return rows[steps.host_step_of(trace.starts[rows]) >= 0]
-
-    calls = in_span(waiting_rows(timeline))
+    calls = steps.on_host(trace, waiting_rows(timeline))
     explicit = trace.rows_named(calls, lambda name: bool(SYNC_NAME.match(name)))
-    copies = in_span(timeline.blocking_copy_rows)
-    items = in_span(trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
+    copies = steps.on_host(trace, timeline.blocking_copy_rows)
+    items = steps.on_host(trace, trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
     costs: Times | None = None
     if timeline.has_device_work:
         costs = _costs(timeline, calls)

@@ -1,4 +1,4 @@
-"""What host and device were doing when: the sets of moments and the call tree that every analysis starts from."""
+"""The activity of host and device over time: sets of moments and call trees that every analysis starts from."""
 
 from __future__ import annotations
 
@@ -25,14 +25,35 @@ _NOT_COMPUTING: Final = ("autograd::", "torch::autograd::", "c10d::", "_c10d_fun
 
 @dataclasses.dataclass(frozen=True)
 class HostThread:
-    """The operators that one host thread ran, in calling order."""
+    """Events of one host thread, in calling order."""
 
     rows: Rows
     tree: Nesting
 
 
+def trees_by_thread(trace: Trace, rows: Rows) -> dict[int, HostThread]:
+    """Return the call tree of each thread that has any of the events."""
+    ids = trace.thread_ids[rows]
+    trees: dict[int, HostThread] = {}
+    for thread in np.flatnonzero(np.bincount(ids)).tolist():
+        own = rows[ids == thread]
+        trees[thread] = HostThread(own, Nesting(trace.starts[own], trace.ends[own]))
+    return trees
+
+
+def innermost_at(trees: dict[int, HostThread], threads: npt.NDArray[Any], moments: Times) -> Rows:
+    """Return for each thread and moment the row of the innermost event, -1 for none."""
+    found = np.full(len(moments), -1, dtype=np.int64)
+    for thread, host in trees.items():
+        asked = np.flatnonzero(threads == thread)
+        if len(asked):
+            index = host.tree.innermost(moments[asked])
+            found[asked] = np.where(index >= 0, host.rows[index], -1)
+    return found
+
+
 class Timeline:
-    """A trace with what was derived from it once, for all analyses.
+    """A trace, and what all analyses derive from it, computed once.
 
     Attributes:
         trace: The columns.
@@ -49,12 +70,12 @@ class Timeline:
 
     @cached_property
     def has_device_work(self) -> bool:
-        """Whether a device that we know did anything."""
+        """Whether the trace shows work of a known device."""
         return len(self.launches.device_rows) > 0
 
     @cached_property
     def has_unknown_device(self) -> bool:
-        """Whether there is work of a device that we do not know."""
+        """Whether the trace shows work of an unknown device."""
         return len(self.trace.rows(UNKNOWN_DEVICE)) > 0
 
     @cached_property
@@ -187,16 +208,7 @@ class Timeline:
     @cached_property
     def threads(self) -> dict[int, HostThread]:
         """The operators by host thread id."""
-        return self._trees(self.trace.rows(OPERATOR))
-
-    def _trees(self, rows: Rows) -> dict[int, HostThread]:
-        trace = self.trace
-        trees: dict[int, HostThread] = {}
-        ids = trace.thread_ids[rows]
-        for thread in np.flatnonzero(np.bincount(ids)).tolist():
-            own = rows[ids == thread]
-            trees[thread] = HostThread(own, Nesting(trace.starts[own], trace.ends[own]))
-        return trees
+        return trees_by_thread(self.trace, self.trace.rows(OPERATOR))
 
     @cached_property
     def main_thread(self) -> int:
@@ -219,14 +231,8 @@ class Timeline:
         return np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
 
     def operators_at(self, threads: npt.NDArray[Any], moments: Times) -> Rows:
-        """For each thread and moment the row of the innermost operator, -1 for none."""
-        found = np.full(len(moments), -1, dtype=np.int64)
-        for thread, host in self.threads.items():
-            asked = np.flatnonzero(threads == thread)
-            if len(asked):
-                index = host.tree.innermost(moments[asked])
-                found[asked] = np.where(index >= 0, host.rows[index], -1)
-        return found
+        """Return for each thread and moment the row of the innermost operator, -1 for none."""
+        return innermost_at(self.threads, threads, moments)
 
     @cached_property
     def operator_of_runtime(self) -> Rows:

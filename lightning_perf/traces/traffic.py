@@ -58,11 +58,9 @@ def _copy_sites(
     calls = launches.runtime_rows[position]
     operators = timeline.operator_of_work[position]
     found: dict[tuple[str, str, str, bool], list[int]] = {}
-    for i in np.flatnonzero((up | down) & (calls >= 0)).tolist():
-        site = stacks.sites(calls[i : i + 1])[0]
-        place = site.place if site else trace.name(int(operators[i] if operators[i] >= 0 else calls[i]))
-        key = (place, site.function if site else "", "h2d" if up[i] else "d2h", bool(pageable[i]))
-        found.setdefault(key, []).append(i)
+    known = np.flatnonzero((up | down) & (calls >= 0))
+    for i, place in zip(known.tolist(), stacks.places(calls[known], operators[known]), strict=True):
+        found.setdefault((*place, "h2d" if up[i] else "d2h", bool(pageable[i])), []).append(i)
     sites = [
         CopySite(
             site=place, function=function, direction=direction, is_pageable=is_pageable, n=len(own),

@@ -35,7 +35,7 @@ def describe_loader(timeline: Timeline) -> LoaderWait | None:
     """Fetches of the analysed span; None where the trace has none."""
     trace, steps = timeline.trace, timeline.steps
     rows = timeline.loader_rows
-    rows = rows[steps.host_step_of(trace.starts[rows]) >= 0]
+    rows = steps.on_host(trace, rows)
     if not len(rows):
         return None
     starts, ends = trace.starts[rows], trace.ends[rows]
@@ -70,7 +70,7 @@ def describe_allocator(timeline: Timeline) -> Allocator | None:
     if not len(calls):
         return None
     rows = trace.rows_named(calls, lambda name: bool(ALLOCATION.match(name)))
-    rows = rows[steps.host_step_of(trace.starts[rows]) >= 0]
+    rows = steps.on_host(trace, rows)
     moments = trace.intervals(rows)
     return Allocator(
         n=len(rows),
