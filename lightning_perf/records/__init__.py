@@ -21,4 +21,5 @@ from .settings import *
 from .steps import *
 from .telemetry import *
 from .trace import *
+from .trace_device import *
 from .trial import *

@@ -1,13 +1,11 @@
-"""What a profiler trace says. The field names are a contract: ``lightning-perf analyze --json`` prints these.
-
-Longer than other files because every field is told with its unit and what None means.
-"""
+"""Analysis of a profiler trace. The field names are a contract: ``lightning-perf analyze --json`` prints them."""
 
 from __future__ import annotations
 
 from .base import Record
-from .collectives import CollectiveTime, ShardTraffic, TraceRanks
+from .collectives import TraceRanks
 from .finding import Finding, Verdict
+from .trace_device import Communication, Copies, DeviceActivity, Idle, Kernels, Syncs
 
 CATEGORIES: tuple[str, ...] = (
     "kernel",
@@ -56,193 +54,6 @@ class TraceStep(Record, frozen=True, kw_only=True):
     host_needed_s: float | None = None
 
 
-class Idle(Record, frozen=True, kw_only=True):
-    """Time between kernels of the busiest stream, by cause.
-
-    Attributes:
-        host_wait_s: The kernel that ended the gap was launched after the gap began: the host was late.
-        kernel_wait_s: Launched before, and the gap is short: the queue's own gap between kernels.
-        other_s: Launched before, and the gap is longer than that.
-        stream: Of the busiest stream, ``"device.stream"``.
-        span_s: From its first to its last piece of work.
-        host_wait_by_phase_s: Seconds in which the whole device was idle because the host was late, by what the host
-            was doing: ``data_loading``, ``forward``, ``backward``, ``optimizer``, ``other``.
-    """
-
-    host_wait_s: float
-    kernel_wait_s: float
-    other_s: float
-    stream: str = ""
-    span_s: float = 0.0
-    host_wait_by_phase_s: dict[str, float] = {}
-
-
-class Communication(Record, frozen=True, kw_only=True):
-    """Collectives: in total, the part not hidden behind compute, and the hidden fraction (None without any).
-
-    Attributes:
-        n: Collective kernels; on a trace without device, collective calls.
-        n_per_step: Mean in a step (in the trace, where it has no steps).
-        small_per_step: Of these, how many moved less than 1 MiB; None when the trace does not give sizes.
-        median_s: The median collective; None without any.
-        collectives: By kind and size, those that take longest first, at most 16.
-        shards: What sharded training (FSDP) fetches and gives away, by kind and phase; empty without all-gathers and
-            reduce-scatters.
-        waiting_s: Of ``exposed_s``, the seconds in which this rank waited for ranks that came later; None unless other
-            ranks' traces were read beside it.
-        least_exposed_s: ``exposed_s`` of the step with least of it, in which this rank came last or not much earlier,
-            and waited for the network alone; without the time in host waits that later left the device idle; None
-            without steps.
-    """
-
-    total_s: float
-    exposed_s: float
-    overlap_fraction: float | None
-    n: int = 0
-    n_per_step: float = 0.0
-    small_per_step: float | None = None
-    median_bytes: int | None = None
-    by_name: dict[str, float] = {}
-    median_s: float | None = None
-    collectives: tuple[CollectiveTime, ...] = ()
-    shards: tuple[ShardTraffic, ...] = ()
-    waiting_s: float | None = None
-    least_exposed_s: float | None = None
-
-
-class CopySite(Record, frozen=True, kw_only=True):
-    """One place that copies between host and device.
-
-    Attributes:
-        site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call.
-        direction: ``"h2d"`` or ``"d2h"``.
-        exposed_s: Seconds of copying during which no kernel ran.
-    """
-
-    site: str
-    direction: str
-    n: int
-    total_s: float
-    exposed_s: float
-    is_pageable: bool
-    function: str = ""
-
-
-class Copies(Record, frozen=True, kw_only=True):
-    """Copies between host and device, and how many of them came from pageable memory.
-
-    Attributes:
-        h2d_pageable_s: Seconds of the copies from pageable memory.
-        h2d_exposed_s: Seconds of copies to the device during which no kernel ran.
-        h2d_pageable_exposed_s: The same of those from pageable memory.
-        h2d_bytes: None when the trace does not give sizes.
-        d2h_exposed_s: Seconds of copies from the device during which no kernel ran.
-        d2d_s: Copies inside the device.
-        sites: Largest first, at most 16.
-    """
-
-    h2d_s: float
-    h2d_n: int
-    h2d_pageable_n: int
-    d2h_s: float
-    d2h_n: int
-    h2d_pageable_s: float = 0.0
-    h2d_exposed_s: float = 0.0
-    h2d_pageable_exposed_s: float = 0.0
-    h2d_bytes: int | None = None
-    d2h_exposed_s: float = 0.0
-    d2h_bytes: int | None = None
-    d2d_s: float = 0.0
-    d2d_n: int = 0
-    sites: tuple[CopySite, ...] = ()
-
-
-class SyncSite(Record, frozen=True, kw_only=True):
-    """One place that makes the host wait for the device.
-
-    Attributes:
-        site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call.
-        idle_after_s: Seconds the device then had nothing to do because the host had waited: its true cost. None on a
-            trace without device work.
-        function: The user's function; empty without stacks.
-        in_step_n: Of ``n``, those inside steps.
-    """
-
-    site: str
-    call: str
-    n: int
-    wait_s: float
-    idle_after_s: float | None = None
-    function: str = ""
-    in_step_n: int = 0
-
-
-class Syncs(Record, frozen=True, kw_only=True):
-    """Synchronising calls; ``item_n`` counts those made to read a single number.
-
-    Attributes:
-        n: Stream and device synchronisations.
-        item_n: Calls of ``aten::item``.
-        wait_s: Host seconds blocked in the ``n`` calls.
-        sites: Costliest first, at most 32; blocking copies and, on a CPU, ``aten::item`` are among them.
-        idle_after_s: Device seconds lost to all sites together; None on a trace without device work.
-        blocking_copy_n: Copies whose call returned only when they were done: synchronisations in disguise.
-        blocking_copy_wait_s: Host seconds blocked in these.
-    """
-
-    n: int
-    item_n: int
-    wait_s: float
-    sites: tuple[SyncSite, ...] = ()
-    idle_after_s: float | None = None
-    blocking_copy_n: int = 0
-    blocking_copy_wait_s: float = 0.0
-
-
-class KernelTime(Record, frozen=True, kw_only=True):
-    """A device kernel by name; ``kind`` is matmul, convolution, attention, elementwise, reduction, … or other."""
-
-    name: str
-    kind: str
-    total_s: float
-    n: int
-    share: float
-
-
-class KindTime(Record, frozen=True, kw_only=True):
-    """Kernels of one kind; ``share`` is of the time of all kernels."""
-
-    total_s: float
-    n: int
-    share: float
-
-
-class Kernels(Record, frozen=True, kw_only=True):
-    """Kernels; ``median_s`` and ``tensor_core_fraction`` are None without any.
-
-    Attributes:
-        tensor_core_fraction: Time of kernels that use matrix units (by their names) ÷ time of all kernels.
-        matrix_s: Seconds in matmul, convolution and attention kernels: those that could use matrix units.
-        matrix_tensor_core_fraction: Of that part of ``matrix_s`` whose names tell, the fraction on matrix units; None
-            when there is none.
-        matrix_precisions: Seconds of ``matrix_s`` by precision as kernel names tell it (``fp32``, ``tf32``, ``fp16``,
-            ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
-        layout_s: Seconds in kernels that only convert between NCHW and NHWC.
-        n_per_step: Kernels in the median step (in the trace, where it has no steps).
-    """
-
-    median_s: float | None
-    tensor_core_fraction: float | None
-    top: tuple[KernelTime, ...] = ()
-    matrix_s: float = 0.0
-    matrix_tensor_core_fraction: float | None = None
-    matrix_precisions: dict[str, float] = {}
-    kinds: dict[str, KindTime] = {}
-    layout_s: float = 0.0
-    layout_n: int = 0
-    n_per_step: float = 0.0
-
-
 class OperatorTime(Record, frozen=True, kw_only=True):
     """An operator: host time with and without its children, and the time of the kernels that it launched.
 
@@ -257,35 +68,6 @@ class OperatorTime(Record, frozen=True, kw_only=True):
     host_self_s: float
     device_total_s: float
     device_self_s: float = 0.0
-
-
-class DeviceActivity(Record, frozen=True, kw_only=True):
-    """What the device did, from the first to the last piece of work of the analysed span.
-
-    Attributes:
-        kind: ``"cuda"``, ``"rocm"`` or ``"unknown"``.
-        span_s: From the first to the last piece of work.
-        busy_s: Seconds in which any stream worked.
-        compute_s: Seconds in which any kernel but a collective ran (setting memory counts as one).
-        communication_exposed_s: Seconds of collectives during which no other kernel ran.
-        memcpy_exposed_s: Seconds of copies during which neither kernels nor collectives ran.
-        memory_bytes: Of the device; None when the trace does not tell.
-        capability: E.g. ``"8.0"``; None likewise.
-    """
-
-    kind: str
-    span_s: float
-    busy_s: float
-    idle_s: float
-    compute_s: float
-    communication_s: float
-    communication_exposed_s: float
-    memcpy_s: float
-    memcpy_exposed_s: float
-    n_devices: int = 1
-    n_streams: int = 1
-    memory_bytes: int | None = None
-    capability: str | None = None
 
 
 class LoaderWait(Record, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ _LIBRARIES: Final = frozenset({
     "pytest", "pluggy", "xdist", "execnet", "hypothesis", "typer", "click",
 })  # fmt: skip
 # Without names that users also give to their own scripts.
-_STANDARD_FILES: Final = frozenset(sys.stdlib_module_names) - {"code", "profile", "test", "site", "this", "cmd", "types"}  # fmt: skip
+_OWN_NAMES: Final = {"code", "profile", "test", "site", "this", "cmd", "types"}
+_STANDARD_FILES: Final = frozenset(sys.stdlib_module_names) - _OWN_NAMES
 _INSTALLED: Final = re.compile(r"site-packages/|dist-packages/|/lib/python3\.\d+/|^<|^lib/python3")
 
 
