@@ -85,7 +85,7 @@ def write_sessions(folder: Path, n_ranks: int) -> int:
 
 def compare_traces(n_ranks: int) -> None:
     """Compares what is kept of so many ranks' traces; prints what it took. Runs in a process of its own."""
-    from lightning_perf.traces.across import compare_ranks
+    from lightning_perf.traces.multi_rank import compare_ranks
 
     logs = [rank_log(rank, min(3, n_ranks - 1)) for rank in range(n_ranks)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -102,7 +102,7 @@ def rank_log(rank: int, slow: int):  # type: ignore[no-untyped-def]
     """What is kept of a trace of three steps with a hundred collectives each; one rank comes 2 ms late to the first."""
     import numpy as np
 
-    from lightning_perf.traces.across import CollectiveKey, RankLog
+    from lightning_perf.traces.multi_rank import CollectiveKey, RankLog
 
     n_steps, n = 3, 100
     noise = np.random.default_rng(rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +13,10 @@ from lightning_perf.records import TraceRecord
 from lightning_perf.reports.console import to_text, trace_report
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_documents
-from lightning_perf.reports.wording import fit_encoding, line
 from lightning_perf.rules.engine import check_codes, diagnose_trace
 from lightning_perf.traces import analyze_many
 
-from .codes import BAD_INPUT
-from .output import check_file, write_file, write_stdout
+from .output import BAD_INPUT, check_file, write, write_error
 
 
 def analyze(
@@ -48,13 +45,9 @@ def analyze(
     if not records:
         raise TraceError("; ".join(map(str, errors)))
     diagnosed = [diagnose_trace(record, select or None, ignore or None) for record in records]
-    text = _drawn(diagnosed, "json" if json else "markdown" if markdown else "console")
-    if out is None:
-        write_stdout(text)
-    else:
-        write_file(out, text, force)
+    write(_drawn(diagnosed, "json" if json else "markdown" if markdown else "console"), out, force)
     for error in errors:
-        print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
+        write_error(str(error))
     if errors:
         raise typer.Exit(BAD_INPUT)
 

@@ -1,7 +1,6 @@
-"""The command line: which verbs there are, and how errors leave it.
+"""The command line: its commands and how errors end it.
 
-A verb's module is imported when the verb is called: ``lightning-perf --help`` is quick and needs no torch.
-Exit codes stand in ``codes``.
+The module of a command is imported when it is called, so that ``lightning-perf --help`` is fast and needs no torch.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ from typer.core import TyperCommand, TyperGroup
 
 from lightning_perf import __version__
 from lightning_perf.errors import PerfDoctorError
-from lightning_perf.reports.wording import fit_encoding, line
 
-from .codes import BAD_INPUT
+from .output import BAD_INPUT, write_error
 
 
 class Verb(NamedTuple):
-    """Where a verb's function stands (``module:function``), the line that ``--help`` shows, and whether it is given a
-    command, behind whose first word all options are that command's."""
+    """A command of the command line.
+
+    Attributes:
+        home: Its function, as ``module:function``.
+        summary: The line that ``--help`` shows.
+        takes_command: Whether its argument is the user's command, to which all further options belong.
+    """
 
     home: str
     summary: str
@@ -40,13 +43,13 @@ VERBS = {
     "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
     "compare": Verb("lightning_perf.cli.compare:compare", "Says what got faster or slower between two sessions."),
     "view": Verb("lightning_perf.cli.view:view", "Opens a trace in an offline Perfetto."),
-    "explain": Verb("lightning_perf.cli.explain:explain", "Says what a rule measures, why it costs and what to do."),
+    "explain": Verb("lightning_perf.cli.rules:explain", "Says what a rule measures, why it costs and what to do."),
     "rules": Verb("lightning_perf.cli.rules:rules", "Lists all rules."),
 }
 
 
 class LazyVerbs(TyperGroup):
-    """A group that knows its verbs by name and line, and imports the one that is called."""
+    """A group that lists its commands without importing them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -86,11 +89,13 @@ def _root(
 
 
 def main() -> None:
-    """The entry point; exits with 2 and one line on standard error where the input is to blame."""
+    """Run the command line; exit with 2 and one line on stderr if the input is invalid."""
     try:
         app()
-    except (PerfDoctorError, OSError) as error:  # a forbidden folder or a full disk raises from anywhere
-        print(fit_encoding(f"lightning-perf: {line(str(error), 1000)}", sys.stderr.encoding), file=sys.stderr)
+    except (PerfDoctorError, OSError) as error:  # OSError: a forbidden folder or a full disk
+        for seen in getattr(error, "log", "").splitlines():  # CommandError: output of the user's command
+            print(f"  | {seen}", file=sys.stderr)
+        write_error(str(error))
         raise SystemExit(BAD_INPUT) from None
 
 

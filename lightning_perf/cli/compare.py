@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +12,9 @@ import typer
 
 from lightning_perf.errors import ConfigError, SessionError
 from lightning_perf.records import SESSION_FILE, Comparison, load_run
-from lightning_perf.reports.wording import fit_encoding
 from lightning_perf.stats.comparison import Source, compare_sessions
 
-from .codes import FOUND
-from .output import write_file, write_stdout
+from .output import FOUND, write, write_error
 
 FORMATS = ("console", "markdown", "json")
 MAX_RUNS = 64
@@ -62,8 +59,7 @@ def _gate(comparison: Comparison, percent: float) -> None:
     step = comparison.time("step")
     regressions = comparison.regressions(percent / 100)
     if regressions:
-        told = gate_line(regressions, percent)
-        print(fit_encoding(f"lightning-perf: {told}", sys.stderr.encoding), file=sys.stderr)
+        write_error(gate_line(regressions, percent))
         raise typer.Exit(FOUND)
     if step is None or step.ratio is None:
         reason = step.reason if step is not None else "no step was measured"
@@ -71,12 +67,12 @@ def _gate(comparison: Comparison, percent: float) -> None:
 
 
 def _sessions(path: Path) -> list[Source]:
-    """The sessions of one side."""
+    """Return the sessions of one side."""
     if not os.path.isdir(path) or os.path.exists(path / SESSION_FILE):
         return [(str(path), load_run(path))]
     runs = sorted(file.parent for file in path.glob(f"*/{SESSION_FILE}"))
     if not runs:
-        return [(str(path), load_run(path))]  # ranks of a run whose rank 0 died, else the error that says what lacks
+        return [(str(path), load_run(path))]  # ranks of a run whose rank 0 died, or an error
     if len(runs) > MAX_RUNS:
         raise ConfigError(f"{path} holds {len(runs)} runs; expected {MAX_RUNS} at most: give a folder of fewer")
     return [(str(run), load_run(run)) for run in runs]
@@ -96,7 +92,4 @@ def _show(comparison: Comparison, form: str, out: Path | None, is_forced: bool) 
         text = msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode()
     else:
         text = to_text(comparison_report(comparison))
-    if out is None:
-        write_stdout(text)
-    else:
-        write_file(out, text, is_forced)
+    write(text, out, is_forced)

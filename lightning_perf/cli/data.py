@@ -24,16 +24,10 @@ def data(
     The script runs up to its loader, which is then measured on copies; a second run trains some steps on one batch.
     """
     from lightning_perf.trials.data import probe_command
-    from lightning_perf.trials.runner import CommandError
 
     check_folder(out)
     folder = default_folder("data") if out is None else out
-    try:
-        session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))
-    except CommandError as error:
-        for seen in error.log.splitlines():
-            print(f"  | {seen}", file=sys.stderr)
-        raise
+    session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))
     if as_json:
         from lightning_perf.reports.json import to_json
 

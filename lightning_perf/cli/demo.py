@@ -11,8 +11,7 @@ import typer
 
 from lightning_perf.errors import ConfigError
 
-from .codes import FOUND
-from .output import check_folder
+from .output import FOUND, check_folder
 
 FAULT_NAMES = (
     "slow-transform",

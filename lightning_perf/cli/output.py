@@ -1,4 +1,4 @@
-"""Writes the output of commands to stdout or to a file."""
+"""Output of commands: stdout, stderr, files and exit codes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,38 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records.files import write_whole
-from lightning_perf.reports.wording import fit_encoding
+from lightning_perf.reports.wording import fit_encoding, line
+
+FOUND: Final = 1
+"""Exit code of a regression, or of another fault than the planted one."""
+
+BAD_INPUT: Final = 2
+"""Exit code if the input, or a part of it, is invalid: one line on stderr says why."""
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as in shells."""
 
 
 def write_stdout(text: str) -> None:
     """Print text; characters that the terminal cannot show are replaced."""
     sys.stdout.write(fit_encoding(text if text.endswith("\n") else text + "\n", sys.stdout.encoding))
+
+
+def write_error(text: str) -> None:
+    """Print one line to stderr."""
+    print(fit_encoding(f"lightning-perf: {line(text, 1000)}", sys.stderr.encoding), file=sys.stderr)
+
+
+def write(text: str, out: Path | None, is_forced: bool) -> None:
+    """Write text to the file of ``--out``, or to stdout; for errors see ``write_file``."""
+    if out is None:
+        write_stdout(text)
+    else:
+        write_file(out, text, is_forced)
 
 
 def write_page(page: str) -> None:

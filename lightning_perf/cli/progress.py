@@ -1,4 +1,4 @@
-"""Shows how a trial goes: on a terminal in one living line, elsewhere in a line a run."""
+"""Shows the progress of a trial: a status line on a terminal, elsewhere one line per run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from lightning_perf.trials.trial import State
 
 
 class Progress:
-    """Writes to standard error, so that ``--json`` stays whole on standard output.
-
-    Args:
-        folder: Where the trial goes; said once.
-    """
+    """Prints the progress to stderr, because ``--json`` prints to stdout; methods as in ``Watcher``."""
 
     def __init__(self, folder: Path) -> None:
         self.console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
@@ -35,11 +31,9 @@ class Progress:
         self._end()
 
     def diagnosing(self) -> None:
-        """The baseline runs with PerfDoctor."""
         self._show("diagnosing the training as it is")
 
     def planned(self, session: Session, state: State) -> None:
-        """It is known what will be tried."""
         self._end()
         trial = state.trial
         self.console.print(f"Diagnosis: {line(session.verdict.text, 300)}")
@@ -51,12 +45,10 @@ class Progress:
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")
 
     def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
-        """A run begins."""
         number = len(trial.runs) + 1
         self._show(f"run {number} of about {number + about - 1}: {run.arm}{_tally(trial)}")
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
-        """It is over."""
         self._end()
         arm = next((one for one in trial.arms if one.id == run.arm), None)
         self.console.print(f"{len(trial.runs):3d}  {run.arm}: {_told(run, arm)}")

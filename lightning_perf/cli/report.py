@@ -10,7 +10,7 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Session, load_run
 
-from .output import write_file, write_page, write_stdout
+from .output import write, write_page
 
 FORMATS = ("console", "markdown", "html", "json")
 
@@ -52,12 +52,10 @@ def report(
         text = to_text(drawn)
     else:
         text = _drawn(loaded, format_, show_all)
-    if out is not None:
-        write_file(out, text, force)
-    elif format_ == "html":
+    if out is None and format_ == "html":
         write_page(text)
     else:
-        write_stdout(text)
+        write(text, out, force)
 
 
 def _has_learned_of_ranks(session: Session) -> bool:

@@ -1,13 +1,17 @@
-"""``lightning-perf rules``: the list of rules."""
+"""``lightning-perf rules`` and ``lightning-perf explain``: the list of rules, and the documentation of one."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import sys
 from typing import Annotated
 
 import typer
 
+from lightning_perf.errors import ConfigError
 from lightning_perf.rules.engine import all_rules
+from lightning_perf.rules.rule import Rule
 
 from .output import write_stdout
 
@@ -21,3 +25,36 @@ def rules(as_json: Annotated[bool, typer.Option("--json", help="For programs: a 
         return
     width = max((len(rule.category) for rule in listed), default=0)
     write_stdout("\n".join(f"{rule.code}  {rule.category:<{width}}  {rule.name}" for rule in listed))
+
+
+def explain(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="A rule's code or name: PD101, starved-by-loader.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: code, name, category and docs.")] = False,
+) -> None:
+    """Says what a rule measures, why it costs, what to do, and when it is wrong."""
+    rule = _find(code)
+    if as_json:
+        fields = {"code": rule.code, "name": rule.name, "category": rule.category, "docs": rule.docs}
+        write_stdout(json.dumps(fields, indent=1))
+        return
+    text = f"# {rule.code} {rule.name}\n\n{rule.docs.strip()}\n"
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        console = Console()
+        console.print(Markdown(text), width=min(console.width, 100))
+    else:
+        write_stdout(text)
+
+
+def _find(wanted: str) -> Rule:
+    rules = all_rules()
+    for rule in rules:
+        if wanted.casefold() in (rule.code.casefold(), rule.name.casefold()):
+            return rule
+    known = {name.casefold(): rule for rule in rules for name in (rule.code, rule.name)}
+    close = difflib.get_close_matches(wanted.casefold(), known, n=3, cutoff=0.5)
+    names = ", ".join(dict.fromkeys(f"{known[name].code} {known[name].name}" for name in close))
+    hint = f"did you mean {names}? All of them:" if names else "all of them:"
+    raise ConfigError(f"there is no rule {wanted!r}; {hint} lightning-perf rules")

@@ -13,12 +13,11 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 
-from .codes import INTERRUPTED
-from .output import check_folder, default_folder, write_stdout
+from .output import INTERRUPTED, check_folder, default_folder, write_stdout
 
 TENSORBOARD_FOLDER = "tensorboard"
 LEAST_MEMORY_BYTES = 64 * 2**20
-"""Python with torch takes more than this before it has done anything."""
+"""Python with torch needs more than this at its start."""
 _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
 
 
@@ -43,7 +42,6 @@ def trial(
     The script stays as it is, and so do its checkpoints and logs: those of the trial go to a folder of their own.
     """
     from lightning_perf.trials.plan import checked_specs
-    from lightning_perf.trials.runner import CommandError
     from lightning_perf.trials.trial import Options, run_trial
 
     from .progress import Progress
@@ -63,10 +61,6 @@ def trial(
     try:
         with Progress(folder) as progress:
             outcome = run_trial(options, folder.resolve(), progress)
-    except CommandError as error:
-        for seen in error.log.splitlines():
-            print(f"  | {seen}", file=sys.stderr)
-        raise
     except KeyboardInterrupt:
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -85,9 +79,9 @@ def trial(
 
 
 def _write_hparams(folder: Path, trial: Trial) -> None:
-    """The arms as rows of TensorBoard's HPARAMS tab; a TensorBoard that fails costs the tab alone."""
+    """Write the arms as rows of TensorBoard's HPARAMS tab, if TensorBoard works."""
     target = folder / TENSORBOARD_FOLDER
-    shutil.rmtree(target, ignore_errors=True)  # of the same trial before it was interrupted
+    shutil.rmtree(target, ignore_errors=True)  # of the interrupted trial
     if not any(arm.step_s is not None for arm in trial.arms):
         return
     try:
@@ -97,7 +91,7 @@ def _write_hparams(folder: Path, trial: Trial) -> None:
 
         with SummaryWriter(str(target)) as writer:
             write_trial(writer, trial)
-    except Exception as error:  # noqa: BLE001 - told; the ladder was printed and stands in the folder
+    except Exception as error:  # noqa: BLE001 - reported; the ladder was printed and saved
         print(f"lightning-perf: nothing was written for TensorBoard: {error}", file=sys.stderr)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -16,7 +15,7 @@ import typer
 from lightning_perf.errors import ConfigError, TraceError
 from lightning_perf.traces.json_stream import text_chunks
 
-from .codes import BAD_INPUT
+from .output import BAD_INPUT, write_error
 
 INSTALL = 'pip install "lightning-perf[trace]"'
 
@@ -43,7 +42,7 @@ def view(
         except KeyboardInterrupt:
             return
     if code:
-        print(f"lightning-perf: the viewer ended with code {code}; is port {port} in use?", file=sys.stderr)
+        write_error(f"the viewer ended with code {code}; is port {port} in use?")
         raise typer.Exit(BAD_INPUT)
 
 

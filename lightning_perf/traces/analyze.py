@@ -11,7 +11,6 @@ from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord, Verdict
 from lightning_perf.records.validation import Refused, checked
 
-from .across import RankLog, log_rank
 from .attribute import OperatorTimes, describe_code, describe_operators
 from .collectives import describe_communication, find_collectives
 from .columns import Trace
@@ -20,6 +19,7 @@ from .idle import describe_device, describe_idle
 from .intervals import SECOND
 from .kernels import describe_kernels
 from .kinds import KERNEL
+from .multi_rank import RankLog, log_rank
 from .patterns import describe_attention, describe_convolutions, describe_matrix_shapes, has_shapes
 from .phases import describe_phases, find_phases
 from .read import read

@@ -12,8 +12,8 @@ import msgspec
 from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord
 
-from .across import RankLog, compare_ranks
 from .analyze import analyze_timeline
+from .multi_rank import RankLog, compare_ranks
 from .read import read
 from .timeline import Timeline
 

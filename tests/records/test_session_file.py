@@ -255,7 +255,7 @@ def test_trainer_flags_come_from_the_worst_finding_and_stay_within_the_safety() 
     [
         "import lightning_perf; dir(lightning_perf); lightning_perf.load; lightning_perf.Session",
         "import lightning_perf.reports.console, lightning_perf.reports.tensorboard",
-        "from lightning_perf.cli import app, report, explain, rules",
+        "from lightning_perf.cli import app, report, rules",
     ],
 )
 def test_import_loads_neither_torch_nor_lightning(statement: str) -> None:
