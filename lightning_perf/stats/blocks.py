@@ -1,4 +1,4 @@
-"""Steps of one run as means of blocks: neighbouring steps resemble each other, blocks hardly do."""
+"""Steps of one run as means of blocks: neighboring steps are correlated, blocks hardly are."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from .steady import halves_agree, warmup_length
 
 BLOCK_STEPS = 20
-"""Least steps of a block."""
+"""Fewest steps of a block."""
 
 BLOCK_S = 1.0
-"""A block may hold fewer than ``BLOCK_STEPS`` steps where they take this long together."""
+"""A block may have fewer than ``BLOCK_STEPS`` steps if they take this long together."""
 
 MIN_BLOCKS = 2
-"""Halves of the run must be told apart."""
+"""Blocks that a comparison of the run's halves needs."""
 
 
 class Blocks(NamedTuple):
     """The steady part of a run.
 
     Attributes:
-        steady_from: Index of the first steady step; None where the run never became steady.
-        block_steps: Steps a block; 0 without blocks.
-        means_s: Mean seconds a step, by block in order; empty where the run never became steady.
-        reason: Why there are none; empty otherwise.
+        steady_from: Index of the first steady step; None if the run never became steady.
+        block_steps: Steps per block; 0 without blocks.
+        means_s: Mean seconds per step of each block; empty if the run never became steady.
+        reason: Why there are no blocks.
     """
 
     steady_from: int | None
@@ -37,17 +37,13 @@ class Blocks(NamedTuple):
 
 
 def steady_blocks(step_s: Sequence[float]) -> Blocks:
-    """Cuts the steady part of a run into blocks of at least ``BLOCK_STEPS`` steps or ``BLOCK_S`` seconds.
+    """Divide the steady part of a run into blocks of at least ``BLOCK_STEPS`` steps or ``BLOCK_S`` seconds.
 
-    The warm-up is left out (``warmup_length``); then the halves of the rest must agree (``halves_agree``). What does
-    not fill a block at the end is left out.
+    The warm-up is left out (``warmup_length``), the halves of the rest must agree (``halves_agree``), and steps at the
+    end that do not fill a block are dropped.
 
     Args:
-        step_s: Seconds of each optimizer step in order. Steps that are not like the others by their nature (the first
-            of an epoch, those with a compilation or a validation in them) must not be among them.
-
-    Returns:
-        The blocks, or why there are none.
+        step_s: Seconds of each optimizer step, without first steps of epochs, compilations, validations.
     """
     steps = np.asarray(step_s, dtype=np.float64)
     start = warmup_length((steps * 1e9).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Whether a series changed its level at one point, and where."""
+"""Finds one change of level in a series."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 
 MIN_SEGMENT = 4
-"""Points a side: fewer have no median worth the name."""
+"""Fewest points on each side."""
 
 MIN_MADS = 3.0
 """The levels must differ by more than this many robust standard deviations of the points around them."""
 
 LEVEL = 0.01
-"""Chance, at most, that a series without a change looks like this."""
+"""Highest probability that a series without a change looks like this."""
 
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -37,20 +37,13 @@ class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_change(values: Sequence[float]) -> ChangePoint | None:
-    """Finds one change of level by ranks, so that single spikes count for little.
+    """Find one change of level by ranks, so that single spikes count for little; None without one.
 
     Pettitt's test (A. N. Pettitt, Applied Statistics 28, 1979): the split with the largest rank statistic, with
-    p ≈ 2 exp(-6 K² / (n³ + n²)). Points near one another resemble each other in a training, which makes that p
-    too small; so the medians must also differ by more than ``MIN_MADS`` robust standard deviations of the residuals:
-    of those from the two levels or from a straight line, whichever fits better, so that a slow rise is found as one
-    step in its middle. A level that only a few points at either end hold is not found: about 16 points are needed in
-    all.
-
-    Args:
-        values: The series in order.
-
-    Returns:
-        The change; None where there is none, the series is too short, or it holds a value that is not finite.
+    p ≈ 2 exp(-6 K² / (n³ + n²)). Neighboring points of a training are correlated, which makes that p too small; so the
+    medians must also differ by more than ``MIN_MADS`` robust standard deviations of the residuals from the two levels
+    or from a straight line, whichever fits better. A slow rise is therefore found as one step in its middle. A level
+    that only a few points at either end have is not found: about 16 points are needed in all.
     """
     series = np.asarray(values, dtype=np.float64)
     n = len(series)

@@ -1,4 +1,4 @@
-"""Sets two sessions, or two groups of them, beside each other."""
+"""Compares two sessions, or two groups of them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from lightning_perf.records import (
 from .single_runs import MIN_POINTS, MIN_RUNS_TO_TELL, USUAL_NOISE, Level, level, ratio_of
 
 BAND = 0.02
-"""Change that counts as none: what a finding must gain at least to be one."""
+"""Change that counts as none, as for findings."""
 
 RULED_OUT = 0.10
-"""What ``no_change`` rules out. Single runs differ by some per cent whatever is done, so a narrower claim would
-hardly ever be possible."""
+"""Change that ``no_change`` rules out; single runs differ by some per cent, so less can rarely be ruled out."""
 
 MIN_SHARE = 0.01
-"""Phases that take less of the step on both sides have no interval: their ratio says nothing of the training."""
+"""Phases with a smaller share on both sides get no interval."""
 
 MIN_EPOCHS = 3
 """Whole epochs after the first that the spread of epochs needs."""
@@ -53,14 +52,10 @@ Source = tuple[str, Session]
 
 
 def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Comparison:
-    """Compares one side with the other.
-
-    Args:
-        base: The sessions of one side: runs of the same training; at least one.
-        new: Of the other side, likewise.
+    """Compare two sides; each has one or more runs of the same training.
 
     Raises:
-        SessionError: A side is empty, a run stands on both sides, or their stages differ.
+        SessionError: A side is empty, a run is on both sides, or their stages differ.
     """
     _check(base, new)
     before, after = [session for _, session in base], [session for _, session in new]
@@ -91,7 +86,7 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
 
 
 class _Judge:
-    """Times of both sides, and what they say of each other."""
+    """Compares the times of both sides."""
 
     def __init__(
         self, before: Sequence[Session], after: Sequence[Session], scales: tuple[float, float], noise: float
@@ -168,12 +163,12 @@ def _step_level(steady: StageTimes, session: Session) -> Level | str:
 
 
 def _wall_level(steady: StageTimes, session: Session) -> Level | str:
-    """All of an epoch by its steps: of whole epochs, without the first, which holds the startup."""
+    """Return the wall time per step of whole epochs, without the first, which includes the startup."""
     epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
     usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
     walls = np.log([epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual])
     if len(walls) >= MIN_EPOCHS:
-        # Epochs are long: they hardly depend on one another.
+        # Epochs are long enough to be independent.
         return Level(float(walls.mean()), float(walls.var(ddof=1)) / len(walls), len(walls))
     n_steps = steady.n_steps + _first_steps(steady, session)
     if steady.span_s <= 0 or n_steps == 0:
@@ -196,13 +191,13 @@ def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
 
 
 def _whole_blocks(steady: StageTimes) -> Sequence[Block]:
-    """The timeline without a last block of fewer steps: it would count for as much as the others."""
+    """Return the timeline without a shorter last block, which would have the same weight."""
     blocks = steady.timeline
     return blocks[:-1] if len(blocks) > 1 and blocks[-1].n_steps < blocks[0].n_steps else blocks
 
 
 def _first_steps(steady: StageTimes, session: Session) -> int:
-    """The first steps of epochs: the span holds them, ``n_steps`` leaves them out."""
+    """Return the number of first steps of epochs, which are part of the span but not of ``n_steps``."""
     seen = len(steady.fetch.first_s) if steady.fetch is not None else 0
     return max(seen, session.run.n_epochs - 1) if seen >= _FIRST_WAITS_KEPT else seen
 
@@ -213,7 +208,7 @@ def _share(session: Session, name: str) -> float:
 
 
 def _samples_per_step(session: Session) -> int | None:
-    """Of all ranks; None when the batch size of the (first) training loader is not known."""
+    """Return the samples per step of all ranks; None if the batch size of the first loader is unknown."""
     stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
     loaders = [loader for loader in session.settings.loaders if loader.stage == stage]
     if not loaders or loaders[0].batch_size is None:
@@ -222,7 +217,7 @@ def _samples_per_step(session: Session) -> int | None:
 
 
 def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:
-    """What two runs of this training differ by, and where that comes from."""
+    """Return the relative difference of two runs of this training, and its source."""
     measured = [trial.noise_band for session in sessions for trial in session.trials if trial.aa is not None]
     if measured:
         return max(measured), "the A/A pair of a trial of this training"
@@ -287,7 +282,7 @@ def _middle(values: Iterator[float | None]) -> float | None:
 
 
 def _findings(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FindingChange]:
-    """Those that appeared first, then those that went, then the rest; each group from worst to least."""
+    """Yield findings that appeared, then those that disappeared, then the rest; each group worst first."""
     base, new = _found(before), _found(after)
     known = sorted(
         base.keys() | new.keys(),
@@ -307,7 +302,7 @@ def _findings(before: Sequence[Session], after: Sequence[Session]) -> Iterator[F
 
 
 def _found(side: Sequence[Session]) -> dict[str, Finding]:
-    """Findings that at least half of the runs of a side have, as the first of them told them."""
+    """Return the findings of at least half of a side's runs, as in the first of these runs."""
     found: dict[str, list[Finding]] = {}
     for session in side:
         for code, finding in {one.code: one for one in reversed(session.findings)}.items():
@@ -333,7 +328,7 @@ def _environment(before: Session, after: Session) -> Iterator[Difference]:
 
 
 def _differences(name: str, base: Any, new: Any) -> Iterator[Difference]:
-    """Leaves that differ, by their path."""
+    """Yield values that differ, by their path."""
     before, after = (dict(_leaves(name, msgspec.to_builtins(side))) for side in (base, new))
     for path in dict.fromkeys((*before, *after)):
         if before.get(path) != after.get(path):
@@ -367,7 +362,7 @@ def _trials(before: Sequence[Session], after: Sequence[Session]) -> Iterator[Tri
 
 
 def _arms(trials: Sequence[Trial]) -> dict[str, Any]:
-    """By id, of the last trial that measured them."""
+    """Return arms by id, from the last trial that measured them."""
     return {arm.id: arm for trial in trials for arm in trial.arms if arm.treatments}
 
 

@@ -1,4 +1,4 @@
-"""What the makers say that their chips can do: dense matrix products and memory, by the name that the driver gives.
+"""Datasheet peaks of chips by driver name: dense matrix products and memory bandwidth.
 
 16-bit figures are those with sums in 32 bit, as torch computes them. Lightning's own table
 (``lightning.fabric.utilities.throughput``, 2.6) has some of these otherwise, and is wrong there:
@@ -84,13 +84,8 @@ _CHIPS: tuple[tuple[str, DatasheetPeak], ...] = (
 
 
 def datasheet_of(device_name: str) -> DatasheetPeak | None:
-    """The maker's figures for a chip.
+    """Return the datasheet figures of a chip; None if it is not listed.
 
-    Args:
-        device_name: As the driver gives it. It must match as a whole: parts of a chip (MIG), variants for laptops and
-            chips that are not listed have no figures here.
-
-    Returns:
-        The figures, or None for an unknown chip.
+    The driver's name must match as a whole, so that MIG slices and laptop variants have no figures.
     """
     return next((peak for name, peak in _CHIPS if re.fullmatch(name, device_name.strip())), None)

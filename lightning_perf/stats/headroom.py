@@ -1,4 +1,4 @@
-"""Memory as a fixed part and a part for each sample, and the largest batch that fits."""
+"""Memory as a fixed part plus a part per sample, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 MIN_SIZES = 2
-"""Different batch sizes that a line needs."""
+"""Batch sizes that a line needs."""
 
 
 def fit_samples(observed: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
-    """A line through batches of different size.
+    """Return fixed bytes and bytes per sample, fitted to ``(samples, bytes)`` of batches.
 
-    Args:
-        observed: ``(samples, bytes)`` of batches.
-
-    Returns:
-        Fixed bytes and bytes a sample, by least squares over the median of each size; None with one size only, or
-        where larger batches did not take more.
+    The line is fitted by least squares to the median of each size; None with one size only, or if larger batches did
+    not take more.
     """
     by_size: dict[int, list[int]] = {}
     for samples, n_bytes in observed:
@@ -33,7 +29,7 @@ def fit_samples(observed: Sequence[tuple[int, int]]) -> tuple[float, float] | No
 
 
 def largest_batch(capacity_bytes: float, margin_fraction: float, fixed_bytes: float, per_sample_bytes: float) -> int:
-    """The most samples with ``fixed + samples · per_sample ≤ capacity · (1 - margin)``; 0 where none fits."""
+    """Return the most samples with ``fixed + samples · per_sample ≤ capacity · (1 - margin)``; 0 if none fits."""
     if per_sample_bytes <= 0:
         raise ValueError(f"per_sample_bytes={per_sample_bytes!r}: expected more than 0, as fit_samples gives")
     left = capacity_bytes * (1 - margin_fraction) - fixed_bytes

@@ -1,4 +1,4 @@
-"""Whether a noisy series of memory readings climbs, and how fast."""
+"""Tests whether a noisy series of memory readings grows, and how fast."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_READINGS = 10
-"""Fewer have no interval worth the name, and no quarters."""
+"""Readings that an interval and a division into quarters need."""
 
 LEAK_BYTES_PER_STEP = 64 * 2**20 / 1000
-"""64 MiB in a thousand steps: over a day of ten steps a second that is 54 GiB, which no training has to spare; less is
-within what allocators and caches of a healthy one still gain."""
+"""64 MiB per 1,000 steps: 54 GiB over a day of ten steps per second. Caches of a healthy training grow less."""
 
 MAX_CORRELATION = 0.9
-"""Above it a series is no longer told from a random walk; the interval is then widened 4.4 times."""
+"""Above it, a series cannot be distinguished from a random walk; the interval is then 4.4 times as wide."""
 
 QUARTER_PART = 1 / 3
-"""Of the mean rate, how fast the climb from each quarter to the next must be for it to count as steady."""
+"""Fraction of the mean rate that memory must grow by between all quarters to count as steady growth."""
 
 _Z_95 = 1.959964  # of the normal distribution, two-sided 95 %
 
@@ -32,7 +31,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         slope: Median of all pairwise slopes.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        is_steady: Whether every quarter climbs like the others; a warm-up that flattens or a single jump does not.
+        is_steady: Whether every quarter grows like the others; not a warm-up that flattens, or a single jump.
     """
 
     slope: float
@@ -42,20 +41,13 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_trend(x: Sequence[float], y: Sequence[float]) -> Trend | None:
-    """The Theil–Sen slope with an interval for readings that resemble their neighbours.
+    """Return the Theil–Sen slope with an interval for correlated readings; None with too few or non-finite readings.
 
     Sen's interval (P. K. Sen, JASA 63, 1968) takes the slopes at the ranks (N ± z·σ)/2, where σ² = n(n-1)(2n+5)/18 is
-    the variance of Kendall's S for independent readings. Memory is anything but: what a process holds now it mostly
-    held a moment ago. So σ² is multiplied by (1+r)/(1-r), r being the correlation of neighbouring residuals (the
-    effective sample size of a first-order autoregression; K. H. Hamed and A. R. Rao, J. Hydrology 204, 1998, correct
-    Kendall's test in the same way).
-
-    Args:
-        x: Positions, strictly rising.
-        y: Readings.
-
-    Returns:
-        The trend in units of y for one of x; None with fewer than ``MIN_READINGS`` readings or one that is not finite.
+    the variance of Kendall's S for independent readings. Memory readings are correlated, so σ² is multiplied by
+    (1+r)/(1-r), r being the correlation of neighboring residuals (the effective sample size of a first-order
+    autoregression; K. H. Hamed and A. R. Rao, J. Hydrology 204, 1998, correct Kendall's test in the same way).
+    Positions ``x`` must be strictly increasing.
     """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     n = len(xs)
@@ -73,10 +65,10 @@ def fit_trend(x: Sequence[float], y: Sequence[float]) -> Trend | None:
 
 
 def _neighbour_correlation(residuals: NDArray[np.float64]) -> float:
-    """Of neighbouring residuals, between 0 and ``MAX_CORRELATION``.
+    """Return the correlation of neighboring residuals, between 0 and ``MAX_CORRELATION``.
 
-    Short series show less of it than there is: by (1 + 4r)/n on average, which is put back (F. H. C. Marriott and
-    J. A. Pope, Biometrika 41, 1954).
+    In short series the estimate is too low by (1 + 4r)/n on average, which is corrected (F. H. C. Marriott and J. A.
+    Pope, Biometrika 41, 1954).
     """
     centred = residuals - np.median(residuals)
     power = float((centred**2).sum())
@@ -88,9 +80,9 @@ def _neighbour_correlation(residuals: NDArray[np.float64]) -> float:
 
 
 def _is_steady(xs: NDArray[np.float64], ys: NDArray[np.float64], slope: float) -> bool:
-    """Whether the medians of the quarters go the slope's way, each at its part of the mean rate.
+    """Return whether the medians of all quarters grow at a fraction of the mean rate.
 
-    Quarters of the readings, which may lie unevenly over the steps; so rates are compared, not rises.
+    Rates are compared rather than differences, because readings may be unevenly spaced.
     """
     at = np.array([np.median(quarter) for quarter in np.array_split(xs, 4)])
     levels = np.array([np.median(quarter) for quarter in np.array_split(ys, 4)])

@@ -1,4 +1,4 @@
-"""The change that counts as none, from runs of one arm."""
+"""The change that counts as noise, from runs of one arm."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ import numpy as np
 from .estimates import MIN_RUNS, MIN_RUNS_FOR_DRIFT, Runs, drift, levels
 
 MIN_BAND = 0.01
-"""Below 1 % a machine that does other things too differs from itself."""
+"""Smallest band: machines with other processes vary by 1 %."""
 
 _LARGEST = 10.0  # of the logarithm: a factor of 22,000 is as good as any
 _REACH = 1.959964 * math.sqrt(2)  # standard deviations that a difference of two normal values exceeds 1 time in 20
 
 
 def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
-    """The relative change that counts as none: what two runs of the same training differ by in 19 of 20 cases.
+    """Return the relative difference that two runs of the same training stay within in 19 of 20 cases.
 
-    A property of the machine and the training, so it does not shrink with more runs, as an interval does: more
-    repeats settle at last whether an arm lies within it.
+    It is a property of the machine and the training, so it does not shrink with more runs as an interval does. At least
+    ``MIN_BAND``, also with too few runs.
 
     Args:
         runs: Block means of both halves of the A/A pair, by run.
-        at: Their places in the order in which all runs were made; with ``MIN_RUNS_FOR_DRIFT`` runs the machine's
-            drift is taken out.
-
-    Returns:
-        At least ``MIN_BAND``, which is also the answer to fewer than ``MIN_RUNS`` runs.
+        at: Positions of the runs in the order of all runs; with ``MIN_RUNS_FOR_DRIFT`` runs, drift is removed.
     """
     logs = levels(runs)
     n, n_fitted = len(logs), 1

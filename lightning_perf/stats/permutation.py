@@ -1,7 +1,6 @@
-"""An exact permutation test of two groups of runs, and the level that so few runs can reach at all.
+"""An exact permutation test of two groups of runs.
 
-Runs are exchanged, never blocks: blocks of one run resemble each other, and the test would take them for more evidence
-than they are.
+Runs are exchanged, never blocks: blocks of one run are correlated, so the test would overestimate their evidence.
 """
 
 from __future__ import annotations
@@ -13,33 +12,27 @@ from itertools import combinations
 import numpy as np
 
 LEVEL = 0.05
-"""Of one comparison, two-sided."""
+"""Significance level of one comparison, two-sided."""
 
 MAX_SPLITS = 50_000
-"""Splits that are enumerated, in a tenth of a second: 9 + 9 runs have 48,620."""
+"""Most splits to enumerate, in about 0.1 s: 9 + 9 runs have 48,620."""
 
 
 def smallest_p(m: int, n: int) -> float:
-    """The smallest two-sided p-value that m and n runs can give: 2 / C(m+n, m), at most 1."""
+    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1."""
     return min(1.0, 2 / math.comb(m + n, m))
 
 
 def can_reach(m: int, n: int, level: float = LEVEL) -> bool:
-    """Whether m and n runs can show a difference at ``level`` at all: 3 and 3 cannot at 0.05, 4 and 4 can."""
+    """Return whether m and n runs can show a difference at ``level``: 3 and 3 cannot at 0.05, 4 and 4 can."""
     return smallest_p(m, n) <= level
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The two-sided p-value of the difference of means, over every split of the values into groups of these sizes.
+    """Return the two-sided p-value of the difference of means of two groups, with one value per run.
 
-    Twice the smaller one-sided value, at most 1; never below ``smallest_p``.
-
-    Args:
-        a: One figure a run.
-        b: The same for the other group.
-
-    Returns:
-        None where a group is empty, or where there are more than ``MAX_SPLITS`` splits.
+    It is twice the smaller one-sided value over all splits into groups of these sizes, at most 1. None if a group is
+    empty, or with more than ``MAX_SPLITS`` splits.
     """
     m, n = len(a), len(b)
     if m == 0 or n == 0 or math.comb(m + n, m) > MAX_SPLITS:

@@ -18,13 +18,7 @@ _N_BINS = math.ceil(math.log(_HIGHEST / _LOWEST) / _LOG_GAMMA) + 2
 
 
 class LogHistograms:
-    """Logarithmic histograms of several series of durations, updated together.
-
-    Memory is constant: about 9 kB a series, however many values come.
-
-    Args:
-        n_series: How many series.
-    """
+    """Logarithmic histograms of several series of durations, in constant memory: about 9 kB per series."""
 
     def __init__(self, n_series: int) -> None:
         self.n_series = n_series
@@ -33,11 +27,7 @@ class LogHistograms:
         self._offsets = np.arange(n_series, dtype=np.int64) * _N_BINS
 
     def add(self, durations_ns: NDArray[np.int64]) -> None:
-        """Adds rows.
-
-        Args:
-            durations_ns: Shape (rows, n_series), nanoseconds ≥ 0.
-        """
+        """Add durations in nanoseconds, shape (rows, n_series)."""
         if durations_ns.shape[0] == 0:
             return
         scaled = np.log(np.maximum(durations_ns, 1) / _LOWEST) / _LOG_GAMMA
@@ -47,14 +37,9 @@ class LogHistograms:
         self.n += durations_ns.shape[0]
 
     def quantiles(self, series: int, probabilities: tuple[float, ...]) -> tuple[float, ...]:
-        """Quantiles of one series in nanoseconds, within ``RELATIVE_ERROR``; values below 100 ns count as 0.
+        """Return quantiles of one series in nanoseconds, within ``RELATIVE_ERROR``; NaN while the series is empty.
 
-        Args:
-            series: Which.
-            probabilities: In 0…1.
-
-        Returns:
-            One value a probability; NaN while the series is empty.
+        Values below 100 ns count as 0. Probabilities are in 0…1.
         """
         if self.n == 0:
             return tuple(math.nan for _ in probabilities)

@@ -35,14 +35,14 @@ WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precis
 
 
 class Least(NamedTuple):
-    """Seconds that a piece of work takes at least, by ceiling; None where the ceiling is not known."""
+    """Lower bounds in seconds of a piece of work, by ceiling; None if the ceiling is unknown."""
 
     compute_s: float | None
     bandwidth_s: float | None
     launch_s: float | None
 
     def largest(self) -> tuple[Bound, float] | None:
-        """The ceiling that decides, and its seconds."""
+        """Return the limiting ceiling and its seconds."""
         known: list[tuple[Bound, float]] = []
         for name, value in zip(("compute", "bandwidth", "launch"), self, strict=True):
             if value is not None:
@@ -51,15 +51,7 @@ class Least(NamedTuple):
 
 
 def least(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precision: str) -> Least:
-    """The three lower bounds of a piece of work.
-
-    Args:
-        flops: Its operations.
-        n_bytes: Read and written, as if nothing stayed in a cache: of work that fits one, more than memory saw.
-        n_operators: Started.
-        ceilings: Of the device.
-        precision: Of its arithmetic.
-    """
+    """Return the three lower bounds of a piece of work; ``n_bytes`` are counted as if there were no cache."""
     speed = ceilings.matmul_flops_per_s.get(precision)
     rate, launch_s = ceilings.copy_bytes_per_s, ceilings.launch_s
     return Least(
@@ -70,7 +62,7 @@ def least(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precis
 
 
 def bound_of(work: Least, seconds: float | None) -> Bound | None:
-    """What limits a piece of work that took so long; None where time or ceilings are missing."""
+    """Return what limits a piece of work that took ``seconds``; None if time or ceilings are missing."""
     found = work.largest()
     if seconds is None or seconds <= 0 or found is None or work.compute_s is None or work.bandwidth_s is None:
         return None
@@ -79,18 +71,18 @@ def bound_of(work: Least, seconds: float | None) -> Bound | None:
 
 
 def ridge(ceilings: Ceilings, precision: str) -> float | None:
-    """Operations a byte from which on arithmetic decides rather than memory; None where either is not known."""
+    """Return the operations per byte above which arithmetic is the limit; None if a ceiling is unknown."""
     speed = ceilings.matmul_flops_per_s.get(precision)
     return speed / ceilings.copy_bytes_per_s if speed and ceilings.copy_bytes_per_s else None
 
 
 def intensity(flops: int | None, n_bytes: int | None) -> float | None:
-    """Operations a byte; None where either is not known, or no byte moved."""
+    """Return the operations per byte; None if either is unknown, or no byte moved."""
     return flops / n_bytes if flops is not None and n_bytes else None
 
 
 def speed_up(ceilings: Ceilings, precision: str) -> tuple[str, float] | None:
-    """The fastest 16-bit precision, and how many times faster its products are; None where none is faster."""
+    """Return the fastest 16-bit precision and the speedup of its matrix products; None if none is faster."""
     now = ceilings.matmul_flops_per_s.get(precision)
     if not now or precision in LOWER_PRECISIONS:
         return None
@@ -100,7 +92,7 @@ def speed_up(ceilings: Ceilings, precision: str) -> tuple[str, float] | None:
 
 
 def advice(bound: Bound | None, precision: str, ceilings: Ceilings | None) -> str:
-    """What would help a piece of work; empty where nothing is known."""
+    """Return advice for a piece of work; empty if nothing is known."""
     if bound is None or ceilings is None:
         return ""
     if bound == "compute":
@@ -123,15 +115,15 @@ def assessed(
     n_timed: int = 0,
     is_optimizer_timed: bool = False,
 ) -> ModelProfile:
-    """The profile against what the device can do.
+    """Return the profile compared with what the device can do.
 
     Args:
-        profile: Counted; times of modules as far as they are known.
-        ceilings: Of the device; None where not measured. Ceilings that the model outran are left out, with a reason.
+        profile: Counted operations, with the times that are known.
+        ceilings: None if not measured. Ceilings that the model exceeds are left out, with a reason.
         datasheet: None for an unknown chip.
-        step_s: Of a training step; None to keep the profile's own.
-        n_timed: Steps behind it.
-        is_optimizer_timed: Whether it holds the optimizer's step.
+        step_s: Time of a training step; None to keep the profile's own.
+        n_timed: Steps that ``step_s`` is based on.
+        is_optimizer_timed: Whether ``step_s`` includes the optimizer's step.
     """
     if step_s is not None:
         profile = msgspec.structs.replace(
@@ -166,10 +158,9 @@ def assessed(
 def utilisation(
     profile: ModelProfile, ceilings: Ceilings | None, datasheet: DatasheetPeak | None
 ) -> Utilisation | None:
-    """Model FLOPS utilisation (PaLM, 2022): arithmetic of the model ÷ time ÷ what the device can do.
+    """Return the model FLOPS utilisation (PaLM, 2022) of a training step, else of the forward pass.
 
-    Of a training step where one was timed, else of the forward pass; None where arithmetic, time or both ceilings are
-    missing.
+    None if operations, time or both ceilings are missing.
     """
     timed = profile.step_s or profile.forward_s
     if profile.forward_flops is None or timed is None or timed.p50 <= 0:
@@ -195,9 +186,9 @@ def utilisation(
 
 
 def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
-    """Of forward and backward: the lower bounds of modules and loss, each by what limits it, added up.
+    """Return what limits forward and backward: the lower bounds of modules and loss, added up by their limits.
 
-    Their time is that of the modules where these were timed; else the step's, in which the optimizer has its part too.
+    They are compared with the time of the modules, or of the whole step if modules were not timed.
     """
     timed = profile.step_s or profile.forward_s
     by_module = [spent_s for module in profile.modules if (spent_s := module_s(module)) is not None]
@@ -221,13 +212,13 @@ def _least_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> Leas
 
 
 def least_of_step(profile: ModelProfile, ceilings: Ceilings) -> Least:
-    """The three lower bounds of forward and backward of the step that was counted, each as if the others were free."""
+    """Return the three lower bounds of forward and backward of the counted step."""
     n_operators = sum(module.n_operators or 0 for module in profile.modules)
     return least(*work_of(profile), n_operators, ceilings, profile.precision)
 
 
 def work_of(counted: ModuleProfile | ModelProfile) -> tuple[int, int]:
-    """Operations and bytes of forward and backward together, in one step; 0 for what was not counted."""
+    """Return operations and bytes of forward and backward in one step; 0 for what was not counted."""
     return (
         (counted.forward_flops or 0) + (counted.backward_flops or 0),
         (counted.forward_bytes or 0) + (counted.backward_bytes or 0),
@@ -235,7 +226,7 @@ def work_of(counted: ModuleProfile | ModelProfile) -> tuple[int, int]:
 
 
 def module_s(module: ModuleProfile) -> float | None:
-    """Seconds of a module in a step, forward and backward; None where not timed."""
+    """Return the seconds per step of a module, forward and backward; None if not timed."""
     times: Sequence[float | None] = (module.forward_s, module.backward_s)
     known = [value for value in times if value is not None]
     return sum(known) if known else None

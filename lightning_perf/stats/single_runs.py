@@ -69,24 +69,21 @@ def level(course: Sequence[float]) -> Level:
 
 
 def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Interval | None:
-    """``new`` ÷ ``base``: above 1 where the new one is slower.
+    """Return ``new`` ÷ ``base``, above 1 if the new side is slower.
 
-    With ``MIN_RUNS_TO_TELL`` runs or more on both sides it is Welch's interval over the runs, and neither their steps
-    nor ``noise`` count. Otherwise it is made of what the steps tell and of ``noise``, squares added; where the runs of
-    a side differ by more than ``noise``, of that.
+    With ``MIN_RUNS_TO_TELL`` runs on both sides it is Welch's interval over the runs. Otherwise the spread within runs
+    and ``noise`` are added in squares; if runs of a side differ by more than ``noise``, that is used. None if a
+    side has no run, or if a run is too short to know its spread and there are too few runs.
 
     Args:
         base: Runs of one side.
-        new: Of the other.
-        noise: What two runs of one training differ by in 19 of 20 cases, relative.
-
-    Returns:
-        None where a side has no run, or where a run is too short to tell its spread and there are too few of them.
+        new: Runs of the other side.
+        noise: Relative difference of two runs of one training in 19 of 20 cases.
     """
     if not base or not new:
         return None
     if len(base) >= MIN_RUNS_TO_TELL and len(new) >= MIN_RUNS_TO_TELL:
-        # One value a run: the medians that the function takes of them are they themselves.
+        # One value per run, which is its own median.
         return ratio_interval([[math.exp(one.log)] for one in new], [[math.exp(one.log)] for one in base])
     if any(one.variance is None for one in (*base, *new)):
         return None
@@ -100,19 +97,19 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
 
 
 def _differ(runs: Sequence[Level]) -> float:
-    """The largest difference of two runs of a side, as a logarithm; 0 of a single run."""
+    """Return the largest difference of two runs of a side, as a logarithm."""
     logs = [one.log for one in runs]
     return max(logs) - min(logs)
 
 
 def _pooled(runs: Sequence[Level]) -> tuple[float, int]:
-    """The variance of the mean of the runs' levels, from within them, and the values behind it."""
+    """Return the variance of the mean of the runs' levels, from within the runs, and the number of values."""
     variance = sum(one.variance or 0.0 for one in runs) / len(runs) ** 2
     return variance, max(2, int(sum(one.n for one in runs)))
 
 
 def _correlation(values: NDArray[np.float64]) -> float:
-    """Of each value with the next, between 0 and ``_MAX_CORRELATION``."""
+    """Return the correlation of neighboring values, between 0 and ``_MAX_CORRELATION``."""
     centred = values - values.mean()
     square = float((centred**2).sum())
     if square == 0:

@@ -1,4 +1,4 @@
-"""When a run has warmed up, and whether it then stays as it is."""
+"""The warm-up of a run, and whether the run is steady afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AGREEMENT = 0.10
-"""Halves whose medians differ by less than this fraction count as the same state."""
+"""Relative difference of medians below which two halves count as equal."""
 
 _SETTLED_STEPS = 3  # successive usual steps that end the warm-up: one alone can be luck
 _MADS = 3.0  # a step within 3 robust standard deviations of the median is usual
@@ -14,16 +14,10 @@ _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 def warmup_length(step_ns: NDArray[np.int64]) -> int:
-    """How many steps at the start are not yet like the later ones.
+    """Return how many steps at the start are warm-up: at least one, at most half of them.
 
-    The second half of the steps says what is usual (median and median absolute deviation); warm-up ends with the first
-    three successive usual steps. The very first step always counts as warm-up, at most half of the steps do.
-
-    Args:
-        step_ns: Durations in order, shape (steps,).
-
-    Returns:
-        Steps to leave out; 0 only when there are none.
+    The second half of the steps defines a usual step (median and median absolute deviation); warm-up ends with the
+    first three successive usual steps. ``step_ns`` has shape (steps,).
     """
     n = len(step_ns)
     if n < 2:
@@ -40,11 +34,7 @@ def warmup_length(step_ns: NDArray[np.int64]) -> int:
 
 
 def halves_agree(values: NDArray[np.float64]) -> bool:
-    """Whether the medians of the first and second half differ by less than ``AGREEMENT``.
-
-    Args:
-        values: Positive figures in order of time, shape (n,), n ≥ 2.
-    """
+    """Return whether the medians of the halves of at least two positive values differ by less than ``AGREEMENT``."""
     middle = len(values) // 2
     first, second = float(np.median(values[:middle])), float(np.median(values[middle:]))
     return abs(second - first) <= AGREEMENT * max(first, second)

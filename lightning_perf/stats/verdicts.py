@@ -1,4 +1,4 @@
-"""What two groups of runs say of each other, against the noise band."""
+"""Compares two groups of runs against the noise band."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from .permutation import LEVEL, can_reach, permutation_p
 Call = Literal["improved", "regressed", "no_change", "inconclusive"]
 
 MAX_SAME = 0.05
-"""Where runs differ by more than 5 %, an interval within the noise does not say that nothing changed: 5 % is a change
-that matters to its user."""
+"""Largest change that may count as none, however wide the noise: 5 % matters to users."""
 
 MAX_MORE = 30
-"""More repeats than anyone would wait for."""
+"""Most repeats that are suggested."""
 
 
 class ArmComparison(NamedTuple):
     """One arm against another.
 
     Attributes:
-        call: What the interval says against the band.
+        call: Position of the interval relative to the band.
         speedup: Base step ÷ new step; None with too few runs.
-        p_value: Of the exact permutation test; None with too many runs to enumerate, or none.
-        repeats_needed: More repeats that would probably settle it; None when settled, or when no number would.
-        reason: Why it is inconclusive; empty otherwise.
+        p_value: Of the exact permutation test; None without runs, or with too many to enumerate.
+        repeats_needed: More repeats that would probably settle it; None if settled, or if no number would.
+        reason: Why it is inconclusive.
     """
 
     call: Call
@@ -46,15 +45,7 @@ def compare(
     base_at: Sequence[float] | None = None,
     new_at: Sequence[float] | None = None,
 ) -> ArmComparison:
-    """Compares two arms.
-
-    Args:
-        base: Block means of the runs of one arm.
-        new: Of the other.
-        band: Relative change that counts as none, > 0.
-        base_at: Places of the runs in the order in which all were made; None to leave the machine's drift in.
-        new_at: The same for ``new``.
-    """
+    """Compare two arms, given as for ``ratio_interval``; ``band`` is the relative change that counts as none."""
     speedup = ratio_interval(base, new, base_at, new_at)
     if speedup is None:
         more = max(1, MIN_RUNS - min(len(base), len(new)))
@@ -74,9 +65,9 @@ def compare(
 
 
 def call(speedup: Interval, band: float) -> Call:
-    """``improved`` or ``regressed`` wholly beyond the band, ``no_change`` wholly inside, else ``inconclusive``.
+    """Return ``improved`` or ``regressed`` beyond the band, ``no_change`` inside, else ``inconclusive``.
 
-    The band is as wide on either side in ratios: 1/(1 + band) … 1 + band. No change is one within ``MAX_SAME`` at most.
+    The band is 1/(1 + band) … 1 + band; inside means within ``MAX_SAME`` at most.
     """
     if speedup.low > 1 + band:
         return "improved"
@@ -87,16 +78,10 @@ def call(speedup: Interval, band: float) -> Call:
 
 
 def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
-    """More repeats until the interval would leave the band or lie in it, should estimate and spread stay as they are.
+    """Return how many more repeats would settle the comparison, if estimate and spread stay the same.
 
-    Args:
-        base: Block means by run; it grows as it did so far (twice as fast where it is an A/A pair).
-        new: Of the other arm.
-        band: Relative change that counts as none.
-
-    Returns:
-        At least 1; None where ``MAX_MORE`` would not do: the estimate lies at the edge of the band, or in a band that
-        is wider than ``MAX_SAME``.
+    ``base`` grows as it did so far (twice as fast if it is an A/A pair). At least 1; None if ``MAX_MORE`` are not
+    enough: the estimate is at the edge of the band, or in a band wider than ``MAX_SAME``.
     """
     a, b = levels(base), levels(new)
     if len(a) < MIN_RUNS or len(b) < MIN_RUNS:

@@ -1,4 +1,4 @@
-"""Everything that one trace says, as a record."""
+"""Analyzes one trace."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .whatif import predict
 
 
 def analyze(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> TraceRecord:
-    """Reads a trace file and says what host and device were doing.
+    """Analyze a trace file: what host and device were doing.
 
     Args:
         path: A trace of ``torch.profiler`` as JSON or gzip, of torch 1.8 or newer, CUDA, ROCm or CPU.
-        max_bytes: Most text that a compressed file may hold; None for the usual guards.
+        max_bytes: Most text that a compressed file may contain; None for the default limits.
 
     Raises:
         TraceError: It cannot be read; the message says why.
@@ -46,12 +46,12 @@ def analyze(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Tr
 
 
 def analyze_trace(trace: Trace) -> TraceRecord:
-    """Says what host and device were doing in a trace that was read, or came from a live profiler."""
+    """Analyze a trace that was read, or came from a live profiler."""
     return analyze_timeline(Timeline(trace))[0]
 
 
 def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
-    """The same, with what other ranks' traces are compared with; None where the trace does not tell its rank."""
+    """Return the analysis, and the data for comparing ranks (None if the trace does not contain its rank)."""
     trace = timeline.trace
     steps = timeline.steps
     phases = find_phases(timeline)
@@ -98,11 +98,7 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
 
 
 def _checked(record: TraceRecord) -> TraceRecord:
-    """Return the record with its text cleaned: names of events and files come from anyone.
-
-    Raises:
-        TraceError: A figure is out of the bounds of its unit.
-    """
+    """Return the record with cleaned text and checked figures, because traces may come from anyone."""
     try:
         return msgspec.convert(checked(msgspec.to_builtins(record), TraceRecord), TraceRecord)
     except Refused as error:
@@ -121,7 +117,7 @@ def _device_name(timeline: Timeline) -> str | None:
 
 
 def _era(trace: Trace) -> str:
-    """Older profilers wrote their categories with capital letters."""
+    """Return the profiler's generation: older ones wrote categories with capital letters."""
     if trace.categories & {"Operator", "Kernel", "Runtime"}:
         return "kineto-2021"
     return "kineto-2022" if trace.categories & {"cpu_op", "kernel", "cuda_runtime", "user_annotation"} else "unknown"
@@ -160,7 +156,7 @@ def _why_no_device(timeline: Timeline) -> str:
 
 
 def _verdict(timeline: Timeline) -> Verdict | None:
-    """Only that nothing can be said; diagnoses are the rules' business."""
+    """Return a verdict if nothing can be diagnosed; otherwise the rules decide."""
     if not timeline.hides_device:
         return None
     return Verdict(category="unknown", code=None, text=_why_no_device(timeline))

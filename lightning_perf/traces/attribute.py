@@ -1,4 +1,4 @@
-"""Host and device time of operators, and of the user's functions that called them."""
+"""Host and device time of operators and of the user's functions that called them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class OperatorTimes:
 
     Attributes:
         rows: Operators, in time order.
-        host_self: On the host, without the operators that it called.
-        device_self: Of the work that it launched itself.
-        device_total: Of the work that it or an operator under it launched.
-        is_outermost: Whether no operator of the same name called it, directly or not.
+        host_self: On the host, without called operators.
+        device_self: Of work that it launched directly.
+        device_total: Of work that it or called operators launched.
+        is_outermost: Whether no caller has the same name.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -53,12 +53,12 @@ class OperatorTimes:
         self._total_by_row = device_total
 
     def device_total_of(self, rows: Rows) -> Times:
-        """``device_total`` of the operators in these rows."""
+        """Return ``device_total`` of the operators in these rows."""
         return self._total_by_row[rows]
 
 
 def _outermost(names: npt.NDArray[Any], parents: Rows) -> npt.NDArray[np.bool_]:
-    """Whether an event has no caller, at any distance, of its own name."""
+    """Return whether each event has no direct or indirect caller of its own name."""
     result = np.ones(len(names), dtype=np.bool_)
     callers = parents.copy()
     pending = np.flatnonzero(callers >= 0)
@@ -72,7 +72,7 @@ def _outermost(names: npt.NDArray[Any], parents: Rows) -> npt.NDArray[np.bool_]:
 
 
 def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[OperatorTime, ...]:
-    """Operators of the analysed span by name, those with most time (own host time or device time) first."""
+    """Return the operators of the analyzed span by name, those with most host or device time of their own first."""
     trace = timeline.trace
     inside = timeline.steps.host_step_of(trace.starts[times.rows]) >= 0
     rows = times.rows[inside]
@@ -101,7 +101,7 @@ def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[Operat
 
 
 def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> tuple[CodeSite, ...]:
-    """The user's functions by the operators that they called in the analysed span, most time first."""
+    """Return the user's functions by the operators that they called in the analyzed span, most time first."""
     trace = timeline.trace
     tops = timeline.top_operators
     tops = timeline.steps.on_host(trace, tops)

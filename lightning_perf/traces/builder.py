@@ -31,10 +31,10 @@ from .kinds import (
 from .nesting import Rows
 
 _MAX_US: Final = 3.2e13
-"""Events more than a year from the others are left out: a stray time of 0 would make the trace decades long."""
+"""Events more than a year from the others are dropped: a time of 0 would make the trace decades long."""
 
 _MAX_TIME_US: Final = 4.0e15
-"""Clocks count from the epoch at most: times beyond the year 2096 are left out, and their sums in ns fit 64 bits."""
+"""Times beyond the year 2096 are dropped, so that sums in nanoseconds fit 64 bits."""
 
 
 class DeviceArguments(msgspec.Struct, gc=False):
@@ -51,7 +51,7 @@ _decode_device_arguments = msgspec.json.Decoder(DeviceArguments).decode
 
 
 class _Index(dict[Any, int]):
-    """Gives each new key the next number."""
+    """Numbers keys in the order of their first use."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -59,7 +59,7 @@ class _Index(dict[Any, int]):
 
 
 class _TextIndex(_Index):
-    """The same, of texts only."""
+    """Numbers texts; other keys are an error."""
 
     def __missing__(self, key: Any) -> int:
         if not isinstance(key, str):
@@ -68,7 +68,7 @@ class _TextIndex(_Index):
 
 
 class ColumnBuilder:
-    """Takes events batch by batch and keeps only their columns."""
+    """Collects the columns of events, batch by batch."""
 
     def __init__(self) -> None:
         self._n_events = 0
@@ -85,7 +85,7 @@ class ColumnBuilder:
         self._n_rows = 0
 
     def add(self, batch: Batch) -> None:
-        """Adds events read from a file."""
+        """Add events read from a file."""
         self._n_events += batch.n_events
         complete = batch.complete
         if not complete:
@@ -93,7 +93,7 @@ class ColumnBuilder:
         try:
             columns = self._columns(complete)
         except (TypeError, ValueError, OverflowError):
-            # Something is not what it should be; look at each event on its own.
+            # Some event is malformed: check each one.
             usable = [event for event in map(_sanitised, complete) if event is not None]
             self._n_dropped += len(complete) - len(usable)
             complete = usable
@@ -103,8 +103,7 @@ class ColumnBuilder:
         self._append(complete, *columns)
 
     def _columns(self, events: Sequence[Event | Complete]) -> tuple[npt.NDArray[Any], ...]:
-        # A list of attributes, a C loop over a dict, an array of known length: the fastest way through many small
-        # objects; attrgetter takes thrice as long.
+        # The fastest way through many small objects; attrgetter takes three times as long.
         n = len(events)
         starts = _times([event.ts for event in events])
         durations = _times([event.dur for event in events])
@@ -154,7 +153,7 @@ class ColumnBuilder:
             self._is_annotation = np.append(self._is_annotation, notes)
 
     def _kinds_by_name(self, kinds: npt.NDArray[np.uint8], names: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """The profiler of torch 1.8 calls steps and fetches operators; they are annotations."""
+        """Mark steps and fetches as annotations; the profiler of torch 1.8 records them as operators."""
         kinds[(kinds == OPERATOR) & self._is_annotation[names]] = ANNOTATION
         return kinds
 
@@ -187,11 +186,7 @@ class ColumnBuilder:
         return correlations, devices, streams, sizes
 
     def build(self, source: str, origin: Origin) -> Trace:
-        """The columns of all that was added.
-
-        Raises:
-            TraceError: There was no complete event of a known category.
-        """
+        """Return the trace; raise ``TraceError`` if there was no complete event of a known category."""
         if not self._n_rows:
             raise TraceError(
                 f"{source} holds {self._n_events:,} entries but no complete profiler event "
@@ -225,7 +220,7 @@ class ColumnBuilder:
 def _merged_threads(
     keys: list[tuple[Any, Any]], ids: npt.NDArray[np.int32]
 ) -> tuple[tuple[tuple[Any, Any], ...], npt.NDArray[np.int32]]:
-    """Some traces write a thread as 7, others as "7", some as both."""
+    """Merge threads written as 7 and as "7"."""
     merged = _Index()
     new_ids = np.array([merged[_plain(pid), _plain(tid)] for pid, tid in keys], dtype=np.int32)
     return tuple(merged), new_ids[ids]
@@ -236,7 +231,7 @@ def _plain(value: Any) -> Any:
 
 
 def _device_arguments(texts: list[msgspec.Raw]) -> list[DeviceArguments]:
-    """The arguments of many events: in one go, or one by one where one of them is not what it should be."""
+    """Decode the arguments of many events at once, or one by one if some are malformed."""
     try:
         return _decode_all_device_arguments(b"[" + b",".join(texts) + b"]")
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -259,7 +254,7 @@ def _numbers(index: _Index, keys: list[Any]) -> npt.NDArray[np.int32]:
 
 
 def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
-    """The values as numbers from 0 up to a limit; -1 for what is none."""
+    """Return the values as numbers from 0 up to a limit; -1 for others."""
     try:
         numbers = np.fromiter(values, np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
@@ -270,7 +265,7 @@ def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
 
 
 def _sanitised(event: Event | Complete) -> Event | None:
-    """The event with every field of the type it should have; None where its times are no numbers."""
+    """Return the event with the right types; None if its times are not numbers."""
     times = []
     for value in (event.ts, event.dur):
         try:

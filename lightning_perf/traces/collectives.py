@@ -1,4 +1,4 @@
-"""Collectives: which kind, of how many bytes, among which ranks, and how much of them nothing hides."""
+"""Collectives: their kinds, sizes, ranks, and the time that no computing hides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .timeline import Timeline
 SMALL_BYTES: Final = 1 << 20
 N_ROWS: Final = 16
 SYMMETRIC: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Nobody can end these before everybody has begun: they end at nearly the same moment on all ranks."""
+"""Collectives that end on all ranks at nearly the same time, because no rank can leave before all have arrived."""
 
 _HIDDEN_FRACTION: Final = 0.5
 _TYPE_BYTES: Final = {
@@ -43,20 +43,20 @@ _SHARDED_NAMES: Final = ("FSDP::", "FullyShardedDataParallel", "fsdp::")
 
 
 def collective_kind(name: str) -> str:
-    """``all_reduce`` and the like, from the name of a kernel, an annotation or an operator; ``other`` if it is none."""
+    """Return the kind by the name of a kernel, an annotation or an operator; ``other`` if it is unknown."""
     plain = _SEPARATORS.sub("", name.lower())
     return next((kind for part, kind in _KINDS if part in plain), "other")
 
 
 def bus_factor(kind: str, n_ranks: int) -> float:
-    """What nccl-tests multiply size ÷ time with to get bus bandwidth (its doc/PERFORMANCE.md, "Summary")."""
+    """Return the factor from size ÷ time to bus bandwidth (nccl-tests, doc/PERFORMANCE.md, "Summary")."""
     if kind == "all_reduce":
         return 2 * (n_ranks - 1) / n_ranks
     return (n_ranks - 1) / n_ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
 class Asked(NamedTuple):
-    """What the host asked for; None and -1 for what the trace does not tell."""
+    """What the host asked for; None and -1 if unknown."""
 
     kind: str | None = None
     size: int = -1
@@ -69,13 +69,13 @@ class Collectives:
     """The collectives of a trace, in time order.
 
     Attributes:
-        rows: Kernels; on a trace without device, what the backend's threads did.
-        kinds: For each, as ``collective_kind``.
-        sizes: Bytes as nccl-tests count them (see ``records.CollectiveTime``); -1 where the trace does not tell.
-        groups: The process group of each, by its ranks; empty where the trace does not tell.
-        group_sizes: Ranks of it; -1 where it is not told.
+        rows: Kernels; in a trace without device, the work of the backend's threads.
+        kinds: See ``collective_kind``.
+        sizes: Bytes as nccl-tests count them (see ``records.CollectiveTime``); -1 if unknown.
+        groups: Process groups, by their ranks; empty if unknown.
+        group_sizes: Ranks; -1 if unknown.
         asked_at: When the host asked.
-        exposed: Nanoseconds of each in which nothing was computed.
+        exposed: Nanoseconds in which nothing was computed.
     """
 
     rows: Rows
@@ -88,11 +88,11 @@ class Collectives:
 
 
 _MOST_RANKS, _MOST_BYTES = 2**24, 2**60
-"""Of one collective; files may give any numbers, and larger ones count as not told."""
+"""Larger numbers of one collective count as unknown."""
 
 
 def find_collectives(timeline: Timeline) -> Collectives:
-    """All collectives of the trace, inside the analysed span or not."""
+    """Find all collectives of the trace, inside the analyzed span or not."""
     trace = timeline.trace
     rows = timeline.communication_rows
     if len(rows):
@@ -108,7 +108,7 @@ def find_collectives(timeline: Timeline) -> Collectives:
         kind = one.kind or own.kind or collective_kind(trace.name(row))
         group_size = next((n for n in (own.group_size, one.group_size, world or -1) if 0 < n <= _MOST_RANKS), -1)
         size = own.size if own.size >= 0 else one.size
-        if kind == "all_gather" and size >= 0:  # told is what each rank gives
+        if kind == "all_gather" and size >= 0:  # the trace contains what each rank gives
             size = size * group_size if group_size > 0 else -1
         found.append((kind, size if -1 <= size <= _MOST_BYTES else -1, own.group or one.group, group_size))
     computing = timeline.computing
@@ -124,7 +124,7 @@ def find_collectives(timeline: Timeline) -> Collectives:
 
 
 def _asked_of_kernels(timeline: Timeline, rows: Rows) -> tuple[Times, list[Asked]]:
-    """When each kernel was launched, and what the annotations and operators around the launch say of it."""
+    """Return when each kernel was launched, and what annotations and operators around the launch say."""
     trace, launches = timeline.trace, timeline.launches
     position = np.searchsorted(launches.device_rows, rows)
     asked_at = launches.times(trace)[position]
@@ -148,7 +148,7 @@ def _asked_of_kernels(timeline: Timeline, rows: Rows) -> tuple[Times, list[Asked
 
 
 def _told_by(timeline: Timeline, rows: Rows) -> Asked:
-    """What nested notes about one collective say together, the innermost first."""
+    """Merge what nested annotations of one collective say, the innermost first."""
     trace = timeline.trace
     told = [_told(trace.details.get(row), trace.name(row)) for row in rows.tolist()]
     return Asked(
@@ -166,15 +166,15 @@ def _told(details: Details | None, name: str | None) -> Asked:
     if isinstance(details.collective, str) and kind == "other":
         kind = collective_kind(details.collective)
     group_size = details.group_size if type(details.group_size) is int else -1
-    # One text for all: a thousand ranks' logs hold it hundreds of times each.
+    # Interned, because the logs of all ranks contain it many times.
     group = sys.intern(details.group_ranks) if isinstance(details.group_ranks, str) else ""
-    if name is not None and name.startswith("c10d::"):  # what comes out is its first input
+    if name is not None and name.startswith("c10d::"):  # its first input is the output
         return Asked(kind if kind != "other" else None, -1, group, _shard_count(kind, details))
     return Asked(kind if kind != "other" else None, _bytes(details), group, group_size)
 
 
 def _shard_count(kind: str, details: Details) -> int:
-    """Ranks of an all-gather or reduce-scatter, from how much larger one side is than the other; -1 for not told."""
+    """Return the ranks of an all-gather or reduce-scatter by the ratio of its two sides; -1 if unknown."""
     sides = [shape[0] for shape in _list(details.shapes)[:2] if isinstance(shape, list) and len(shape) == 1]
     if kind not in ("all_gather", "reduce_scatter") or len(sides) < 2 or any(type(n) is not int for n in sides):
         return -1
@@ -204,9 +204,9 @@ def _width(dtype: str) -> int | None:
 
 
 def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Asked]]:
-    """Without a device: what the backend's own threads did, else the calls themselves.
+    """Find collectives of a trace without device: the work of the backend's threads, else the calls themselves.
 
-    gloo makes a reduce-scatter of an all-reduce; where the calls are as many, they tell what was asked for, and when.
+    gloo implements reduce-scatter by all-reduce; if there are as many calls, they define the kinds and times.
     """
     trace = timeline.trace
     notes = trace.rows(ANNOTATION, OPERATOR)
@@ -222,11 +222,8 @@ def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Asked]]:
     return rows, np.minimum(trace.starts[calls], trace.starts[rows]), asked
 
 
-# -- what is told about them -------------------------------------------------------------------------------------------
-
-
 def describe_communication(timeline: Timeline, collectives: Collectives, phases: Phases) -> Communication | None:
-    """Collectives of the analysed span; None without any."""
+    """Describe the collectives of the analyzed span; None without any."""
     trace, steps = timeline.trace, timeline.steps
     inside = np.flatnonzero(steps.touch(trace, collectives.rows))
     if not len(inside):
@@ -277,15 +274,7 @@ def _least_of_steps(timeline: Timeline, exposed: Intervals) -> float | None:
 def collective_times(
     kinds: list[str], group_sizes: Times, sizes: Times, durations: Times, exposed: Times
 ) -> tuple[CollectiveTime, ...]:
-    """Collectives by kind and size, those that take longest first.
-
-    Args:
-        kinds: Of each collective.
-        group_sizes: Ranks of each, -1 where not known.
-        sizes: Bytes of each, -1 where not known.
-        durations: Nanoseconds of each.
-        exposed: Of these, those in which nothing was computed.
-    """
+    """Group collectives by kind and size, most time first; arguments as in ``Collectives``."""
     found: dict[tuple[str, int, int], list[int]] = {}
     for i, (kind, n, size) in enumerate(zip(kinds, group_sizes.tolist(), sizes.tolist(), strict=True)):
         found.setdefault((kind, n, size.bit_length() if size >= 0 else -1), []).append(i)
@@ -312,7 +301,7 @@ def _collective_time(kind: str, n_ranks: int, sizes: Times, durations: Times, ex
 def _shard_traffic(
     timeline: Timeline, collectives: Collectives, phases: Phases, inside: Rows
 ) -> tuple[ShardTraffic, ...]:
-    """All-gathers and reduce-scatters of sharded training, by the phase in which the host asked for them."""
+    """Describe all-gathers and reduce-scatters of sharded training by the phase in which the host asked for them."""
     kinds = {collectives.kinds[i] for i in inside.tolist()}
     is_sharded = any(name.startswith(_SHARDED_NAMES) for name in timeline.trace.names)
     if not ({"all_gather", "reduce_scatter"} <= kinds or (is_sharded and kinds & {"all_gather", "reduce_scatter"})):

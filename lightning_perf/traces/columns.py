@@ -1,4 +1,4 @@
-"""A trace as columns: one array per property, one row per event, whatever profiler wrote it."""
+"""A trace as columns: one array per property, one row per event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .nesting import Rows
 
 
 class Details(msgspec.Struct, gc=False, rename="lower"):
-    """The arguments of an operator or a collective kernel that someone asks for, as far as they were recorded."""
+    """Recorded arguments of an operator or a collective kernel."""
 
     shapes: Any = msgspec.field(default=None, name="Input Dims")
     old_shapes: Any = msgspec.field(default=None, name="Input dims")
@@ -35,15 +35,14 @@ _decode_details = msgspec.json.Decoder(Details).decode
 
 
 class DetailsByRow:
-    """The arguments of operators, decoded when someone asks: most never are."""
+    """Arguments of events by row, decoded on demand."""
 
     def __init__(self, texts: dict[int, bytes]) -> None:
-        """Takes the JSON by row."""
         self._texts = texts
         self._decoded: dict[int, Details | None] = {}
 
     def get(self, row: int) -> Details | None:
-        """The arguments of a row; None where there are none, or none that can be read."""
+        """Return the arguments of a row; None if there are none that can be read."""
         if row not in self._texts:
             return None
         if row not in self._decoded:
@@ -51,7 +50,7 @@ class DetailsByRow:
         return self._decoded[row]
 
     def values(self) -> Iterator[Details]:
-        """Those of every row that has any, in the order in which they were read; none of them is kept."""
+        """Yield the arguments of all rows without keeping them."""
         return (details for text in self._texts.values() if (details := _details(text)) is not None)
 
 
@@ -64,13 +63,13 @@ def _details(text: bytes) -> Details | None:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a trace says about where it comes from; None for what it does not say."""
+    """Job and devices of a trace; None if unknown."""
 
     rank: int | None = None
     world_size: int | None = None
     devices: tuple[dict[str, Any], ...] = ()
     base_ns: int = 0
-    """What the trace's own times count from, nanoseconds since 1970; 0 where they count from there themselves."""
+    """Nanoseconds since 1970 from which the trace's times count; 0 if they count from 1970."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,23 +78,19 @@ class Trace:
 
     Attributes:
         source: File name, or ``"live"``.
-        origin: What it says about its machine and job.
         n_events: Entries read, of any kind.
-        n_dropped: Complete events left out because their times make no sense.
-        categories: Categories seen, as written.
-        names: Every different event name.
-        threads: ``(process, thread)`` by thread id.
-        kinds: ``OPERATOR``, ``ANNOTATION`` … for each row.
-        name_ids: Index into ``names``.
-        thread_ids: Index into ``threads``.
-        starts: Nanoseconds since ``base_us``.
-        ends: Likewise.
+        n_dropped: Complete events dropped because of impossible times.
+        categories: As written in the trace.
+        names: Distinct event names, to which ``name_ids`` refer.
+        threads: ``(process, thread)`` pairs, to which ``thread_ids`` refer.
+        kinds: See the constants in ``kinds``.
+        starts: Nanoseconds since ``base_us``, as ``ends``.
         correlations: Joins a runtime call with the device work it enqueued; -1 for none.
         devices: Device index of device work; -1 elsewhere.
         streams: Stream of device work; -1 elsewhere.
-        sizes: Bytes that a copy moved; -1 where unknown.
-        details: Arguments by row, only of operators and kernels that someone asks about.
-        base_us: The start of the first event, in the trace's own microseconds.
+        sizes: Bytes that a copy moved; -1 if unknown.
+        details: Arguments of operators and kernels that are analyzed.
+        base_us: Start of the first event, in the trace's own microseconds.
     """
 
     source: str
@@ -122,7 +117,7 @@ class Trace:
 
     @cached_property
     def durations(self) -> Times:
-        """Nanoseconds from start to end of each row."""
+        """Nanoseconds of each row."""
         return self.ends - self.starts
 
     @cached_property
@@ -130,13 +125,13 @@ class Trace:
         return {kind: np.flatnonzero(self.kinds == kind) for kind in range(UNKNOWN_DEVICE + 1)}
 
     def rows(self, *kinds: int) -> Rows:
-        """Rows of any of the kinds, in order."""
+        """Return the rows of any of the kinds, in order."""
         if len(kinds) == 1:
             return self._rows_by_kind[kinds[0]]
         return np.sort(np.concatenate([self._rows_by_kind[kind] for kind in kinds]))
 
     def rows_named(self, rows: Rows, matches: Any) -> Rows:
-        """Those of the rows whose name matches."""
+        """Return those of the rows whose name matches."""
         flags = np.zeros(len(self.names), dtype=np.bool_)
         ids = self.name_ids[rows]
         for name_id in np.flatnonzero(np.bincount(ids, minlength=len(flags))).tolist():
@@ -144,11 +139,11 @@ class Trace:
         return rows[flags[ids]]
 
     def intervals(self, rows: Rows) -> Intervals:
-        """When any of the rows was running."""
+        """Return when any of the rows was running."""
         return Intervals(self.starts[rows], self.ends[rows])
 
     def name(self, row: int) -> str:
-        """The name of a row."""
+        """Return the name of a row."""
         text: str = self.names[self.name_ids[row]]
         return text
 

@@ -1,4 +1,4 @@
-"""What the analysed span waits for, second by second: the device's work, or the host that enqueues it."""
+"""Divides the analyzed span by what it waits for: work of the device, or the host that launches it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ N_PLACES = 8
 
 @dataclasses.dataclass(frozen=True)
 class _Gaps:
-    """Moments in which the device was idle because the host was late, with the work that ended each.
+    """Gaps in which the device was idle because the host was late.
 
     Attributes:
-        launched: When that work was launched.
+        launched: When the work that ended the gap was launched.
         calls: Row of the runtime call that launched it; -1 for the end of the span.
     """
 
@@ -40,14 +40,13 @@ class _Gaps:
 def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Collectives) -> CriticalPath | None:
     """Divide the analysed span into exclusive causes whose seconds add up to it.
 
-    The host is waited for while the device is idle before work that was launched late. From there the host is on the
-    critical path back to where it last waited for the device or for data. What the device computes or copies meanwhile
-    is ``hidden``: faster kernels would only leave it idle for longer. Collectives are never hidden, since how long they
-    take is up to other ranks as well. All other work of the device is on the critical path. On a trace without device
-    work the host's operators take the place of kernels.
+    While the device is idle before work that was launched late, the host is on the critical path, back to where it last
+    waited for the device or for data. Work of the device meanwhile is ``hidden``: faster kernels would only leave it
+    idle for longer. Collectives are never hidden, because their duration depends on other ranks too. All other work of
+    the device is on the critical path. In a trace without device work, the host's operators replace kernels.
 
     Returns:
-        None where there was a device whose work the trace does not show.
+        None if the trace does not show the work of a device.
     """
     if timeline.hides_device:
         return None
@@ -102,7 +101,7 @@ def _on_host(timeline: Timeline, collectives: Collectives) -> CriticalPath:
 
 
 def _gaps(timeline: Timeline, span: Intervals) -> _Gaps:
-    """The late gaps, with the time before the first piece of work and after the last."""
+    """Return the late gaps, with the time before the first work and after the last."""
     trace, launches, busy = timeline.trace, timeline.launches, timeline.device
     starts, ends, launched = late_gaps(timeline)
     next_work = np.searchsorted(trace.starts[launches.device_rows], ends, side="left")
@@ -119,7 +118,7 @@ def _gaps(timeline: Timeline, span: Intervals) -> _Gaps:
 
 
 def _host_chain(timeline: Timeline, gaps: _Gaps) -> Intervals:
-    """Moments from the host's last wait before each late launch to the work that it launched."""
+    """Return the time from the host's last wait before each late launch to the launched work."""
     trace, busy = timeline.trace, timeline.device
     waits = waiting_rows(timeline)
     waits = waits[busy.covered(trace.starts[waits], trace.ends[waits]) > 0]
@@ -133,7 +132,7 @@ def _host_chain(timeline: Timeline, gaps: _Gaps) -> Intervals:
 
 
 def _device_causes(timeline: Timeline, path: Intervals) -> dict[str, int]:
-    """Nanoseconds of the path by what the device does; of several things at once the first in this order counts."""
+    """Return nanoseconds of the path by the device's activity; the first one in this order counts."""
     trace, launches = timeline.trace, timeline.launches
     copies = launches.device_rows
     up = trace.intervals(trace.rows_named(copies, lambda name: "HtoD" in name))
@@ -154,7 +153,7 @@ def _device_causes(timeline: Timeline, path: Intervals) -> dict[str, int]:
 
 
 def _kinds(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, float]:
-    """Seconds of computing on the path by kind of kernel; kernels that run at once share them."""
+    """Return seconds of computing on the path by kind of kernel; concurrent kernels share them."""
     trace, rows = timeline.trace, timeline.compute_rows
     names, position = np.unique(trace.name_ids[rows], return_inverse=True)
     on_path = path.covered(trace.starts[rows], trace.ends[rows])

@@ -1,4 +1,4 @@
-"""Why the device was idle: gaps between pieces of work, by cause."""
+"""Idle time of the device between pieces of work, by cause."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ HolisticTraceAnalysis' idle time breakdown (``consecutive_kernel_delay``)."""
 
 
 def describe_idle(timeline: Timeline, phases: Phases) -> Idle | None:
-    """Gaps between the pieces of work of the busiest stream, over the whole trace; None without two pieces of work.
+    """Describe the gaps of the busiest stream over the whole trace; None without two pieces of work.
 
-    The definition is the one that HolisticTraceAnalysis publishes for its idle time breakdown. For a piece of work
-    that starts at s, was launched at l, and follows one that ended at e on the same stream, the gap is s − e; it is
-    *host wait* if l > e, else *kernel wait* if s − e < ``QUEUE_GAP_NS``, else *other*. Work whose launch the trace
-    does not tell counts as launched in time.
+    The definition is that of HolisticTraceAnalysis' idle time breakdown: work that starts at s, was launched at l, and
+    follows work that ended at e on the same stream has the gap s − e; it is *host wait* if l > e, else *kernel wait* if
+    s − e < ``QUEUE_GAP_NS``, else *other*. Work with an unknown launch counts as launched in time.
 
-    ``host_wait_by_phase_s`` looks at the whole device instead: moments in which no stream worked, before work that was
-    launched after the device had fallen idle; the part that the host spent waiting for data is ``data_loading``, the
-    rest belongs to the phase of the launch that ended the gap. It is limited to the analysed span.
+    ``host_wait_by_phase_s`` counts gaps of the whole device in the analyzed span: time that the host waited for data is
+    ``data_loading``, the rest belongs to the phase of the launch that ended the gap.
     """
     trace, work = timeline.trace, timeline.launches.device_rows
     if len(work) < 2:
@@ -54,10 +52,9 @@ def describe_idle(timeline: Timeline, phases: Phases) -> Idle | None:
 
 
 def late_gaps(timeline: Timeline) -> tuple[Times, Times, Times]:
-    """Moments in which the whole device was idle because the host was late, inside the analysed span.
+    """Return gaps of the whole device in the analyzed span because the host was late.
 
-    Returns:
-        For each: its start, its end (the next work's start), and when that work was launched. In time order.
+    In time order: their starts, their ends (the start of the next work), and when that work was launched.
     """
     trace, launches = timeline.trace, timeline.launches
     empty = np.empty(0, dtype=np.int64)
@@ -87,7 +84,7 @@ def _by_phase(timeline: Timeline, phases: Phases) -> dict[str, float]:
 
 
 def describe_device(timeline: Timeline) -> DeviceActivity | None:
-    """What the device did from the first to the last piece of work of the analysed span; None without any."""
+    """Describe the device from the first to the last work of the analyzed span; None without any."""
     trace = timeline.trace
     work = timeline.steps.inside(trace, timeline.launches.device_rows)
     if not len(work):
@@ -125,7 +122,7 @@ def _lanes(timeline: Timeline, work: Rows) -> Rows:
 
 
 def device_kind(timeline: Timeline) -> str:
-    """``"rocm"`` or ``"cuda"`` by the names of runtime calls; ``"unknown"`` where they do not tell."""
+    """Return ``"rocm"`` or ``"cuda"`` by the names of runtime calls, else ``"unknown"``."""
     names = timeline.trace.names
     if any(name.startswith("hip") for name in names):
         return "rocm"

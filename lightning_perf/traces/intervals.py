@@ -32,7 +32,7 @@ class Intervals:
     __slots__ = ("_before", "ends", "starts")
 
     def __init__(self, starts: Any = (), ends: Any = ()) -> None:
-        """Takes intervals in any order, overlapping or not; those that do not end after their start are dropped."""
+        """Take intervals in any order, overlapping or not; empty ones are dropped."""
         lo, hi = _times(starts), _times(ends)
         keep = hi > lo
         if not keep.all():
@@ -84,7 +84,7 @@ class Intervals:
         return self._combined(other, lambda a, b: a & ~b)
 
     def _combined(self, other: Intervals, keep: Callable[[Mask, Mask], Mask]) -> Intervals:
-        """The stretches between neighbouring edges of both sets that ``keep`` wants."""
+        """Return the intervals between neighboring edges of both sets that ``keep`` selects."""
         edges = np.sort(np.concatenate((self.starts, self.ends, other.starts, other.ends)), kind="stable")
         if len(edges) < 2:
             return Intervals()
@@ -93,7 +93,7 @@ class Intervals:
         return Intervals(edges[:-1][wanted], edges[1:][wanted])
 
     def contains(self, moments: Any) -> Mask:
-        """Which of the moments lie in the set."""
+        """Return which of the moments are in the set."""
         at = _times(moments)
         if not len(self):
             return np.zeros(len(at), dtype=np.bool_)
@@ -102,11 +102,11 @@ class Intervals:
         return found
 
     def clip(self, start: int, end: int) -> Intervals:
-        """The part of the set inside [start, end)."""
+        """Return the part of the set inside [start, end)."""
         return Intervals(np.maximum(self.starts, start), np.minimum(self.ends, end))
 
     def covered(self, starts: Any, ends: Any) -> Times:
-        """For each interval asked about, how many of its nanoseconds lie in the set. They may overlap each other."""
+        """Return how many nanoseconds of each given interval are in the set; the intervals may overlap."""
         lo, hi = _times(starts), _times(ends)
         return np.where(hi > lo, self._length_before(hi) - self._length_before(lo), 0)
 

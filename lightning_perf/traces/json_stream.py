@@ -1,4 +1,4 @@
-"""The bytes of a trace file, plain or gzip, as batches of events, in memory that does not grow with the file."""
+"""Reads a trace file, plain or gzip, as batches of events, in constant memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from lightning_perf.errors import TraceError
 from lightning_perf.records.files import open_regular
 
 CHUNK_BYTES = 512 << 10
-"""How much text is decoded at a time. Its events as objects take a few times that; larger pieces leave the processor's
-cache and need fresh memory, which makes them slower; smaller ones cost more calls."""
+"""Text that is decoded at a time: larger pieces leave the processor's cache, smaller ones need more calls."""
 
 MAX_BYTES = 16 << 30
-"""Most text that a compressed trace may hold unless the caller allows more."""
+"""Most text of a compressed trace, unless the caller allows more."""
 
 FREE_BYTES = 256 << 20
-"""A compressed trace may unfold to this size whatever its ratio."""
+"""Text that a compressed trace may have whatever its ratio."""
 
 MAX_RATIO = 200
-"""Beyond ``FREE_BYTES``, text ÷ compressed size. Real traces reach 20 to 60; deflate itself allows 1,030."""
+"""Largest text ÷ compressed size beyond ``FREE_BYTES``. Real traces reach 20 to 60; deflate allows 1,030."""
 
 _READ_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
@@ -40,7 +39,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event as the file gives it, nothing checked; ``args`` stay text until someone needs them."""
+    """One unchecked event; ``args`` stay JSON text."""
 
     ph: Any = None
     cat: Any = None
@@ -52,12 +51,12 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw()
 
 
-# An entry that is no object is kept out later rather than making the whole file unreadable.
+# Entries that are no objects are dropped later, so that the file can still be read.
 _Entries = list[Event | int | float | str | bool | list[Any] | None]
 
 
 class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """One complete event with every field of the type it should have."""
+    """One complete event with checked types."""
 
     name: str
     pid: int | str
@@ -68,26 +67,21 @@ class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: msgspec.Raw = msgspec.Raw()
 
 
-# Arrows, instants, counters and the like: told by their tag and skipped, half of a trace costs next to nothing.
+# Arrows, instants, counters: half of a trace, which costs almost nothing if it is skipped by its tag.
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped_{ph}", [], gc=False, tag_field="ph", tag=ph) for ph in "MifstCBEbenNODvRPS"
 )
 
 
 class Batch(NamedTuple):
-    """Events that were decoded together.
-
-    Attributes:
-        n_events: Events of any kind.
-        complete: Those with a category and a duration.
-    """
+    """Events that were decoded together: their number, and those with a category and a duration."""
 
     n_events: int
     complete: Sequence[Event | Complete]
 
 
 class Header(msgspec.Struct):
-    """What stands beside the events."""
+    """The trace's fields besides its events."""
 
     traceEvents: _Entries | None = None
     distributedInfo: Any = None
@@ -102,14 +96,14 @@ _decode_header = msgspec.json.Decoder(Header).decode
 
 
 def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
-    """The text of a file in pieces, unfolded where it is gzip (told by its first bytes, not by its name).
+    """Yield the text of a file in pieces, decompressed if its first bytes are those of gzip.
 
     Args:
         path: The file.
-        max_bytes: Most text to unfold, instead of ``MAX_BYTES`` and ``MAX_RATIO``.
+        max_bytes: Most text to decompress, instead of ``MAX_BYTES`` and ``MAX_RATIO``.
 
     Raises:
-        TraceError: The file cannot be opened, is no whole gzip file, or unfolds to more than is allowed.
+        TraceError: The file cannot be opened, is an incomplete gzip file, or has more text than allowed.
     """
     try:
         with open_regular(path) as file:
@@ -119,7 +113,7 @@ def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
                 if magic.startswith(start):
                     raise TraceError(f"{path} is {what}; expected a profiler trace as JSON or gzip.")
             if magic.startswith(_GZIP):
-                yield from _unfolded(file, path, max_bytes)
+                yield from _decompressed(file, path, max_bytes)
             else:
                 while chunk := file.read(CHUNK_BYTES):
                     yield chunk
@@ -128,7 +122,7 @@ def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
         raise TraceError(f"Cannot read {path}: {reason}. Expected a profiler trace file.") from error
 
 
-def _unfolded(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[bytes]:
+def _decompressed(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[bytes]:
     n_read = n_text = 0
     pieces: list[bytes] = []
     n_pieces = 0
@@ -179,15 +173,12 @@ def _check_size(path: Path, n_text: int, n_read: int, max_bytes: int | None) -> 
 class EventStream:
     """Decodes a trace batch by batch.
 
-    The text is cut where one event ends and the next begins. That a cut is right is proven by decoding: JSON is read
-    from left to right, so a piece that decodes as a list of its own ends where an event of the document ends.
-
-    Attributes:
-        header: What stands beside the events; complete when the iteration is over.
+    The text is cut where one event ends and the next begins. Decoding proves that a cut is right: JSON is read from
+    left to right, so a piece that decodes as a list ends where an event of the document ends. ``header`` is complete after
+    the iteration.
     """
 
     def __init__(self, chunks: Iterator[bytes], name: str) -> None:
-        """Takes the text in pieces; ``name`` is for messages."""
         self.header = Header()
         self._chunks = chunks
         self._name = name
@@ -203,10 +194,10 @@ class EventStream:
             n_bytes += len(chunk)
             if n_bytes < n_needed:
                 continue
-            # As a list that can be closed in place, where it is cut: copying the text costs a tenth of decoding it.
+            # A list that can be closed in place at the cut: copying the text would cost a tenth of decoding it.
             text = bytearray().join((b"[", *pieces))
             batch, n_used = self._decoded_front(text)
-            # Nothing whole in it: one huge event, the end of the events, or an error. Try again with twice as much.
+            # Without a complete event (one huge event, the end, or an error), try again with twice as much text.
             n_needed = CHUNK_BYTES if n_used else 2 * n_bytes
             rest = bytes(memoryview(text)[1 + n_used :])
             self._done_bytes += n_used
@@ -217,7 +208,7 @@ class EventStream:
         yield _batch(self._decoded_tail(b"".join(pieces), is_list))
 
     def _skip_to_events(self) -> tuple[bytes, bool]:
-        """Reads up to the first event."""
+        """Read up to the first event; return the rest, and whether the trace is a list."""
         text = b""
         searched = 0
         for chunk in self._chunks:
@@ -242,7 +233,7 @@ class EventStream:
         raise TraceError(f"{self._name} {_why_no_trace(text)}")
 
     def _decoded_front(self, text: bytearray) -> tuple[Batch | None, int]:
-        """The events that are whole in the text behind its bracket, and the length of their text: 0 for no cut."""
+        """Return the complete events of the text after its bracket, and the length of their text (0 without a cut)."""
         for cut in _cuts(text):
             comma = cut.start(1)
             text[comma] = ord("]")
@@ -264,7 +255,7 @@ class EventStream:
             return _batch(_decode_events(_repaired(bytes(piece))))
 
     def _decoded_tail(self, text: bytes, is_list: bool) -> list[Any]:
-        """The last events, and what stands behind them."""
+        """Decode the last events, and the fields after them."""
         if is_list:
             events: list[Any] = self._strictly(_decode_events, b"[" + text)
             return events
@@ -295,7 +286,7 @@ class EventStream:
 
 
 def _cuts(text: bytearray) -> Iterator[re.Match[bytes]]:
-    """Places near the end where one event may end and the next begin, the last first."""
+    """Yield places near the end where one event may end and the next begin, the last first."""
     n_tried = 0
     end = len(text)
     for n_bytes in _BOUNDARY_SEARCH_BYTES:
@@ -312,7 +303,7 @@ def _batch(entries: list[Any]) -> Batch:
 
 
 def _repaired(text: bytes) -> bytes:
-    """The text without what profilers wrote though JSON forbids it: NaN, lone backslashes, control characters."""
+    """Return the text without invalid JSON that profilers wrote: NaN, lone backslashes, control characters."""
     if len(text) > _MAX_REPAIR_BYTES:
         return text
     text = _NOT_JSON_NUMBER.sub(b":null", text)
@@ -322,7 +313,7 @@ def _repaired(text: bytes) -> bytes:
 
 
 def _why_no_trace(text: bytes) -> str:
-    """What a document without events is instead."""
+    """Return what a document without events contains instead."""
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""What a kernel does, told from its name: kind, precision, and whether it uses matrix units (Tensor Cores, MFMA).
+"""Classifies kernels by name: kind, precision, and whether they use matrix units (Tensor Cores, MFMA).
 
-Names are all that a trace gives. The patterns are the naming habits of cuBLAS, cuDNN, CUTLASS, NCCL, rocBLAS (Tensile),
-MIOpen, Composable Kernel, RCCL and PyTorch itself. What matches none is ``other``: it is not guessed.
+The patterns follow the names of cuBLAS, cuDNN, CUTLASS, NCCL, rocBLAS (Tensile), MIOpen, Composable Kernel, RCCL and
+PyTorch itself. Other kernels are ``other``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ N_TOP: Final = 32
 
 
 class _Pattern:
-    """A pattern that ignores case where it begins with ``(?i)``.
+    """A pattern that ignores case if it begins with ``(?i)``.
 
-    It then looks through the name in lower case. The flag would mean the same, but with it the module ``re`` cannot
-    skip to the places where an alternative might begin, and takes several times as long.
+    It is then searched in the lower-case name, because the flag itself makes ``re`` several times slower.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -97,7 +96,7 @@ _LAYOUT: Final = _Pattern(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nch
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_kind(name: str) -> str:
-    """What a kernel of this name does: one word, ``other`` where the name does not tell."""
+    """Return the kind of a kernel; ``other`` if unknown."""
     for kind, pattern in _KINDS:
         if pattern.is_in(name):
             return "copy" if kind == "layout" else kind
@@ -106,13 +105,13 @@ def kernel_kind(name: str) -> str:
 
 @functools.lru_cache(maxsize=65_536)
 def uses_tensor_cores(name: str) -> bool:
-    """Whether a kernel of this name multiplies matrices on matrix units."""
+    """Return whether a kernel multiplies matrices on matrix units."""
     return _TENSOR_CORE.is_in(name) and not _NO_TENSOR_CORE.is_in(name)
 
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_precision(name: str) -> str:
-    """The precision that a matrix kernel of this name reads; ``unknown`` where the name does not tell."""
+    """Return the input precision of a matrix kernel, or ``unknown``."""
     for precision, pattern in _PRECISIONS:
         if pattern.is_in(name):
             return precision
@@ -120,22 +119,19 @@ def kernel_precision(name: str) -> str:
 
 
 def converts_layout(name: str) -> bool:
-    """Whether a kernel of this name only changes between NCHW and NHWC."""
+    """Return whether a kernel only converts between NCHW and NHWC."""
     return _LAYOUT.is_in(name)
 
 
 def communication_rows(trace: Trace) -> Rows:
-    """Rows of collective kernels."""
+    """Return the rows of collective kernels."""
     return trace.rows_named(trace.rows(KERNEL), lambda name: kernel_kind(name) == "communication")
 
 
 def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kernels | None:
-    """Kernels of the analysed span; None without any in the trace.
+    """Describe the kernels of the analyzed span; None without any in the trace.
 
-    Args:
-        trace: The trace.
-        steps: The analysed span.
-        launched_in: For each kernel row the index of the step that launched it, -1 for none.
+    ``launched_in`` is the index of the step that launched each kernel, -1 for none.
     """
     every = trace.rows(KERNEL)
     if not len(every):

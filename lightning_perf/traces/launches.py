@@ -1,4 +1,4 @@
-"""Which call of the host enqueued which piece of device work."""
+"""Joins device work with the host's calls that enqueued it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .nesting import Rows
 
 @dataclasses.dataclass(frozen=True)
 class Launches:
-    """Which runtime call enqueued which piece of device work.
+    """Device work, and the runtime calls that enqueued it.
 
     Attributes:
         device_rows: Kernels, copies and memsets, in time order.
-        runtime_rows: For each of them the row of the call that enqueued it; -1 where the trace does not tell.
+        runtime_rows: Row of the call that enqueued each; -1 if unknown.
     """
 
     device_rows: Rows
     runtime_rows: Rows
 
     def times(self, trace: Trace) -> Times:
-        """When each was enqueued; where the trace does not tell, when it ran."""
+        """Return when each was enqueued; if unknown, when it ran."""
         known = self.runtime_rows >= 0
         return np.where(known, trace.starts[self.runtime_rows], trace.starts[self.device_rows])
 
 
 def find_launches(trace: Trace) -> Launches:
-    """Joins device work with the calls that enqueued it, by correlation id."""
+    """Join device work with the calls that enqueued it, by correlation id."""
     device_rows = trace.rows(KERNEL, MEMCPY, MEMSET)
     calls = trace.rows(RUNTIME)
     calls = calls[trace.correlations[calls] > 0]

@@ -1,4 +1,4 @@
-"""Events of a profiler that still runs in this process, without a file."""
+"""Events of a profiler that runs in this process, without a file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ from .kinds import (
 
 @dataclasses.dataclass(frozen=True)
 class LiveEvent:
-    """One event of a profiler that still runs in this process.
+    """One event of a running profiler.
 
     Attributes:
         category: As in a trace file, e.g. ``"cpu_op"`` or ``"kernel"``.
-        start_ns: Any clock, the same for all events.
-        thread: Host thread.
+        start_ns: By any clock, the same for all events.
         correlation: Joins a runtime call with the device work that it enqueued; -1 for none.
-        shapes: Input shapes; None when not recorded.
-        types: Input types; None likewise.
+        shapes: Input shapes; None if not recorded, as ``types``.
     """
 
     category: str
@@ -52,11 +50,7 @@ class LiveEvent:
 
 
 def live_events(kineto_events: Iterable[Any]) -> Iterator[LiveEvent]:
-    """Reads ``torch.profiler``'s own event objects (``profile.profiler.kineto_results.events()``).
-
-    Args:
-        kineto_events: Objects with the methods of ``torch._C._autograd._KinetoEvent`` of torch 2.4 or newer.
-    """
+    """Read the events of ``profile.profiler.kineto_results.events()`` of torch 2.4 or newer."""
     for event in kineto_events:
         category = event.activity_type() if hasattr(event, "activity_type") else _category(event)
         kind = KINDS.get(category, UNKNOWN_DEVICE)
@@ -76,7 +70,7 @@ def live_events(kineto_events: Iterable[Any]) -> Iterator[LiveEvent]:
 
 
 def _name(event: Any) -> str:
-    """Torch cuts long names at a byte, also inside a letter; such a name cannot be read."""
+    """Return the name; torch may cut a long one inside a character, so that it cannot be decoded."""
     try:
         return str(event.name())
     except UnicodeDecodeError:
@@ -84,7 +78,7 @@ def _name(event: Any) -> str:
 
 
 def _category(event: Any) -> str:
-    """The category of an event of a torch that does not tell it."""
+    """Return the category of an event if torch does not provide it."""
     name = _name(event)
     if str(event.device_type()).endswith("CPU"):
         if getattr(event, "is_python_function", bool)():
@@ -102,11 +96,7 @@ def from_events(
     source: str = "live",
     origin: Origin = Origin(),  # noqa: B008
 ) -> Trace:
-    """Columns from events in memory, without a file.
-
-    Raises:
-        TraceError: There was no event of a known category.
-    """
+    """Return a trace of events in memory; raise ``TraceError`` without any event of a known category."""
     builder = ColumnBuilder()
     batch: list[Event] = []
     for each in events:

@@ -1,4 +1,4 @@
-"""The traces of several ranks beside one another: their collectives matched, their clocks aligned, who is late."""
+"""Compares the traces of several ranks: matches collectives, aligns clocks, and finds late ranks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .collectives import SYMMETRIC, Collectives, collective_times
 from .intervals import SECOND, Intervals, Times
 from .timeline import Timeline
 
-# Two ranks of a pair, or a root and the others, do not all exchange the same calls.
+# In other kinds, not all ranks make the same calls.
 _MATCHED_KINDS: Final = SYMMETRIC | {"broadcast", "reduce"}
-# Of these all ranks pass as many bytes; to others each may give another share.
+# Kinds in which all ranks pass the same number of bytes.
 _EQUAL_SIZES: Final = frozenset({"all_reduce", "broadcast", "reduce"})
-# Traces that share fewer of their collectives are of different runs, or of ranks that do different things.
+# Traces that share fewer collectives are of different runs, or of ranks that do different work.
 _MIN_MATCHED_FRACTION: Final = 0.5
-# Collectives that are the same one end together, give or take what clocks and the network's last hop differ by. Where
-# their ends lie further apart than this part of the collective, and than what ranks seem to wait, they are not.
+# A collective ends on all ranks at nearly the same time. Larger differences, relative to its duration and to the time
+# that ranks seem to wait, mean that different collectives were matched.
 _MAX_SPREAD_FRACTION: Final = 0.25
 
 
 class CollectiveKey(NamedTuple):
-    """What makes a collective the same one on another rank: the k-th of its kind and size in the step and group."""
+    """Identifies a collective on all ranks: the k-th of its kind and size in the step and group."""
 
     step: str
     group: str
@@ -38,20 +38,16 @@ class CollectiveKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RankLog:
-    """What is kept of one rank's trace for comparing it with others': little, so that a thousand fit into memory.
+    """The part of one rank's trace that is compared with others, small enough for a thousand ranks.
 
     Attributes:
-        source: The trace's name.
-        rank: Its rank.
-        world_size: Ranks of the run; None when the trace does not tell.
-        begin_ns: When the trace began, by its own clock.
-        steps: For each step its name, and nanoseconds: in all, waiting for data, computing, in exposed collectives.
-        keys: What identifies each collective.
-        starts: Of each, by the trace's own clock.
-        ends: Likewise.
-        exposed: Of each, nanoseconds in which nothing was computed.
-        sizes: Bytes of each, -1 where not known.
-        group_sizes: Ranks of each, -1 where not known.
+        begin_ns: Start of the trace, by its own clock.
+        steps: By name, nanoseconds in total, waiting for data, computing, and in exposed collectives.
+        keys: Identities of the collectives, in the order of the arrays below.
+        starts: By the trace's own clock, as ``ends``.
+        exposed: Nanoseconds in which nothing was computed.
+        sizes: Bytes, -1 if unknown.
+        group_sizes: Ranks, -1 if unknown.
     """
 
     source: str
@@ -68,7 +64,7 @@ class RankLog:
 
 
 def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
-    """What other ranks' traces are compared with; None where the trace does not tell its rank."""
+    """Return the data to compare with other ranks; None if the trace does not contain its rank."""
     trace, steps = timeline.trace, timeline.steps
     if trace.origin.rank is None:
         return None
@@ -120,17 +116,14 @@ def _steps(
 
 
 def compare_ranks(logs: Sequence[RankLog]) -> TraceRanks | None:
-    """Traces of several ranks of one run together.
+    """Compare the traces of several ranks of one run.
 
-    What is waited for: in a collective that is over everywhere at the same time, a rank that took longer than the one
-    that took least had come earlier by the difference, whatever the clocks say.
-
-    Args:
-        logs: One a rank.
+    A collective ends everywhere at the same time, so a rank that spent longer in it than the fastest rank had arrived
+    earlier by the difference, whatever the clocks say.
 
     Returns:
-        None where fewer than two ranks share most of their collectives, or these do not end together: they are not of
-        one run, recorded other steps, or miss events.
+        None if fewer than two ranks share most of their collectives, or if these do not end together: the traces are
+        not of one run, recorded different steps, or miss events.
     """
     logs = sorted(logs, key=lambda log: log.rank)
     steps = [name for name in logs[0].steps if all(name in log.steps for log in logs)] if logs else []
@@ -172,7 +165,7 @@ def compare_ranks(logs: Sequence[RankLog]) -> TraceRanks | None:
 
 
 class _Match(NamedTuple):
-    """One collective on those ranks that have it: their places in the logs, and its place in each log."""
+    """One collective: the logs (``ranks``) that have it, and its position (``rows``) in each."""
 
     kind: str
     ranks: npt.NDArray[np.int64]
@@ -180,10 +173,10 @@ class _Match(NamedTuple):
 
 
 def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]:
-    """The collectives found on every rank that takes part, and how many others the rank with most of them has.
+    """Return the collectives found on every rank of their group, and the most unmatched ones of any rank.
 
-    A rank takes part in the groups that its trace names. Where ranks differ in how many of a kind a step has, a trace
-    cut it, and none of that kind is matched there.
+    A rank belongs to the groups in its trace. If ranks differ in the number of a kind in a step, events are missing,
+    and that kind is not matched in the step.
     """
     found: dict[CollectiveKey, list[tuple[int, int]]] = {}
     members: dict[str, set[int]] = {}
@@ -204,11 +197,11 @@ def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]
 
 
 class _Waits:
-    """Who waited in the matched collectives, how long, and for whom; nanoseconds by place in the logs.
+    """Waiting in the matched collectives, in nanoseconds by log.
 
     Attributes:
-        median_ns: How long the median collective takes on the rank on which it takes longest.
-        mean_ns: How long a rank waits in the mean collective, hidden or not.
+        median_ns: Median over the collectives of their longest duration on any rank.
+        mean_ns: Mean waiting time of a rank per collective, hidden or not.
     """
 
     def __init__(self, logs: Sequence[RankLog], matched: Sequence[_Match], bare_ns: npt.NDArray[np.float64]) -> None:
@@ -241,7 +234,7 @@ class _Waits:
             self.blamed[one.ranks[last]] += float(np.median(np.delete(waiting * part[one.ranks], last)))
 
     def collectives(self, logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[CollectiveTime, ...]:
-        """By kind and size, from the last rank's arrival on; of ranks that pass different sizes the mean counts."""
+        """Return the collectives by kind and mean size, timed from the last rank's arrival."""
         sizes, groups = [], []
         for one in matched:
             told = [int(logs[i].sizes[row]) for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
@@ -257,9 +250,9 @@ class _Waits:
 
 
 def _clocks(logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[npt.NDArray[np.float64] | None, float | None]:
-    """How far each clock is ahead of the ranks' median, and how well the ends agree once that is taken off.
+    """Return each clock's offset from the ranks' median, and the spread of the ends after correction.
 
-    Only collectives of all ranks that nobody can leave before everybody is there tell.
+    Only collectives of all ranks are used that no rank can leave before all have arrived.
     """
     whole = [one for one in matched if len(one.ranks) == len(logs) and one.kind in SYMMETRIC]
     if not whole:

@@ -1,4 +1,4 @@
-"""Which event called which, and what was innermost at a moment: the call tree of one thread."""
+"""The call tree of one thread: which event called which, and which was innermost at a moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .intervals import Times
 Rows = npt.NDArray[np.int64]
 
 ROUNDING_NS = 1_000
-"""An event may stick out of its caller by this much: older traces give times in whole microseconds."""
+"""Time by which an event may end after its caller: older traces give times in whole microseconds."""
 
 
 class Nesting:
@@ -26,11 +26,7 @@ class Nesting:
     __slots__ = ("_moments", "_tops", "last", "parents")
 
     def __init__(self, starts: Any, ends: Any) -> None:
-        """Builds the tree.
-
-        An event that sticks out of its caller by more than ``ROUNDING_NS`` was not called by it: then the caller's
-        caller is tried.
-        """
+        """Build the tree; an event that ends more than ``ROUNDING_NS`` after another one was not called by it."""
         begin: Times = np.asarray(starts, dtype=np.int64)
         finish: Times = np.asarray(ends, dtype=np.int64)
         self.parents: Rows = _latest_reaching(finish, np.maximum(begin + 1, finish - ROUNDING_NS))
@@ -38,7 +34,7 @@ class Nesting:
         self._moments, self._tops = _changes(begin, finish, self.parents, self.last)
 
     def innermost(self, moments: Any) -> Rows:
-        """For each moment the index of the innermost event running then, -1 for none."""
+        """Return the index of the innermost event at each moment, -1 for none."""
         at = np.asarray(moments, dtype=np.int64)
         if not len(self._moments):
             return np.full(len(at), -1, dtype=np.int64)
@@ -47,17 +43,17 @@ class Nesting:
         return found
 
     def subtree_sum(self, values: Any) -> Any:
-        """For each event the sum of ``values`` over itself and all that it called, directly or not."""
+        """Return the sum of ``values`` over each event and all events that it called, directly or not."""
         before = np.concatenate(([0], np.cumsum(values)))
         return before[self.last] - before[np.arange(len(self.last))]
 
 
 def _latest_reaching(ends: Times, thresholds: Times) -> Rows:
-    """For each event the latest one before it that ends at its threshold or after it; -1 for none.
+    """Return the latest event before each event that ends at its threshold or later; -1 for none.
 
-    That is its caller: an event in between which ended too early has returned, and one that some event in between had
-    outlived is not the latest, because that event ends later still. Found by bisection, for all events at once: blocks
-    of 1, 2, 4 … events know their latest end; going back, the first block that reaches far enough holds the caller.
+    That is its caller, because events in between that ended earlier have returned. It is found by bisection for all
+    events at once: for blocks of 1, 2, 4 … events the latest end is known; going back, the first block that ends late
+    enough contains the caller.
     """
     n = len(ends)
     latest_ends = [ends]
@@ -88,7 +84,7 @@ def _latest_reaching(ends: Times, thresholds: Times) -> Rows:
 
 
 def _tree_sizes(parents: Rows) -> Rows:
-    """For each event the number of events that it called, directly or not, and itself."""
+    """Return the number of events in each event's subtree, itself included."""
     depths = (parents >= 0).astype(np.int64)
     ancestors = parents.copy()
     rising = np.flatnonzero(ancestors >= 0)

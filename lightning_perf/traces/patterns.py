@@ -1,4 +1,4 @@
-"""Shapes and sequences of operators that have a faster form: products, convolutions, attention written out."""
+"""Shapes and sequences of operators that have a faster form: matrix products, convolutions, attention."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SOFTMAX: Final = "aten::_softmax"
 _SOFTMAX_BACKWARD: Final = "aten::_softmax_backward_data"
 _FUSED_ATTENTION: Final = "scaled_dot_product"
 _ALIGNMENT: Final = {"c10::half": 8, "c10::bfloat16": 8, "float": 4, "signed char": 16, "char": 16, "double": 2}
-"""Elements in 16 bytes, the unit in which matrix units want their rows (NVIDIA's deep learning performance guide)."""
+"""Elements in 16 bytes, the alignment of matrix units (NVIDIA's deep learning performance guide)."""
 
 
 def shapes_of(details: Details | None) -> list[list[int]]:
-    """Recorded input shapes; empty where none were."""
+    """Return the recorded input shapes."""
     listed = None if details is None else details.shapes or details.old_shapes
     if not isinstance(listed, list):
         return []
@@ -48,7 +48,7 @@ def _type_of(details: Details | None, index: int) -> str:
 
 
 def has_shapes(timeline: Timeline) -> bool:
-    """Whether input shapes were recorded."""
+    """Return whether input shapes were recorded."""
     return any(any(shapes_of(details)) for details in timeline.trace.details.values())
 
 
@@ -59,7 +59,7 @@ def _named(timeline: Timeline, *names: str) -> Rows:
 
 
 def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[MatrixShape, ...]:
-    """Products and convolutions of the analysed span by shape, most time first; empty without recorded shapes."""
+    """Return matrix products and convolutions of the analyzed span by shape, most time first."""
     trace = timeline.trace
     if not has_shapes(timeline):
         return ()
@@ -104,7 +104,7 @@ def _product_size(operands: list[list[int]]) -> tuple[int, int, int] | None:
 
 
 def describe_convolutions(timeline: Timeline, times: OperatorTimes) -> Convolutions | None:
-    """Convolutions of the analysed span; None without any."""
+    """Describe the convolutions of the analyzed span; None without any."""
     trace = timeline.trace
     rows = _named(timeline, _CONVOLUTION)
     if not len(rows):
@@ -124,7 +124,7 @@ def describe_convolutions(timeline: Timeline, times: OperatorTimes) -> Convoluti
 
 
 def _biased_before_norm(timeline: Timeline) -> Rows:
-    """Convolutions with a bias whose next operator, called by Python, is a batch normalisation."""
+    """Return convolutions with a bias that are directly followed by a batch normalization."""
     trace = timeline.trace
     names = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
     if not any(_has_bias(trace.details.get(row)) for row in _named(timeline, *names).tolist()):
@@ -164,12 +164,11 @@ def _bias_seconds(timeline: Timeline, times: OperatorTimes, convolutions: Rows) 
 
 
 def describe_attention(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> MaterialisedAttention | None:
-    """Attention written out as product, softmax and product; None where it was not seen.
+    """Describe attention written as product, softmax and product; None without any.
 
-    The three must follow each other on one thread with no other product between them, and, where shapes were recorded,
-    the softmax must run over the scores that the first product made. Inside torch's own fused attention they are not
-    counted: there the form is torch's choice. The backward of such a softmax, with the two products before and the two
-    after it, is counted in the times.
+    The three must follow each other on one thread without another product in between; if shapes were recorded, the
+    softmax must run over the result of the first product. Torch's own fused attention is not counted. Times include the
+    backward of the softmax, with two products before and two after it.
     """
     trace = timeline.trace
     rows = _named(timeline, *_PRODUCTS, _SOFTMAX, _SOFTMAX_BACKWARD, _CONVOLUTION)
@@ -218,7 +217,7 @@ def _attention(
 
 
 def _scores(trace: Trace, softmax: int) -> tuple[int, int]:
-    """Rows and columns of one matrix of scores; zeros where they were not recorded."""
+    """Return rows and columns of one score matrix; zeros if they were not recorded."""
     shape = next(iter(shapes_of(trace.details.get(softmax))), [])
     return (shape[-2], shape[-1]) if len(shape) >= 2 else (0, 0)
 

@@ -1,4 +1,4 @@
-"""Which phase of training the host was in, also in traces that nobody annotated."""
+"""Finds the phases of training on the host, also in traces without annotations."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ _PHASES = ("data_loading", "optimizer", "backward", "forward")
 
 @dataclasses.dataclass(frozen=True)
 class Phases:
-    """When the host was in which phase.
-
-    Attributes:
-        spans: Exclusive, by phase name; what is in none of them is ``other``.
-    """
+    """Times of the host's phases, exclusive, by name; all other time is ``other``."""
 
     spans: dict[str, Intervals]
 
 
 def find_phases(timeline: Timeline) -> Phases:
-    """Finds the phases by, in this order of priority:
+    """Find the phases by these rules, in order of priority.
 
     - ``data_loading``: fetches.
     - ``optimizer``: torch's own ``Optimizer.step#`` and ``Optimizer.zero_grad#``, or our annotation.

@@ -1,4 +1,4 @@
-"""Traces of several ranks together."""
+"""Analyzes the traces of several ranks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NOT_COMPARED: Final = (
 
 
 def trace_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The trace files among files and folders, folders searched to the bottom; each once, in order of their names.
+    """Return the trace files among files and folders (searched recursively), sorted by name.
 
     Raises:
-        TraceError: A path does not exist, or a folder holds no trace.
+        TraceError: A path does not exist, or a folder contains no trace.
     """
     found: dict[Path, None] = {}
     for each in paths:
@@ -47,25 +47,21 @@ def trace_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def in_order(records: Iterable[TraceRecord]) -> list[TraceRecord]:
-    """Records by rank; those that do not tell their rank come last, in the order given."""
+    """Return the records sorted by rank; those with an unknown rank come last."""
     return sorted(records, key=lambda record: (record.rank is None, record.rank or 0))
 
 
 def analyze_many(
     paths: Iterable[str | os.PathLike[str]], *, max_bytes: int | None = None
 ) -> tuple[list[TraceRecord], list[TraceError]]:
-    """Analyses every trace among files and folders.
-
-    Args:
-        paths: Files and folders.
-        max_bytes: As for ``analyze``.
+    """Analyze every trace among files and folders.
 
     Returns:
-        The records, by rank, and the errors of files that could not be read. Where several are of one run, the first
-        of them holds what they say together in ``ranks``.
+        The records by rank, and the errors of files that could not be read. If several traces are of one run, ``ranks``
+        of the first one compares them.
 
     Raises:
-        TraceError: A path does not exist, or a folder holds no trace.
+        TraceError: A path does not exist, or a folder contains no trace.
     """
     records: list[TraceRecord] = []
     logs: list[RankLog | None] = []
@@ -82,9 +78,9 @@ def analyze_many(
 
 
 def _with_ranks(records: list[TraceRecord], logs: Sequence[RankLog | None]) -> list[TraceRecord]:
-    """The first record of each set of traces that belong together gets what they say together.
+    """Add the comparison of ranks to the first record of each set of traces.
 
-    Together belong the first traces of all ranks, the second ones, and so on: a run may have recorded several windows.
+    The first traces of all ranks are a set, then the second ones, because a run may record several windows.
     """
     of_rank: dict[tuple[int | None, int], list[int]] = {}
     for i, log in sorted(enumerate(logs), key=lambda item: item[1].begin_ns if item[1] is not None else 0):

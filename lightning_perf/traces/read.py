@@ -14,14 +14,14 @@ from .json_stream import EventStream, Header, text_chunks
 
 
 def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace:
-    """Reads a trace written by ``torch.profiler``, as JSON or gzip.
+    """Read a trace written by ``torch.profiler``, as JSON or gzip.
 
     Args:
         path: The file.
-        max_bytes: Most text that a compressed file may hold; None for the usual guards against gzip bombs.
+        max_bytes: Most text that a compressed file may contain; None for the default limits against gzip bombs.
 
     Raises:
-        TraceError: It cannot be read, is cut in the middle, or is no trace; the message says which.
+        TraceError: It cannot be read, is incomplete, or is not a trace; the message says which.
     """
     file = Path(path)
     stream = EventStream(text_chunks(file, max_bytes), str(file))

@@ -1,4 +1,4 @@
-"""The part of a trace that is analysed: its steps, on the host and on the device, or the whole of it."""
+"""The analyzed span of a trace: its steps on host and device, or the whole trace."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ class StepTimes:
     """The steps of a trace, in time order.
 
     Attributes:
-        names: Of the steps; empty without steps.
-        host_starts: On the host; one over the whole trace where it has no steps.
-        host_ends: Likewise.
-        starts: As analysed: a step ends when its own work on the device does, and the next begins no earlier.
-        ends: Likewise.
-        host_thread: Thread id of the step annotations; -1 without.
+        names: Empty without steps.
+        host_starts: On the host, as ``host_ends``; one step over the whole trace if it has no steps.
+        starts: As analyzed, as ``ends``: a step ends when its work on the device does, and the next begins no earlier.
+        host_thread: Thread id of the step annotations; -1 without any.
     """
 
     names: tuple[str, ...]
@@ -55,11 +53,11 @@ class StepTimes:
         return Intervals(self.starts, self.ends)
 
     def touch(self, trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of the rows have their middle inside the span."""
+        """Return which of the rows have their middle inside the span."""
         return self.intervals.contains((trace.starts[rows] + trace.ends[rows]) // 2)
 
     def inside(self, trace: Trace, rows: Rows) -> Rows:
-        """Those of the rows that have their middle inside the span."""
+        """Return those of the rows that have their middle inside the span."""
         return rows[self.touch(trace, rows)]
 
     def on_host(self, trace: Trace, rows: Rows) -> Rows:
@@ -67,14 +65,14 @@ class StepTimes:
         return rows[self.host_step_of(trace.starts[rows]) >= 0]
 
     def host_step_of(self, moments: Times) -> Rows:
-        """For each moment the step that the host was in; -1 outside all steps."""
+        """Return the step that the host was in at each moment; -1 outside all steps."""
         index = np.searchsorted(self.host_starts, moments, side="right") - 1
         inside = (index >= 0) & (moments < self.host_ends[np.maximum(index, 0)])
         return np.where(inside, index, -1)
 
 
 def find_steps(trace: Trace, launches: Launches) -> StepTimes:
-    """The steps: ``ProfilerStep`` on the host, else on the device, else the whole trace as one."""
+    """Find the steps: ``ProfilerStep`` on the host, else on the device, else the whole trace as one."""
     rows = trace.rows_named(trace.rows(ANNOTATION), lambda name: name.startswith(STEP_PREFIX))
     if len(rows):
         return _host_steps(trace, launches, rows)
@@ -104,7 +102,7 @@ def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> StepTimes:
 def _until_the_device_is_done(
     trace: Trace, launches: Launches, host_starts: Times, host_ends: Times
 ) -> tuple[Times, Times]:
-    """The steps as they follow each other on the device: what a step enqueues belongs to it, however late it runs."""
+    """Return the steps on the device: work belongs to the step that enqueued it, however late it runs."""
     step = np.searchsorted(host_starts, launches.times(trace), side="right") - 1
     known = launches.runtime_rows >= 0
     work_ends = trace.ends[launches.device_rows]

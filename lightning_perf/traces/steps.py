@@ -1,4 +1,4 @@
-"""Where the time of each step went: exclusive categories, by falling priority, that add up to the step exactly."""
+"""Divides the time of each step into exclusive categories that add up to it exactly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .timeline import Timeline
 
 
 def category_times(timeline: Timeline, starts: Times, ends: Times) -> dict[str, Times]:
-    """Nanoseconds of each window in each category.
+    """Return the nanoseconds of each window in each category.
 
-    A moment belongs to the first category, in the order of ``CATEGORIES``, that anything at that moment is in: what is
-    hidden behind a kernel is charged to the kernel. The old TensorBoard tab's rule, with collectives next to kernels.
+    A moment counts for the first active category in the order of ``CATEGORIES``: what a kernel hides is charged to the
+    kernel. The old TensorBoard tab used the same rule.
     """
     times: dict[str, Times] = {}
     covered = np.zeros(len(starts), dtype=np.int64)
@@ -30,14 +30,14 @@ def category_times(timeline: Timeline, starts: Times, ends: Times) -> dict[str, 
 
 
 def describe_steps(timeline: Timeline) -> tuple[TraceStep, ...]:
-    """The steps of a trace; empty where it has none."""
+    """Describe the steps of a trace."""
     if not timeline.steps.n_steps:
         return ()
     return _described(timeline, timeline.steps)
 
 
 def describe_whole(timeline: Timeline) -> TraceStep:
-    """The whole trace as one step."""
+    """Describe the whole trace as one step."""
     lo, hi = timeline.trace.span
     edges = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
     return _described(timeline, StepTimes(("trace",), *edges, *edges))[0]
@@ -80,9 +80,9 @@ def _described(timeline: Timeline, steps: StepTimes) -> tuple[TraceStep, ...]:
 
 
 def launches_in_steps(timeline: Timeline, steps: StepTimes) -> Rows:
-    """For each kernel the step in which the host launched it; -1 for none, and for one launched before the trace began.
+    """Return the step in which the host launched each kernel; -1 for none.
 
-    On a trace that tells no launch at all it is the step in which the kernel ran.
+    In a trace without any launches it is the step in which the kernel ran.
     """
     launches = timeline.launches
     kernels = timeline.trace.kinds[launches.device_rows] == KERNEL

@@ -1,4 +1,4 @@
-"""Calls that make the host wait for the device, where they are, and what they cost the device."""
+"""Calls in which the host waits for the device: their places, and the idle time that they cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_SITES: Final = 32
 
 
 def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
-    """Synchronisations of the analysed span."""
+    """Describe the synchronizations of the analyzed span."""
     trace, steps = timeline.trace, timeline.steps
     calls = steps.on_host(trace, waiting_rows(timeline))
     explicit = trace.rows_named(calls, lambda name: bool(SYNC_NAME.match(name)))
@@ -63,20 +63,19 @@ def _costs(timeline: Timeline, calls: Rows) -> Times:
 def lost_to_waits(timeline: Timeline, calls: Rows, gaps: Times, launched: Times) -> tuple[Times, Times]:
     """Charge the device's idle time to the waits of the host before it.
 
-    While the host waits for a busy device it enqueues nothing, and loses that much of its lead. The loss shows in the
-    gaps before work that the host launches late after the wait, up to the time waited; a host that was late anyway
-    (the device was idle during the wait) loses nothing by waiting. A gap is charged to the latest wait that has not
-    been charged with all of its lead. The costs are those of all waits together: with one of them gone, the next may
-    wait the longer.
+    While the host waits for a busy device it launches nothing, and loses that much of its lead. The loss shows in later
+    gaps before work that the host launches late, up to the time waited. If the device was idle during the wait, nothing
+    is lost. A gap is charged to the latest wait that has lead left. The costs are those of all waits together: without
+    one of them, the next may be longer.
 
     Args:
         timeline: The trace.
         calls: Rows of calls in which the host waits.
-        gaps: Nanoseconds that the device was idle because the host was late, for each late gap.
-        launched: When the work was launched that ended each gap.
+        gaps: Nanoseconds of each late gap.
+        launched: When the work that ended each gap was launched.
 
     Returns:
-        For each call the nanoseconds that it is charged with, and for each gap those that were charged.
+        The nanoseconds charged to each call, and those charged of each gap.
     """
     trace = timeline.trace
     lost = [0] * len(calls)
@@ -125,7 +124,7 @@ def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None)
 
 
 def _user_sites(stacks: Stacks, calls: Rows, operators: npt.NDArray[np.int64]) -> list[Site | None]:
-    """Old traces keep the stack with the operator, newer ones as calls around it."""
+    """Return the user's code of each call; old traces store the stack with the operator."""
     direct = stacks.sites(calls)
     return [
         site or (stacks.sites(np.array([operator]))[0] if operator >= 0 else None)

@@ -1,4 +1,4 @@
-"""What moves between host and device."""
+"""Copies between host and device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_SITES: Final = 16
 
 
 def describe_copies(timeline: Timeline, stacks: Stacks) -> Copies | None:
-    """Copies of the analysed span; None without device work."""
+    """Describe the copies of the analyzed span; None without device work."""
     if not timeline.has_device_work:
         return None
     trace = timeline.trace

@@ -1,4 +1,4 @@
-"""What the host spends on other things than enqueuing work: fetches, memory from the driver, one-off start-up."""
+"""Host time that is not spent on launching work: fetches, memory from the driver, one-off startup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .nesting import Rows
 from .timeline import Timeline
 
 STALL_SHARE: Final = 0.1
-"""A fetch of more than a tenth of a step is a stall: one tenth is where TraceML's input rule starts to warn."""
+"""Fraction of a step above which a fetch is a stall; TraceML's input rule warns from the same value."""
 
 ALLOCATION: Final = re.compile(
     r"^(cuda|hip|cu)(Ext)?(Mem)?(Malloc|Free|Alloc)(Async|Managed|Host|FromPoolAsync)?(_v\d)?$"
@@ -27,12 +27,11 @@ ONE_OFF: Final = re.compile(
     r"|DeviceReset|GetDeviceCount|SetDevice$|MemGetInfo|^(cuda|hip)(Free|Malloc)$|OccupancyMax"
 )
 ONE_OFF_NS: Final = 10_000_000
-"""In the steady state each of these takes microseconds; one of 10 ms and more sets something up (a context, a library's
-handle, its code)."""
+"""In the steady state each of these calls takes microseconds; of 10 ms or more it creates a context, handle or module."""
 
 
 def describe_loader(timeline: Timeline) -> LoaderWait | None:
-    """Fetches of the analysed span; None where the trace has none."""
+    """Describe the fetches of the analyzed span; None without any."""
     trace, steps = timeline.trace, timeline.steps
     rows = timeline.loader_rows
     rows = steps.on_host(trace, rows)
@@ -56,7 +55,7 @@ def describe_loader(timeline: Timeline) -> LoaderWait | None:
 
 
 def _quantile(ordered: Times, q: float) -> float:
-    """As ``np.percentile``, which loads all of ``numpy.ma`` when first called: a tenth of analysing a small trace."""
+    """Return the same as ``np.percentile``, whose first call imports ``numpy.ma``."""
     position = q * (len(ordered) - 1)
     low = int(position)
     below, above = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)])
@@ -64,7 +63,7 @@ def _quantile(ordered: Times, q: float) -> float:
 
 
 def describe_allocator(timeline: Timeline) -> Allocator | None:
-    """Calls of the analysed span that get memory from the driver or give it back; None without a known runtime."""
+    """Describe driver calls for memory in the analyzed span; None without a known runtime."""
     trace, steps = timeline.trace, timeline.steps
     calls = trace.rows(RUNTIME)
     if not len(calls):
@@ -81,7 +80,7 @@ def describe_allocator(timeline: Timeline) -> Allocator | None:
 
 
 def describe_startup(timeline: Timeline) -> Startup | None:
-    """One-off costs anywhere in the trace; None where none was seen."""
+    """Describe one-off costs anywhere in the trace; None without any."""
     trace = timeline.trace
     rows = startup_rows(timeline)
     if not len(rows):
@@ -94,14 +93,14 @@ def describe_startup(timeline: Timeline) -> Startup | None:
 
 
 def startup_rows(timeline: Timeline) -> Rows:
-    """Return the calls that set something up once."""
+    """Return calls of one-off startup."""
     trace = timeline.trace
     rows = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ONE_OFF.search(name)))
     return _not_repeated(timeline, rows[trace.durations[rows] >= ONE_OFF_NS])
 
 
 def _not_repeated(timeline: Timeline, rows: Rows) -> Rows:
-    """Without calls that stay slow all along: freeing memory again and again is no start-up."""
+    """Return the rows without calls that are repeated all the time, such as freeing memory."""
     ids = timeline.trace.name_ids[rows]
     counts = np.bincount(ids, minlength=1)
     return rows[counts[ids] <= MAX_ONE_OFF_CALLS]

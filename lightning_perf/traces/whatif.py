@@ -1,4 +1,4 @@
-"""How long a step would take if one cause were gone."""
+"""Predicts the step time without one of its causes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEANING: Final = {
 
 
 def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
-    """The predictions for every cause that was seen.
+    """Predict the step time without each cause.
 
     With T the mean step, D what the device needs in it (any stream working), H what the host needs without waiting, and
     E the time exclusive to the cause: the step becomes no shorter than max(D, H, T − E), because it takes the longer of
@@ -41,7 +41,7 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
         if claim_s <= 0:
             continue
         share = min(claim_s / n, step_s)
-        # The host is what the cause slows down, so what it needs without the cause is not known from here.
+        # These causes slow the host itself, so its time without them is unknown.
         needs = device_s if cause in ("launch", "allocator") else max(device_s, min(host_s, step_s - share))
         # Time that copies or collectives alone keep the device busy goes away with them.
         if cause in ("pageable_copy", "transfer", "device_to_host", "communication"):
