@@ -11,10 +11,10 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
     Attributes:
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``,
             ``send_recv``, ``gather``, ``scatter``, ``barrier`` or ``other``.
-        group_size: Ranks that take part; all of the run where the trace does not tell the group's, None where it tells
+        group_size: Ranks that take part; all of the run where the trace does not tell the group's, None if it tells
             neither.
         mean_bytes: S of nccl-tests: of an all-gather what each rank ends with, of a reduce-scatter what each begins
-            with, of the others what each passes in. None when the trace does not give sizes. Sizes of one row lie
+            with, of the others what each passes in. None if the trace does not give sizes. Sizes of one row lie
             within one power of two.
         exposed_s: Of these, the seconds in which nothing was computed.
         bus_bytes_per_s: Bus bandwidth as nccl-tests define it: S ÷ time, times 2(n-1)/n for an all-reduce, (n-1)/n for
@@ -67,7 +67,7 @@ class TraceRank(Record, frozen=True, kw_only=True):
         straggler_share: Share of the step that the median of the other ranks waited, exposed, at collectives at which
             this rank arrived last. Over all ranks it adds up to what waiting for stragglers costs.
         clock_offset_s: Its clock minus the ranks' median clock, from the ends of collectives, which are nearly the same
-            moment everywhere; None where no collective has all ranks.
+            moment everywhere; None if no collective has all ranks.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class TraceRanks(Record, frozen=True, kw_only=True):
     """Traces of several ranks of one run, recorded in the same steps, their collectives matched.
 
     Attributes:
-        world_size: Ranks of the run; None when the traces do not tell.
+        world_size: Ranks of the run; None if the traces do not tell.
         ranks: Those whose traces were read, by rank.
         n_steps: Steps that all of them recorded (1 where they have no steps).
         n_matched: Collectives that were found on all ranks that take part and were traced.

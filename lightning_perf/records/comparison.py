@@ -15,10 +15,10 @@ class ComparedRun(Record, frozen=True, kw_only=True):
     """One of the sessions compared.
 
     Attributes:
-        source: Where it was read; empty where it was not read from a file.
+        source: Where it was read; empty if it was not read from a file.
         started_at: ISO 8601, UTC.
         n_steps: Steady steps; 0 without any.
-        device: The first device's name, or the processor's; None when not told.
+        device: The first device's name, or the processor's; None if unknown.
     """
 
     source: str
@@ -29,12 +29,12 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
 
 class TimeChange(Record, frozen=True, kw_only=True):
-    """Seconds a step, or a sample where batches differ in size, before and after.
+    """Seconds per step, or a sample where batches differ in size, before and after.
 
     Attributes:
         name: ``step`` (a typical one: the median of blocks), ``wall`` (all of an epoch by its steps, with validation,
             checkpoints and what else is between them) or a phase.
-        base_s: Before; the geometric mean where several runs were given. None when not measured.
+        base_s: Before; the geometric mean where several runs were given. None if not measured.
         ratio: ``new_s`` ÷ ``base_s`` with its 95 % interval: above 1 where the new one is slower. None where an
             interval cannot be told (see ``reason``).
         change: ``slower``: the interval lies wholly above 1 + ``Comparison.band_fraction``; ``faster``: wholly below
@@ -68,10 +68,10 @@ class FindingChange(Record, frozen=True, kw_only=True):
     """A finding that appeared, went, or stayed.
 
     Attributes:
-        base: Its severity before; None where it was not found.
+        base: Its severity before; None if it was not found.
         new: Its severity after; None likewise.
         summary: What it says, of the new session where it is there.
-        unchecked: Where it was not found on one side: why the rule could not run there; empty where it ran and passed.
+        unchecked: Where it was not found on one side: why the rule could not run there; empty if it ran and passed.
     """
 
     code: str
@@ -87,7 +87,7 @@ class Difference(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Its path in the session, e.g. ``settings.trainer.precision`` or ``machine.versions.torch``.
-        base: Its value as text; None where there is none.
+        base: Its value as text; None if there is none.
     """
 
     name: str
@@ -100,9 +100,9 @@ class TrialChange(Record, frozen=True, kw_only=True):
 
     Attributes:
         arm: The treatments, joined by ``+``.
-        base: Speed-up over the baseline of the first side's own trial; None where it was not measured.
+        base: Speed-up over the baseline of the first side's own trial; None if it was not measured.
         new: The same of the second side's.
-        base_verdict: None where the arm was not tried.
+        base_verdict: None if the arm was not tried.
     """
 
     arm: str
@@ -144,7 +144,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     cautions: tuple[str, ...] = ()
 
     def time(self, name: str) -> TimeChange | None:
-        """The change of ``step``, ``wall`` or a phase; None where it was not compared."""
+        """The change of ``step``, ``wall`` or a phase; None if it was not compared."""
         return next((one for one in self.times if one.name == name), None)
 
     def regressions(self, fraction: float) -> tuple[TimeChange, ...]:

@@ -27,7 +27,7 @@ class Evidence(Record, frozen=True, kw_only=True):
         metric: What was measured, in words a report can print, e.g. ``"share of the step waiting for data"``.
         value: The figure, or a short text for a setting.
         unit: ``"s"``, ``"fraction"``, ``"bytes"``, ``"count"``, ``"ratio"`` … ; empty for a setting.
-        threshold: The bound that it crossed; None where there is none.
+        threshold: The bound that it crossed; None if there is none.
         n: Number of observations behind it; None for a setting.
     """
 
@@ -42,7 +42,7 @@ class Prescription(Record, frozen=True, kw_only=True):
     """One change that a user can make.
 
     Attributes:
-        treatment: Id of the treatment, e.g. ``"loader-workers"``; empty where it is advice only.
+        treatment: Id of the treatment, e.g. ``"loader-workers"``; empty if it is advice only.
         safety: ``exact`` (same results up to data order), ``numerics`` (rounding), ``semantics`` (the training itself).
         effort: ``"one line"``, ``"minutes"`` or ``"hours"``.
         trainer_flags: Keyword arguments for ``Trainer``.
@@ -88,7 +88,7 @@ class Finding(Record, frozen=True, kw_only=True):
             modeled. Where no time can be claimed, as for memory, from how near the harm is.
         summary: One or two sentences with the figures.
         prescriptions: What to change, best first.
-        gain: None where no gain in time can be promised (quality of measurement, memory).
+        gain: None if no gain in time can be promised (quality of measurement, memory).
         confidence: Lowered by ``PD9xx`` findings and by ``is_preflight``.
         claims: Seconds of the steady span, by phase, that the fix saves at most. Findings that claim the same
             phase share that time; their gains never add up.
@@ -113,7 +113,7 @@ LINE_METRIC = "time in "
 
 
 def costly_line(finding: Finding) -> str:
-    """Return the line of code that takes a finding's time, as its evidence names it; empty where it names none."""
+    """Return the line of code that takes a finding's time, as its evidence names it; empty if it names none."""
     named = (one.metric for one in finding.evidence if one.metric.startswith(LINE_METRIC))
     return next(named, "").removeprefix(LINE_METRIC)
 

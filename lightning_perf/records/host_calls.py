@@ -17,12 +17,12 @@ class SyncCall(Record, frozen=True, kw_only=True):
             ``"cpu"``, ``"numpy"``, ``"nonzero"``, ``"boolean mask"``; else the operator's own name.
         file: The innermost file of the user's code; of Lightning's where none of the user's was running. Empty where
             no Python was (the backward pass of a device).
-        per_step: Calls a step, of the steps looked at.
-        cost_s: Host seconds a step inside these operators; None where only their number is known. On a CPU it is the
+        per_step: Calls per step, of the sampled steps.
+        cost_s: Host seconds per step inside these operators; None where only their number is known. On a CPU it is the
             operator's own work: nothing waits there.
         owner: Whose line it is: the user's, Lightning's (progress bar, clipping, its loggers), or another library's.
         phase: The phase of the step that it is called in, one of ``PHASES``.
-        code: The line itself; empty where its file cannot be read.
+        code: The line itself; empty if its file cannot be read.
         source: ``"operator"``: seen as an operator; ``"device"``: the device's own warning.
     """
 
@@ -46,9 +46,9 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         line: The line that takes the elements, or where the loop's operators are called.
         repeats: Most calls of it from this line within one call of the function.
         operators_per_step: Operators called from the function, a step.
-        cost_s: Seconds a step between the function's first and last operator, in the steps looked at; what looking
+        cost_s: Seconds per step between the function's first and last operator, in the sampled steps; what looking
             costs is taken out as far as known.
-        share: ``cost_s`` ÷ the duration of the step looked at, with the same taken out.
+        share: ``cost_s`` ÷ the duration of the sampled step, with the same taken out.
         first_line: Where the function begins; 0 when not known.
         last_line: Where it ends; 0 likewise.
         phase: The phase of the step that it runs in, one of ``PHASES``.
@@ -72,11 +72,11 @@ class AttentionCall(Record, frozen=True, kw_only=True):
     """A product, a softmax and a product again over a square of scores that was written to memory.
 
     Attributes:
-        file: Of the user's code; empty where none was running.
+        file: Of the user's code; empty if none was running.
         rows, columns: Of one score matrix.
-        cost_s: Host seconds a step in the three, forward and backward; None on a device, whose work the host does not
+        cost_s: Host seconds per step in the three, forward and backward; None on a device, whose work the host does not
             wait for.
-        share: ``cost_s`` ÷ the duration of the step looked at; None likewise.
+        share: ``cost_s`` ÷ the duration of the sampled step; None likewise.
         via: The function of torch that wrote it out for the user, e.g. ``"multi_head_attention_forward"``; empty where
             the user's own line did.
     """
@@ -102,7 +102,7 @@ class SyncCalls(Record, frozen=True, kw_only=True):
         calls: Lines that make the host wait, the most frequent first; at most 32.
         loops: Python loops over tensors, costliest first; at most 8.
         attentions: Attention written out; at most 8.
-        operators_per_step: Operators a step below autograd, backward among them.
+        operators_per_step: Operators per step below autograd, backward among them.
         unseen: What such a look cannot see, and why.
     """
 
@@ -123,8 +123,8 @@ class Recompile(Record, frozen=True, kw_only=True):
         line: Its first line.
         n: Recompilations, the first compilation not counted.
         n_after_warmup: Of these, after the run's first steps.
-        reason: The guard that failed last; empty where torch does not tell.
-        compile_s: Seconds in these; None where torch does not tell.
+        reason: The guard that failed last; empty if torch does not tell.
+        compile_s: Seconds in these; None if torch does not tell.
     """
 
     function: str
@@ -141,7 +141,7 @@ class GraphBreak(Record, frozen=True, kw_only=True):
 
     Attributes:
         reason: Torch's own words, shortened.
-        file: Of the user's code; empty where torch does not tell.
+        file: Of the user's code; empty if torch does not tell.
         n: How often it was met while compiling. At run time, each step passes it.
     """
 
@@ -182,7 +182,7 @@ class LossScaler(Record, frozen=True, kw_only=True):
         scale: The latest known scale.
         first_scale: The first known one.
         n_steps: Optimizer steps that were asked for after the first ``n_warmup_steps``.
-        skips: Of these, the steps that were not made because gradients were not finite. None where not known.
+        skips: Of these, the steps that were not made because gradients were not finite. None if unknown.
         n_warmup_steps: Optimizer steps in which the scaler is still looking for its scale; skips there are usual.
     """
 

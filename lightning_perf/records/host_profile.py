@@ -15,13 +15,13 @@ class HostLine(Record, frozen=True, kw_only=True):
         file: Relative to the working directory where it lies below it, else from its package on.
         entry: The outermost function of the user's on the stack, which Lightning or a library called, e.g.
             ``"training_step"``.
-        call: The function that the line spends most of its time in, e.g. ``"json.loads"``; empty where that is its own
+        call: The function that the line spends most of its time in, e.g. ``"json.loads"``; empty if that is its own
             code.
         operator_fraction: Part of the line's time in torch operators.
         per_step_s: Seconds per step; None before the steady state.
         span_share: Share of the steady time; None likewise.
         n_samples: Samples that found the line on the stack.
-        code: The line itself; empty where its file cannot be read.
+        code: The line itself; empty if its file cannot be read.
     """
 
     file: str
@@ -64,7 +64,7 @@ class HostProfile(Record, frozen=True, kw_only=True):
         first_step: Steps finished at the first sample.
         last_step: Steps finished at the last one.
         phases: By phase name; only those that were seen.
-        slow_steps: Samples taken once a step had lasted three times the median, by phase; empty where none was.
+        slow_steps: Samples taken once a step had lasted three times the median, by phase; empty if none was.
     """
 
     n_samples: int
@@ -115,7 +115,7 @@ class Collections(Record, frozen=True, kw_only=True):
         generations: Those that were collected.
         automatic_by_phase_s: Seconds in collections that Python started by itself, by phase.
         thresholds: ``gc.get_threshold()``.
-        n_objects: Objects that the collector visits; None where they were not counted, as collections took no time.
+        n_objects: Objects that the collector visits; None if they were not counted, as collections took no time.
         asked: Lines that call ``gc.collect()``, costliest first; at most 8.
     """
 

@@ -36,7 +36,7 @@ class HotFunction(Record, frozen=True, kw_only=True):
         blamed_share: Share of the time during which it was the innermost function of the user's, so that libraries and
             C code count for the function that called them; where no function of the user's was running, the innermost
             Python one. These shares add up to at most 1, and the functions are ordered by them.
-        n_calls: Calls a sample (a batch for collate); None where a sampling profiler found it.
+        n_calls: Calls per sample (a batch for collate); None if a sampling profiler found it.
         where: ``"getitem"`` or ``"collate"``.
         kind: ``"python"``, or ``"native"`` where most of ``blamed_share`` is spent in C code called from it, operators
             on arrays and tensors included.
@@ -81,9 +81,9 @@ class WorkerPoint(Record, frozen=True, kw_only=True):
         batch_s: Seconds from one batch to the next once the workers ran.
         low_s: Lower end of a 95 % interval of ``batch_s``.
         first_batch_s: Until the first batch came, the start of the workers included.
-        take_s: Seconds of the asking process's CPU to take one batch; None where it was not measured.
+        take_s: Seconds of the asking process's CPU to take one batch; None if it was not measured.
         step_s: Seconds per step where the asking process computes for ``LoaderProbe.load_s`` between two batches, as
-            the training does; None where it was not measured.
+            the training does; None if it was not measured.
         step_low_s: Lower end of a 95 % interval of ``step_s``.
     """
 
@@ -110,9 +110,9 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         index: Position among the loaders of the stage.
         method: ``"fork"`` or ``"spawn"``: how the child came by the dataset.
         is_beside_training: Whether the training went on meanwhile and shared the cores; only in older sessions.
-        batch_size: Samples a batch; None when not known.
+        batch_size: Samples per batch; None if unknown.
         getitem: Time of one ``dataset[i]`` in one process without workers (per sample of a batch where the
-            dataset makes whole batches); None when not measured, as all that follow.
+            dataset makes whole batches); None if not measured, as all that follow.
         getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
             it computes, near 0 it waits.
         n_slow: Samples that took more than five times the median.
@@ -129,7 +129,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         narrow_bytes: Bytes of float fields whose every value of every batch looked at fits an 8-bit integer scale
             (0…255, or 0…1 in steps of 1/255): what was probably made from bytes.
         first_batch_s: First batch with the loader as it is; the start of its workers included.
-        read_bytes: Bytes read from storage a sample; None where the kernel does not tell.
+        read_bytes: Bytes read from storage a sample; None if the kernel does not tell.
         rss_growth_bytes: Growth of a process's own memory a sample, once warm.
         functions: The costliest functions, worst first: those of ``__getitem__``, then those of collate.
         lines: Lines of the first of them.
@@ -140,7 +140,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             where samples wait rather than compute, beyond the cores. It ends where more workers bring no more.
         prefetch: The same with other prefetch factors, where samples are bursty.
         load_s: Seconds per step that the points of the curve computed beside their workers; None for none.
-        compute_s: Seconds a step takes on one cached batch, nothing to load; None when not measured.
+        compute_s: Seconds per step on one cached batch, with nothing to load; None if not measured.
         compute_basis: How ``compute_s`` was measured, or why it was not.
         missing: Why a field is None.
     """

@@ -12,7 +12,7 @@ class Device(Record, frozen=True, kw_only=True):
         name: As the driver gives it.
         kind: ``"cuda"``, ``"mps"``, ``"xpu"`` …
         capability: Compute capability such as ``"9.0"``; None outside CUDA.
-        has_fast_bf16: Whether bf16 matrix products run faster than fp32 ones; None when not known.
+        has_fast_bf16: Whether bf16 matrix products run faster than fp32 ones; None if unknown.
         has_fast_fp16: The same for fp16.
     """
 
@@ -29,12 +29,12 @@ class Machine(Record, frozen=True, kw_only=True):
     """Host, devices and versions.
 
     Attributes:
-        cpu_model: As the kernel gives it; None when not told.
+        cpu_model: As the kernel gives it; None if unknown.
         usable_cores: What this process may use: CPU affinity and cgroup quota taken together, at least 1.
             Not rounded: a quota of 150 % is 1.5.
         cpu_quota_cores: The cgroup's quota in cores; None without one.
         memory_limit_bytes: The cgroup's limit; None without one.
-        shm_bytes: Size of /dev/shm; None where there is none.
+        shm_bytes: Size of /dev/shm; None if there is none.
         local_world_size: Ranks on this node.
         has_fast_cpu_bf16: Only in sessions of earlier versions. How fast a CPU computes in bf16 is measured.
         cpu_features: Of ``amx_bf16``, ``amx_int8``, ``avx512_bf16``, ``avx512f``, ``avx2`` those it has.

@@ -14,7 +14,7 @@ class PhaseMemory(Record, frozen=True, kw_only=True):
         phase: What has just ended: ``transfer``, ``forward``, ``zero_grad``, ``backward`` or ``optimizer``.
         allocated_bytes: In live tensors, median.
         reserved_bytes: Held from the driver, median.
-        peak_bytes: The run's peak of allocated bytes where this phase raised it in a sampled step; None where it never
+        peak_bytes: The run's peak of allocated bytes where this phase raised it in a sampled step; None if it never
             did. Peaks are not reset, so a phase below the run's peak has no peak of its own.
     """
 
@@ -40,15 +40,15 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
         device: E.g. ``"cuda:0"``.
         peak_allocated_bytes: Most bytes in live tensors.
         peak_reserved_bytes: Most bytes held from the driver.
-        total_bytes: The device's memory; None when not told.
-        alloc_retries: Times the cache had to be flushed to satisfy a request; None when not told.
+        total_bytes: The device's memory; None if unknown.
+        alloc_retries: Times the cache had to be flushed to satisfy a request; None if unknown.
         allocated_bytes: When last read.
         reserved_bytes: When last read.
         inactive_split_bytes: Free parts of blocks in use, which cannot be given back, at their highest; None when not
             told.
-        ooms: Requests that failed even then; None when not told.
-        phases: By phase of the step, in their order; empty where no step was sampled.
-        peak_phase: The phase in which the run's peak was last seen to rise; None when it was not seen.
+        ooms: Requests that failed even then; None if unknown.
+        phases: By phase of the step, in their order; empty if no step was sampled.
+        peak_phase: The phase in which the run's peak was last seen to rise; None if it was not seen.
     """
 
     device: str
@@ -69,16 +69,16 @@ class HostMemory(Record, frozen=True, kw_only=True):
 
     Attributes:
         rss_bytes: This process's resident memory, when last read.
-        peak_rss_bytes: Its highest so far; None when not told.
+        peak_rss_bytes: Its highest so far; None if unknown.
         workers_rss_bytes: Of its child processes together, the highest of the readings. Pages shared with this process
             count again.
         n_workers: Child processes, the most that were read.
         used_bytes: In use within the limit, by whomever: the cgroup's memory without reclaimable file cache, or the
-            machine's without what is available. The highest of the readings; None when not told.
-        limit_bytes: The cgroup's limit, or the machine's memory; None when not told.
+            machine's without what is available. The highest of the readings; None if unknown.
+        limit_bytes: The cgroup's limit, or the machine's memory; None if unknown.
         limit_basis: ``"cgroup"`` or ``"machine"``.
-        swapped_bytes: Of this process and its children, on swap; None when not told.
-        phases: By phase of the step; empty where no step was sampled.
+        swapped_bytes: Of this process and its children, on swap; None if unknown.
+        phases: By phase of the step; empty if no step was sampled.
     """
 
     rss_bytes: int
@@ -97,7 +97,7 @@ class ModuleMemory(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: E.g. ``"encoder"``; ``""`` for what belongs to the root itself.
-        activations_bytes: None where they were not measured by module.
+        activations_bytes: None if they were not measured by module.
     """
 
     name: str
@@ -116,13 +116,13 @@ class Breakdown(Record, frozen=True, kw_only=True):
         parameters_bytes: Frozen ones included.
         gradients_bytes: At their most in the step that was looked at, or as expected; see ``gradients_basis``.
         gradients_basis: ``"held"``; ``"expected"`` where no gradient was there: one for each trainable parameter.
-        optimizer_bytes: States of all optimizers; None when not known.
+        optimizer_bytes: States of all optimizers; None if unknown.
         optimizer_basis: ``"held"``, or ``"expected"`` before the first optimizer step; why where it is None.
         copies_bytes: Parameters and buffers of modules that callbacks hold, e.g. an averaged copy of the weights.
-        batch_bytes: One batch; None when there was none to look at.
-        activations_bytes: What the forward pass keeps for the backward pass; None when not known.
+        batch_bytes: One batch; None if there was none to look at.
+        activations_bytes: What the forward pass keeps for the backward pass; None if unknown.
         activations_basis: ``"saved tensors"`` measured in one step, or ``"rest of the peak"``; why where it is None.
-        n_samples: Batch size when the activations were measured; None when not known.
+        n_samples: Batch size when the activations were measured; None if unknown.
         step: The step at which they were measured; None outside a run.
         modules: By top-level module, largest first.
         peak_bytes: The device's peak of allocated memory; None on the host, whose peak holds more than tensors.
@@ -186,10 +186,10 @@ class Growth(Record, frozen=True, kw_only=True):
             (resident memory, their mean), or the device.
         level_bytes: The last reading.
         bytes_per_step: Median of all pairwise slopes (Theil–Sen).
-        low_bytes_per_step: Lower end of its 95 % interval, widened for readings that resemble their neighbours.
+        low_bytes_per_step: Lower end of its 95 % interval, widened for readings that resemble their neighbors.
         is_steady: Whether every quarter of the readings rises like the others: no warm-up, no single jump.
         suspects: What grew meanwhile, largest first.
-        census: What was done to find it; empty when there was no reason to look.
+        census: What was done to find it; empty if there was no reason to look.
     """
 
     where: str
@@ -253,16 +253,16 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         error: Type and message of the exception.
         step: Batches done in this run before it.
         phase: The part of the step in which it happened, as far as it is known; empty otherwise.
-        code: The user's own innermost line, e.g. ``"model.py:31 in forward"``; empty when not known.
-        requested_bytes: What was asked for; None when not told.
+        code: The user's own innermost line, e.g. ``"model.py:31 in forward"``; empty if not known.
+        requested_bytes: What was asked for; None if unknown.
         batch_shapes: Shapes of the batch's tensors, by their place in it.
-        n_samples: Size of that batch; None when not known.
+        n_samples: Size of that batch; None if unknown.
         largest_tensors: That were alive, largest first.
         timeline: ``(step, bytes)`` over the run, as sampled: allocated on the device, resident on a CPU run.
         history: ``(event, bytes)`` from the allocation history; empty without ``memory_snapshot=True``.
         history_sites: What was held at its end, largest first.
         snapshot_file: The dumped snapshot, in the run's folder; None without one.
-        post_mortem_file: Text of all this, in the run's folder; None when it could not be written.
+        post_mortem_file: Text of all this, in the run's folder; None if it could not be written.
     """
 
     where: Literal["device", "host", "worker", "shm"]
@@ -287,13 +287,13 @@ class Memory(Record, frozen=True, kw_only=True):
     Attributes:
         devices: One entry a device in use; empty on a CPU run.
         host_rss_bytes: Resident memory of this process when last read.
-        host_peak_rss_bytes: Its highest so far, as the kernel tells; None when it does not.
-        host: The host's side in full; None when it was not read.
-        breakdown: What the memory holds; None when it was not looked at.
+        host_peak_rss_bytes: Its highest so far, as the kernel tells; None if it does not.
+        host: The host's side in full; None if it was not read.
+        breakdown: What the memory holds; None if it was not looked at.
         growth: Trends, one for each place that was watched long enough.
         held_graphs: Attributes of the module or callbacks that were seen to gather tensors with their autograd graphs
             from step to step, however much memory that takes.
-        oom: What was known when memory ran out; None when it did not.
+        oom: What was known when memory ran out; None if it did not.
     """
 
     devices: tuple[DeviceMemory, ...] = ()

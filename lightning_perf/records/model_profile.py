@@ -18,8 +18,8 @@ class Ceilings(Record, frozen=True, kw_only=True):
     Attributes:
         device: ``"cpu"``, ``"cuda"`` …
         name: The device's, as its driver gives it; the processor's model on a CPU.
-        n_threads: That torch computed with; None where the device is no CPU.
-        matmul_flops_per_s: Floating-point operations a second of large matrix products, a multiplication and an
+        n_threads: That torch computed with; None if the device is no CPU.
+        matmul_flops_per_s: Floating-point operations per second of large matrix products, a multiplication and an
             addition counted as two, by precision: of ``"fp32"``, ``"tf32"``, ``"bf16"`` and ``"fp16"`` those measured.
         copy_bytes_per_s: Bytes read plus bytes written a second by a copy within the device's memory.
         h2d_pinned_bytes_per_s: From pinned host memory to the device; None on a CPU.
@@ -64,7 +64,7 @@ class Utilisation(Record, frozen=True, kw_only=True):
         flops_per_s: Operations of forward and backward ÷ the step's time; recomputed activations count nothing.
         step_s: That time.
         precision: Of the matrix products, e.g. ``"bf16"``.
-        measured_flops_per_s: The device's measured ceiling; None where it was not measured.
+        measured_flops_per_s: The device's measured ceiling; None if it was not measured.
         measured_fraction: ``flops_per_s`` ÷ that.
         datasheet_flops_per_s: The maker's figure; None for a chip that is not known.
         datasheet_fraction: ``flops_per_s`` ÷ that.
@@ -90,15 +90,15 @@ class ModuleProfile(Record, frozen=True, kw_only=True):
         class_name: E.g. ``"Linear"``; empty for ``""``.
         n_parameters: Elements, a shared parameter counted in the first module that has it.
         calls: Of forward, in one step.
-        forward_flops: Operations of matrix products, convolutions and attention in one step; None where not counted.
+        forward_flops: Operations of matrix products, convolutions and attention in one step; None if not counted.
         backward_flops: The same in the backward pass, recomputed activations among them.
         forward_bytes: Read and written by its operators in one step, as if nothing stayed in a cache.
         backward_bytes: The same in the backward pass.
         n_operators: Started in one step, forward and backward; views that move nothing are left out.
-        forward_s: Seconds a step; None where not timed.
-        backward_s: Seconds a step; None where not timed.
-        bound: What limits it; None where that cannot be told.
-        advice: What would help; empty where nothing is known.
+        forward_s: Seconds per step; None if not timed.
+        backward_s: Seconds per step; None if not timed.
+        bound: What limits it; None if that cannot be told.
+        advice: What would help; empty if nothing is known.
     """
 
     path: str
@@ -125,10 +125,10 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
         flops: As in ``ModuleProfile``; 0 for operators that multiply no matrices.
         n_rows: Of the first tensor of each call, the product of all its dimensions but the last; 0 for operators that
             multiply no matrices.
-        total_s: Seconds in one step; None where not timed.
-        bound: What limits it; None where that cannot be told.
+        total_s: Seconds in one step; None if not timed.
+        bound: What limits it; None if that cannot be told.
         denormal_fraction: Of the numbers that went in, those too small for a normal float, on average over its calls;
-            from a sample of each tensor. None where not looked at: on other devices than a CPU, and for operators
+            from a sample of each tensor. None if not looked at: on other devices than a CPU, and for operators
             that multiply no matrices.
     """
 
@@ -150,17 +150,17 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         device: That it ran on: ``"cpu"``, ``"cuda:0"`` …
         n_parameters: Elements, a shared parameter once.
         n_trainable: Of these, those that require a gradient.
-        n_samples: In the batch; None where not known.
+        n_samples: In the batch; None if unknown.
         step: Batches before the step that was counted; None outside a run.
         precision: Of most of the arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype's name.
         forward_flops: Operations of matrix products, convolutions and attention, a multiplication and an addition
-            counted as two; None where not counted.
+            counted as two; None if not counted.
         backward_flops: The same of the backward pass; None without one.
         recomputed_flops: Of ``backward_flops``, the part that computes activations again (checkpointing).
         forward_bytes: Read and written by all operators, as if nothing stayed in a cache.
         backward_bytes: The same of the backward pass.
         uncounted: Operators whose arithmetic is not known and counted as none, though they are known to do some.
-        forward_s: Of the forward pass alone; None where not timed.
+        forward_s: Of the forward pass alone; None if not timed.
         step_s: Of a training step: forward, backward and the optimizer's step where there is one.
         is_optimizer_timed: Whether ``step_s`` holds an optimizer's step.
         n_timed: Repetitions behind these times, warm-up left out.
@@ -168,11 +168,11 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         modules: Costliest first.
         operators: Costliest first, at most 24.
         memory: What its memory holds; None in a session, which has it elsewhere.
-        ceilings: Of the device; None where not measured.
+        ceilings: Of the device; None if not measured.
         datasheet: The maker's figures; None for a chip that is not known.
-        utilisation: None where arithmetic, time or both figures of the device are missing.
+        utilisation: None if arithmetic, time or both figures of the device are missing.
         bound: What limits forward and backward as a whole.
-        advice: What would help; empty where nothing is known.
+        advice: What would help; empty if nothing is known.
         missing: Why a figure is None.
     """
 

@@ -20,22 +20,22 @@ class RankSummary(Record, frozen=True, kw_only=True):
 
     Attributes:
         node: Host name of its machine.
-        own_s: Mean seconds a step of its own work: the step without what it waited inside collectives.
+        own_s: Mean seconds per step of its own work: the step without what it waited inside collectives.
         own_p50_s: The sum of the medians of its parts, without the loop's own: what it does in a usual step; on a
             device, the median step without what it waited. A rank that is slow in few steps has a high ``own_s``
             and a usual ``own_p50_s``.
-        waiting_s: Mean seconds a step that it waited for the other ranks: from its own last gradient to the end of
+        waiting_s: Mean seconds per step that it waited for the other ranks: from its own last gradient to the end of
             backward, in Lightning's own broadcast at each step and, where the host computes, in reductions of
-            metrics; None where the first cannot be told. ``own_s`` then leaves out all of backward, and of strategies
+            metrics; None if the first cannot be told. ``own_s`` then leaves out all of backward, and of strategies
             that exchange in the middle of forward (FSDP, tensor parallelism) forward and the optimizer as well.
         waiting_n: Steps on which ``waiting_s`` rests.
         parts_s: ``own_s`` by ``PARTS``; ``compute`` is missing where it cannot be told from waiting.
         wait_share: Share of its steady span spent waiting for data.
         slowest_name: The callback or logger that takes most of its ``host`` time, with the hook; None without any.
-        slowest_s: Seconds a step of that one.
+        slowest_s: Seconds per step of that one.
         n_batches: Batches of its latest epoch; None before the end of one.
-        n_samples: Samples of it; None where batches have no known size.
-        n_unused: The most trainable parameters that got no gradient in one backward of the steps looked at; None when
+        n_samples: Samples of it; None if batches have no known size.
+        n_unused: The most trainable parameters that got no gradient in one backward of the sampled steps; None when
             none was looked at.
         peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
         found: What its own last diagnosis found, as ``"PD801 thermal-throttling"``, worst first, at most

@@ -27,12 +27,12 @@ class Replayed(Record, frozen=True, kw_only=True):
         treatment: As in ``Hypothesis``.
         n_operators: Distinct operators (by name, shapes and dtypes), or sequences of them, that were replayed.
         n_rounds: Pairs of passes over them, one as they are and one with the treatment.
-        before_s: Seconds per step as they are, forward and backward; None where nothing was timed.
+        before_s: Seconds per step as they are, forward and backward; None if nothing was timed.
         after_s: Seconds per step with the treatment; of a larger batch, for as many samples as before.
         seen_s: Seconds of the same operators in the sampled step; None where operators are not timed (on a device).
         concerned_s: Seconds in the sampled step of all operators that the treatment changes, replayed or not; None on a
             device.
-        speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None where the rounds do not give one.
+        speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None if the rounds do not give one.
         is_negligible: Whether the operators that the treatment changes take too little time for any speedup to show.
         reason: Why there is no speedup; empty otherwise.
     """

@@ -48,7 +48,7 @@ class Run(Record, frozen=True, kw_only=True):
         wall_s: From ``setup`` to the end.
         n_steps: Batches.
         n_optimizer_steps: ``trainer.global_step`` at the end minus at the start.
-        time_to_first_step_s: From ``setup`` to the end of the first step; None when there was none.
+        time_to_first_step_s: From ``setup`` to the end of the first step; None if there was none.
         startup: Where the time to the end of the first step went, seconds by part: before the first fetch
             ``sanity_validation``, the phases (``callbacks`` …) and ``other``; then ``loader_start`` (the first fetch
             beyond a median one) and ``first_step`` (its rest beyond a median step's), both whole while no median is
@@ -76,7 +76,7 @@ class Overhead(Record, frozen=True, kw_only=True):
     """What PerfDoctor itself cost.
 
     Attributes:
-        per_step_us: Microseconds a step: the median time in its own hooks, the measured cost of its spans, and what
+        per_step_us: Microseconds per step: the median time in its own hooks, the measured cost of its spans, and what
             sampling memory took, spread over the steps.
         reporting_s: Seconds spent beside that, in total: reading settings, diagnosing, reporting, and in the few steps
             that are looked at closely.
@@ -105,8 +105,8 @@ class Window(Record, frozen=True, kw_only=True):
     Attributes:
         status: ``recorded``, ``empty``, ``incomplete`` or ``failed``.
         reason: Why it was opened, and where it failed, why.
-        file: The trace file, relative to the session; None when it was not kept.
-        trace: What it says; None when there is nothing to read.
+        file: The trace file, relative to the session; None if it was not kept.
+        trace: What it says; None if there is nothing to read.
     """
 
     first_step: int
@@ -145,16 +145,16 @@ class Session(Record, frozen=True, kw_only=True):
         ranks: All ranks together; None with one rank.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
-        loader_probe: The training loader taken apart; None where it was not probed.
-        model_profile: What the model's arithmetic costs; None where no step was looked at.
-        replay: Operators of one step, timed as they are and as treatments would run them; None where not replayed.
+        loader_probe: The training loader taken apart; None if it was not probed.
+        model_profile: What the model's arithmetic costs; None if no step was looked at.
+        replay: Operators of one step, timed as they are and as treatments would run them; None if not replayed.
         trials: Treatments measured on this training.
         applied: Treatments that PerfDoctor applied to this training, in that order.
-        sync_calls: What sampled steps called that makes the host wait; None where none was looked at.
-        compiler: What ``torch.compile`` did; None where nothing was compiled.
+        sync_calls: What sampled steps called that makes the host wait; None if none was looked at.
+        compiler: What ``torch.compile`` did; None if nothing was compiled.
         loss_scaler: The loss scaler of fp16 training; None without one.
-        host_profile: The lines of the user's code in which the host's time passes; None where they were not sampled.
-        collections: Python's garbage collections; None where there was none.
+        host_profile: The lines of the user's code in which the host's time passes; None if they were not sampled.
+        collections: Python's garbage collections; None if there was none.
     """
 
     schema_version: int = SCHEMA_VERSION

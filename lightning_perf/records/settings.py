@@ -17,7 +17,7 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
         is_iterable: Whether the dataset is an ``IterableDataset``.
         n_batches: Batches an epoch; None when unsized.
         n_samples: Length of the dataset; None when unsized.
-        batch_size: None when a custom batch sampler or ``batch_size=None`` decides.
+        batch_size: None if a custom batch sampler or ``batch_size=None`` decides.
         prefetch_factor: Batches each worker prepares ahead; None without workers.
         sampler_class: Class name of the (batch) sampler in use.
         is_in_memory_tensors: The dataset is a ``TensorDataset``.
@@ -51,8 +51,8 @@ class TrainerSettings(Record, frozen=True, kw_only=True):
         precision: ``"32-true"``, ``"bf16-mixed"`` …
         accelerator: torch's type of the root device: ``"cpu"``, ``"cuda"``, ``"mps"`` …
         strategy: Class name of the strategy, e.g. ``"DDPStrategy"``.
-        progress_bar: Class name of the progress bar; None when there is none.
-        progress_bar_refresh_rate: Steps between refreshes; None when there is none, or when it refreshes by time.
+        progress_bar: Class name of the progress bar; None if there is none.
+        progress_bar_refresh_rate: Steps between refreshes; None if there is none, or when it refreshes by time.
         profiler: Class name of the user's profiler; None without one.
         callbacks: Class names, without PerfDoctor.
         prog_bar_metrics: How many metrics the progress bar shows each step; None when not yet known.
@@ -110,7 +110,7 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
         implementation: What a step really runs: ``"fused"``, ``"foreach"``, ``"single-tensor"`` or ``"unknown"``.
         n_tensors: Parameters it updates.
         n_elements: Their elements.
-        supports_fused: Whether the class has a fused implementation on this device; None when not known.
+        supports_fused: Whether the class has a fused implementation on this device; None if unknown.
         zero_grad_keeps_tensors: True when gradients were zeroed in place rather than dropped; None when not seen.
         steps_without_zero_grad: Of the steps watched, those before which gradients of the step before had not been
             cleared; None when not watched (automatic optimization clears them itself).

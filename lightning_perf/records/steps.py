@@ -60,8 +60,8 @@ class PhaseTime(Record, frozen=True, kw_only=True):
     Attributes:
         total_s: Seconds of the span spent in the phase.
         share: ``total_s`` ÷ the span.
-        p50_s: Median seconds a step; None for phases that happen between steps.
-        p95_s: 95th percentile of seconds a step; None likewise.
+        p50_s: Median seconds per step; None for phases that happen between steps.
+        p95_s: 95th percentile of seconds per step; None likewise.
     """
 
     total_s: float
@@ -98,7 +98,7 @@ class Block(Record, frozen=True, kw_only=True):
     Attributes:
         first_step: Index of the first step of the block, counted from the start of the run.
         start_s: Seconds since the start of the run at which it began.
-        phases: Mean seconds a step, by phase name.
+        phases: Mean seconds per step, by phase name.
     """
 
     first_step: int
@@ -147,9 +147,9 @@ class Fetch(Record, frozen=True, kw_only=True):
     Attributes:
         n: Fetches measured, without the first of each epoch.
         wait_s: Host seconds blocked in one fetch.
-        p90_over_p50: Ratio of the 90th percentile to the median; None when the median is 0.
+        p90_over_p50: Ratio of the 90th percentile to the median; None if the median is 0.
         waiting_fraction: Share of fetches that blocked for more than a tenth of the median step.
-        burst_period: Most frequent number of steps from one wait to the next; None when fewer than 8 waits were seen.
+        burst_period: Most frequent number of steps from one wait to the next; None if fewer than 8 waits were seen.
         burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None likewise.
         first_s: What the first fetch of each epoch took, at most the last 64 epochs.
         in_process_batch_s: Measured seconds to make one batch in a process without workers (median); None where
@@ -175,9 +175,9 @@ class Epoch(Record, frozen=True, kw_only=True):
         index: ``trainer.current_epoch``.
         wall_s: From the end of the last epoch's boundary (the start of the run for the first) to the end of this
             epoch's, without the pauses in which PerfDoctor measured or reported. The phases add up to it.
-        samples: Samples seen; None when the batch size is not known.
+        samples: Samples seen; None if the batch size is not known.
         step_p50_s: Median step; None for an epoch without a complete step.
-        first_fetch_s: What its first fetch took; None when it had none.
+        first_fetch_s: What its first fetch took; None if it had none.
         boundary_s: Wall seconds from its last step to the first fetch of the next epoch, whatever was done
             meanwhile; None while that has not come.
     """
@@ -218,14 +218,14 @@ class StageTimes(Record, frozen=True, kw_only=True):
         n_steps: Steps (batches) measured: without warm-up, without the first of each epoch.
         n_warmup_steps: Steps left out at the start.
         span_s: Wall seconds from the first measured step to the end; the phases add up to it.
-        step_s: Seconds a step (the sum of ``STEP_PHASES``).
-        samples_per_s: Samples ÷ span; None when the batch size is not known.
+        step_s: Seconds per step (the sum of ``STEP_PHASES``).
+        samples_per_s: Samples ÷ span; None if the batch size is not known.
         phases: By phase name; only phases that occurred.
         named: Time by name, largest first, at most 32.
-        fetch: How batches arrived; None when no fetch was seen.
+        fetch: How batches arrived; None if no fetch was seen.
         device: The device's own clock; None without one (see ``Session.missing``).
-        outliers: None when there are fewer than 20 steps.
-        gc_s: Seconds spent in Python's garbage collector during the span; None when not measured.
+        outliers: None if there are fewer than 20 steps.
+        gc_s: Seconds spent in Python's garbage collector during the span; None if not measured.
         is_steady: Whether the two halves of the measured steps agree (median within 10 %); None with
             fewer than 20 steps.
     """

@@ -22,7 +22,7 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
 
     Attributes:
         device: torch's name, e.g. ``"cuda:0"``.
-        uuid: The driver's, e.g. ``"GPU-…"`` or ``"MIG-…"``; None when not told.
+        uuid: The driver's, e.g. ``"GPU-…"`` or ``"MIG-…"``; None if unknown.
         pci_bus_id: E.g. ``"00000000:3B:00.0"``.
         source: ``"nvml"`` or ``"torch"`` (AMD, by torch's own functions).
         matched_by: How torch's device was found there: ``"uuid"``, ``"pci"``, ``"visible devices"``, ``"index"``.
@@ -34,15 +34,15 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
         slowdown_temperature_c: At which the device slows down by itself.
         throttle_fractions: Share of the time in which clocks were held back, by reason: ``sw_power_cap``,
             ``sw_thermal``, ``hw_thermal``, ``hw_power_brake``, ``hw_slowdown``, ``sync_boost``,
-            ``application_clocks``, ``board_limit``, ``reliability``; idle is not one. None when not told.
+            ``application_clocks``, ``board_limit``, ``reliability``; idle is not one. None if unknown.
         pcie_generation: Highest seen while it worked: an idle link slows down to save power.
         pcie_width: Lanes, likewise.
         max_pcie_generation: Of device and slot together.
         pcie_receive_bytes_per_s: To the device.
         pcie_send_bytes_per_s: From the device.
-        other_processes: Most processes of others seen computing on it at once; None when not told.
-        other_memory_bytes: What they held then; None when not told.
-        numa_node: Of its slot; None on machines with one, or when not told.
+        other_processes: Most processes of others seen computing on it at once; None if unknown.
+        other_memory_bytes: What they held then; None if unknown.
+        numa_node: Of its slot; None on machines with one, or if unknown.
     """
 
     device: str
@@ -82,7 +82,7 @@ class DatasetDisk(Record, frozen=True, kw_only=True):
 
     Attributes:
         file_system: E.g. ``"ext4"``, ``"nfs4"``.
-        is_rotational: A disk that spins; None when not told.
+        is_rotational: A disk that spins; None if unknown.
     """
 
     mount: str
@@ -100,10 +100,10 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         process_cpu_cores: Cores that this process kept busy (1.0 is one core).
         workers_cpu_cores: Cores that the workers kept busy together; None without workers.
         workers_blocked_fraction: Of the workers' time, neither on a core nor queueing for one: they waited for storage,
-            a network, a lock, or for work. None without workers or when not told.
+            a network, a lock, or for work. None without workers or if unknown.
         workers_queueing_fraction: Of the workers' time, ready to run but without a core; None likewise.
         fetch_blocked_fraction: Of the training process's time in ``next`` of its loader, neither on a core nor queueing
-            for one; None when not told. With workers it is the waiting for them.
+            for one; None if unknown. With workers it is the waiting for them.
         fetch_queueing_fraction: Of that time, ready to run but without a core.
         process_queueing_fraction: Of the training thread's time, ready to run but without a core.
         cpu_busy_fraction: Of the cores that this process may use, by anybody.
@@ -113,7 +113,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         voluntary_switches_per_s: Times that it gave its core up, to wait.
         read_bytes_per_s: From storage, this process and its workers.
         write_bytes_per_s: To storage, likewise.
-        disk_busy_fraction: Of the time, the busiest disk had a request to serve; None when not told.
+        disk_busy_fraction: Of the time, the busiest disk had a request to serve; None if unknown.
         rss_bytes: Resident memory of this process and its workers; shared pages count in each.
         available_bytes: Memory that the system can still give.
         shm_used_bytes: /dev/shm, by anybody.
@@ -123,15 +123,15 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         n_torch_threads: Of this process for one operation.
         n_openmp_threads: By OMP_NUM_THREADS; None when not set.
         n_mkl_threads: By MKL_NUM_THREADS; None when not set.
-        process_numa_nodes: Nodes of the cores that this process may use; empty when not told.
+        process_numa_nodes: Nodes of the cores that this process may use; empty if not told.
         off_device_node_fraction: Of the samples, the training thread ran on another node than the device's; None where
             there is one node or no device.
         cpu_mhz: Clock of the core that the training thread was on.
-        base_cpu_mhz: Guaranteed clock; None when not told.
-        max_cpu_mhz: Highest clock; None when not told.
-        cpu_governor: E.g. ``"performance"``; None when not told.
-        batch_bytes: Tensors of the first training batch; None when it has none.
-        dataset_disk: None when the dataset names no path.
+        base_cpu_mhz: Guaranteed clock; None if unknown.
+        max_cpu_mhz: Highest clock; None if unknown.
+        cpu_governor: E.g. ``"performance"``; None if unknown.
+        batch_bytes: Tensors of the first training batch; None if it has none.
+        dataset_disk: None if the dataset names no path.
     """
 
     n_samples: int = 0
@@ -179,9 +179,9 @@ class Energy(Record, frozen=True, kw_only=True):
         gpu_basis: ``"counter"`` (the driver's), ``"integrated power"``, or empty.
         cpu_j: All CPU packages, whatever ran on them; None when not metered.
         cpu_basis: ``"RAPL"``, or empty.
-        metered_j: The sum of what was metered; None when nothing was.
+        metered_j: The sum of what was metered; None if nothing was.
         epoch_j: Mean of ``metered_j`` over the training epochs that ended; None before the first.
-        sample_j: The same by sample; None where samples are not known.
+        sample_j: The same by sample; None if samples are not known.
     """
 
     span_s: float
@@ -202,7 +202,7 @@ class Cost(Record, frozen=True, kw_only=True):
         run_price: Up to now.
         epoch_price: By the mean training epoch; None before the first ended.
         gco2_per_kwh: Grams of CO2 equivalent by kWh; None when not given.
-        run_gco2: Of the energy that was metered; None when none was.
+        run_gco2: Of the energy that was metered; None if none was.
     """
 
     hour_price: float | None = None
@@ -232,11 +232,11 @@ class Telemetry(Record, frozen=True, kw_only=True):
     """All of it.
 
     Attributes:
-        hz: Samples a second once the first seconds, sampled more often, are over; 0 where nothing was sampled.
+        hz: Samples per second once the first seconds, sampled more often, are over; 0 where nothing was sampled.
         sampler_core_fraction: Of one core, what the sampling itself used; None before it has run for a second.
         devices: The devices of this process; empty on a CPU run and where none can be read.
-        energy: None when nothing could be metered.
-        cost: None when no rate was given.
+        energy: None if nothing could be metered.
+        cost: None if no rate was given.
         timeline: The course of the run, at most 128 points, from before the first step on.
     """
 

@@ -31,7 +31,7 @@ class TraceStep(Record, frozen=True, kw_only=True):
         device_busy_s: Seconds of the step in which any stream of the device worked; None without a device.
         busy_fraction: ``device_busy_s`` ÷ ``duration_s``; None likewise.
         start_s: Seconds since the start of the trace.
-        host_s: Length of the step on the host alone; None where the trace has no host side.
+        host_s: Length of the step on the host alone; None if the trace has no host side.
         host_busy_s: Seconds of that host window in which the device worked; None likewise.
         loader_s: Host seconds waiting for data, hidden ones included.
         loader_exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all of them).
@@ -71,7 +71,7 @@ class OperatorTime(Record, frozen=True, kw_only=True):
 
 
 class LoaderWait(Record, frozen=True, kw_only=True):
-    """Waiting for the loader inside the analysed span. Medians hide stalls: read totals and tails with them.
+    """Waiting for the loader inside the analyzed span. Medians hide stalls: read totals and tails with them.
 
     Attributes:
         exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all).
@@ -97,7 +97,7 @@ class CallTime(Record, frozen=True, kw_only=True):
 
 
 class Allocator(Record, frozen=True, kw_only=True):
-    """Calls that ask the driver for memory or give it back, inside the analysed span.
+    """Calls that ask the driver for memory or give it back, inside the analyzed span.
 
     Attributes:
         exposed_s: Seconds in such calls during which the device had nothing to do.
@@ -161,8 +161,8 @@ class Convolutions(Record, frozen=True, kw_only=True):
 
     Attributes:
         n_input_shapes: Different shapes of the first convolution's input; None without recorded shapes.
-        bias_before_batch_norm_n: Convolutions with a bias directly followed by batch normalisation; None likewise.
-        bias_s: Device (on a CPU: host) seconds of adding those biases forward; None when it cannot be told apart.
+        bias_before_batch_norm_n: Convolutions with a bias directly followed by batch normalization; None likewise.
+        bias_s: Device (on a CPU: host) seconds of adding those biases forward; None if it cannot be told apart.
     """
 
     n: int
@@ -232,7 +232,7 @@ class LatePlace(Record, frozen=True, kw_only=True):
 
 
 class CriticalPath(Record, frozen=True, kw_only=True):
-    """What the analysed span waits for, in exclusive seconds.
+    """What the analyzed span waits for, in exclusive seconds.
 
     Attributes:
         causes: Seconds that add up to ``span_s``. The device works and is waited for: ``compute``, ``communication``
@@ -262,7 +262,7 @@ class WhatIf(Record, frozen=True, kw_only=True):
         step_s: The mean step as it is (the span, where the trace has no steps).
         low_s: It cannot become shorter than this: the larger of what device and host still need.
         high_s: It should become at least this short.
-        claim_s: Seconds of the whole analysed span that are exclusive to the cause.
+        claim_s: Seconds of the whole analyzed span that are exclusive to the cause.
     """
 
     cause: str
@@ -278,21 +278,21 @@ class TraceRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         source: File name, or ``"live"``.
-        device_name: None when the trace does not tell or has no device.
-        steps: Empty for a trace without steps: then the whole trace is what was analysed.
+        device_name: None if the trace does not tell or has no device.
+        steps: Empty for a trace without steps: then the whole trace is what was analyzed.
         missing: What could not be told, and why.
-        span_s: Seconds analysed: the steps together, else the whole trace. Shares are of this.
+        span_s: Seconds analyzed: the steps together, else the whole trace. Shares are of this.
         era: Which profiler wrote it, by its category names: ``"kineto-2021"`` (torch 1.8 to 1.11),
             ``"kineto-2022"`` or ``"unknown"``. Traces carry no version of torch.
         whole: The whole trace as one step, with or without steps in it.
         has_stacks: Whether Python stacks were recorded.
         has_shapes: Whether input shapes were recorded.
-        device: None when there was no work of a known device.
-        n_operators: Operators that Python called directly, in the analysed span.
+        device: None if there was no work of a known device.
+        n_operators: Operators that Python called directly, in the analyzed span.
         operator_mean_s: Mean host seconds of these; None without any.
         what_if: One entry a cause that was seen.
         ranks: The traces of several ranks of this run beside one another; on the first of them only, None elsewhere.
-        critical_path: What the analysed span waits for; None where a device was not recorded, and in records of
+        critical_path: What the analyzed span waits for; None if a device was not recorded, and in records of
             older versions.
     """
 

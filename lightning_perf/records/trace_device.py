@@ -33,7 +33,7 @@ class Communication(Record, frozen=True, kw_only=True):
     Attributes:
         n: Collective kernels; on a trace without device, collective calls.
         n_per_step: Mean in a step (in the trace, where it has no steps).
-        small_per_step: Of these, how many moved less than 1 MiB; None when the trace does not give sizes.
+        small_per_step: Of these, how many moved less than 1 MiB; None if the trace does not give sizes.
         median_s: The median collective; None without any.
         collectives: By kind and size, those that take longest first, at most 16.
         shards: What sharded training (FSDP) fetches and gives away, by kind and phase; empty without all-gathers and
@@ -85,7 +85,7 @@ class Copies(Record, frozen=True, kw_only=True):
         h2d_pageable_s: Seconds of the copies from pageable memory.
         h2d_exposed_s: Seconds of copies to the device during which no kernel ran.
         h2d_pageable_exposed_s: The same of those from pageable memory.
-        h2d_bytes: None when the trace does not give sizes.
+        h2d_bytes: None if the trace does not give sizes.
         d2h_exposed_s: Seconds of copies from the device during which no kernel ran.
         d2d_s: Copies inside the device.
         sites: Largest first, at most 16.
@@ -128,15 +128,15 @@ class SyncSite(Record, frozen=True, kw_only=True):
 
 
 class Syncs(Record, frozen=True, kw_only=True):
-    """Synchronising calls; ``item_n`` counts those made to read a single number.
+    """Synchronizing calls; ``item_n`` counts those made to read a single number.
 
     Attributes:
-        n: Stream and device synchronisations.
+        n: Stream and device synchronizations.
         item_n: Calls of ``aten::item``.
         wait_s: Host seconds blocked in the ``n`` calls.
         sites: Costliest first, at most 32; blocking copies and, on a CPU, ``aten::item`` are among them.
         idle_after_s: Device seconds lost to all sites together; None on a trace without device work.
-        blocking_copy_n: Copies whose call returned only when they were done: synchronisations in disguise.
+        blocking_copy_n: Copies whose call returned only when they were done: synchronizations in disguise.
         blocking_copy_wait_s: Host seconds blocked in these.
     """
 
@@ -194,7 +194,7 @@ class Kernels(Record, frozen=True, kw_only=True):
 
 
 class DeviceActivity(Record, frozen=True, kw_only=True):
-    """What the device did, from the first to the last piece of work of the analysed span.
+    """What the device did, from the first to the last piece of work of the analyzed span.
 
     Attributes:
         kind: ``"cuda"``, ``"rocm"`` or ``"unknown"``.
@@ -203,7 +203,7 @@ class DeviceActivity(Record, frozen=True, kw_only=True):
         compute_s: Seconds in which any kernel but a collective ran (setting memory counts as one).
         communication_exposed_s: Seconds of collectives during which no other kernel ran.
         memcpy_exposed_s: Seconds of copies during which neither kernels nor collectives ran.
-        memory_bytes: Of the device; None when the trace does not tell.
+        memory_bytes: Of the device; None if the trace does not tell.
         capability: E.g. ``"8.0"``; None likewise.
     """
 

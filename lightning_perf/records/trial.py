@@ -28,16 +28,16 @@ class ArmRun(Record, frozen=True, kw_only=True):
         status: ``ok``, ``failed`` or ``interrupted``.
         reason: Why it failed: the error's last line, a time limit, memory, NaN; empty otherwise.
         block_means_s: Mean seconds of an optimizer step, by block of ``block_steps`` in the steady state.
-        block_steps: Optimizer steps a block.
-        steady_from: Optimizer step at which the steady state began; None when it was never reached.
-        samples_per_s: Over the steady state; None when batches have no known size.
+        block_steps: Optimizer steps per block.
+        steady_from: Optimizer step at which the steady state began; None if it was never reached.
+        samples_per_s: Over the steady state; None if batches have no known size.
         batches_per_step: Batches an optimizer step (accumulation).
-        samples_per_step: Samples an optimizer step, of all ranks together; None when batches have no known size.
+        samples_per_step: Samples an optimizer step, of all ranks together; None if batches have no known size.
         stage: Runs of one stage were interleaved and may be compared: 0 for the baseline and single treatments, then
             one more for each rung tried; -1 for runs that each tried another batch size, once.
         peak_device_bytes: Peak of device memory; None on a CPU.
         peak_host_bytes: Peak resident memory of the process of rank 0, with what its loader workers held beside it when
-            the run ended; None when it was not read.
+            the run ended; None if it was not read.
         losses: The loss of every ``loss_every`` th batch, from the first on.
         loss_every: Batches between two of ``losses``.
         log: File with what the process printed, relative to the trial's folder.
@@ -76,8 +76,8 @@ class Arm(Record, frozen=True, kw_only=True):
             where the figures say it all.
         speedup: Baseline step ÷ this arm's, by samples where batches differ; None for the baseline and when failed.
         p_value: Of the exact permutation test; None when not computed.
-        step_s: Seconds an optimizer step; None when failed.
-        predicted: What the rule that prescribed it expected; None where none did.
+        step_s: Seconds an optimizer step; None if failed.
+        predicted: What the rule that prescribed it expected; None if none did.
         peak_bytes: Median peak memory of its runs: the device's, or the host's on a CPU.
         loss: Whether its losses agree with the baseline's.
         repeats_needed: More repeats that would probably settle an inconclusive verdict; None otherwise.
@@ -105,10 +105,10 @@ class Rung(Record, frozen=True, kw_only=True):
         arm: Id of the arm that was measured.
         is_kept: Whether it was ``improved`` on top of the rungs before it.
         verdict: Against the rung below it.
-        step_gain: Speed-up over the rung below it; None when failed.
-        speedup: Speed-up over the baseline; None when failed.
-        predicted: What the rule expected of the treatment alone; None where none did.
-        reason: Why it was left out; empty when kept.
+        step_gain: Speed-up over the rung below it; None if failed.
+        speedup: Speed-up over the baseline; None if failed.
+        predicted: What the rule expected of the treatment alone; None if none did.
+        reason: Why it was left out; empty if kept.
     """
 
     added: str
@@ -130,11 +130,11 @@ class Trial(Record, frozen=True, kw_only=True):
         status: ``running`` until the end; ``interrupted`` by Ctrl-C; what was measured until then is judged as well.
         started_at: ISO 8601, UTC.
         noise_band: Relative change that counts as none: from the A/A pair, at least 0.01.
-        aa: Ratio of the two halves of the A/A pair; None when there was none.
+        aa: Ratio of the two halves of the A/A pair; None if there was none.
         ladder: Cumulative, the baseline first.
         best: Id of the arm that the ladder ends with.
         code: What to paste, as Python.
-        yaml: The same as a LightningCLI configuration; empty where none of it can be written so.
+        yaml: The same as a LightningCLI configuration; empty if none of it can be written so.
         not_tried: Treatment → why it was not tried.
         basis: ``steps``: figures are of optimizer steps alone. ``wall``: of whole epochs with validation, checkpoints
             and what else is between steps, because treatments were tried that act there.

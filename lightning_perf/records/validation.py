@@ -129,7 +129,7 @@ class Refused(ValueError):
     Attributes:
         path: Where it is, from the innermost name outwards.
         problem: What was received and what was expected.
-        n_lost: How many names of ``path`` to leave out to get to what can be dropped; None where nothing can.
+        n_lost: How many names of ``path`` to leave out to get to what can be dropped; None if nothing can.
     """
 
     def __init__(self, problem: str) -> None:

@@ -174,8 +174,8 @@ class EventStream:
     """Decodes a trace batch by batch.
 
     The text is cut where one event ends and the next begins. Decoding proves that a cut is right: JSON is read from
-    left to right, so a piece that decodes as a list ends where an event of the document ends. ``header`` is complete after
-    the iteration.
+    left to right, so a piece that decodes as a list ends where an event of the document ends. ``header`` is complete
+    after the iteration.
     """
 
     def __init__(self, chunks: Iterator[bytes], name: str) -> None:

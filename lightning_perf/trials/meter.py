@@ -1,4 +1,4 @@
-"""Times a training by optimizer steps, in the user's process, and ends it after enough of them."""
+"""Times the optimizer steps of a training in the user's process, and ends it after enough of them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,17 @@ from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
 from lightning_perf.trials.job import Job, Result
 
 MAX_LOSSES = 1000
-_LOOK_EVERY_S = 1.0  # without a number of steps: how often to ask whether it is enough
-_LOOK_EVERY_STEPS = 20  # the same with several ranks, which must ask together
+_CHECK_EVERY_S = 1.0  # without a number of steps: how often to check whether the run is long enough
+_CHECK_EVERY_STEPS = 20  # the same with several ranks, which must check together
 _READ_LOSSES_EVERY = 20  # batches
-_MIN_EPOCHS = 3  # whole ones, for figures of whole epochs
+_MIN_EPOCHS = 3  # that figures of whole epochs need
 
 
 class MeterHooks:
-    """Counts optimizer steps and times them, the others not like them aside: see ``Result``.
+    """Counts and times optimizer steps; ``finish`` is called on rank 0 with the result.
 
-    Time is read once a batch; a device is synchronised only where a block of ``block_steps`` ends. Of what the steps
-    cost, nothing is left out but the steps that hold more than a step: the first of an epoch, and those in which a
-    validation ran or a checkpoint was written. The wall time counts them too.
-
-    Args:
-        job: What to do.
-        finish: Called on rank 0 with the result.
+    The clock is read once per batch; a device is only synchronized at the end of a block of ``block_steps``. Unusual
+    steps are left out: the first of an epoch, and those with a validation or a checkpoint. The wall time includes them.
     """
 
     def __init__(self, job: Job, finish: Callable[[Result], None]) -> None:
@@ -50,19 +45,19 @@ class MeterHooks:
 
     def _forget(self) -> None:
         self.n_steps = self.n_batches = self.n_epochs = 0
-        self.step_ns = array("q")  # of usual steps
-        self.step_at = array("q")  # their numbers
+        self.step_ns = array("q")  # durations of usual steps
+        self.step_at = array("q")  # their indices
         self._losses: list[float] = []
         self._loss_every = 1
         self._unread: list[Any] = []
         self._backward_losses: list[Any] = []
         self._bad_loss = ""
         self._epoch_edges: list[tuple[int, int]] = []
-        self._started_ns = self._last_ns = self._looked_ns = self._ended_ns = 0
+        self._started_ns = self._last_ns = self._checked_ns = self._ended_ns = 0
         self._is_odd = True
         self._is_first_of_epoch = True
         self._known_steps = 0
-        self._next_look = 1
+        self._next_check = 1
         self._group_from = 0
         self._samples = 0
         self._size_of: Callable[[Any], int] | None = None
@@ -77,42 +72,35 @@ class MeterHooks:
     # -- hooks ------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """All callbacks are there, also those that the module brought."""
         if self.outputs is not None:
             self.outputs.redirect(trainer)
             self.outputs.guard_checkpoints(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Training begins; what was before is startup."""
         self._forget()
         self._device = trainer.strategy.root_device
         self._is_async = self._device.type not in ("cpu", "meta")
         self._known_steps = trainer.global_step
-        # Without an optimizer no step is ever counted: each batch is one, as with manual optimization.
+        # Without an optimizer Lightning counts no steps: each batch is one, as with manual optimization.
         self._is_automatic = bool(pl_module.automatic_optimization) and bool(trainer.optimizers)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._started_ns = self._last_ns = self._looked_ns = time.perf_counter_ns()
+        self._started_ns = self._last_ns = self._checked_ns = time.perf_counter_ns()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """The first step of an epoch is not like the others."""
         self._is_odd = self._is_first_of_epoch = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Neither is one with a validation in it."""
         self._is_odd = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Counts."""
         self.n_epochs += 1
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """With manual optimization, the only place where losses are seen."""
-        if not self._is_automatic:
+        if not self._is_automatic:  # with manual optimization, losses are only visible here
             self._backward_losses.append(loss.detach())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A batch is over; so may be a step, a block, or the run."""
         self.n_batches += 1
         self._count_samples(batch)
         self._keep_loss(outputs)
@@ -127,7 +115,6 @@ class MeterHooks:
             seams.stop_fit(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The last hook of a run that went well."""
         if self.has_trained:
             self._end(trainer, is_whole=True)
 
@@ -181,13 +168,13 @@ class MeterHooks:
         self._last_ns = now
 
     def _time_group(self) -> None:
-        """With a device of its own pace: steps are timed together, between two synchronisations."""
+        """Time several steps between two synchronizations of an asynchronous device."""
         block = self.job.block_steps or BLOCK_STEPS
         has_saved = self.outputs is not None and self.outputs.is_saving_seen
-        is_first = self._is_odd or has_saved  # a group begun before is given up: it holds more than steps
+        is_first = self._is_odd or has_saved  # a group that has begun is dropped: it contains more than steps
         if not is_first and self.n_steps - self._group_from < block:
             return
-        _synchronise(self._device)
+        _synchronize(self._device)
         now = time.perf_counter_ns()
         self._book(now, 1 if is_first else self.n_steps - self._group_from)
         self._read_losses()
@@ -195,7 +182,7 @@ class MeterHooks:
         self._last_ns = time.perf_counter_ns()
 
     def _book(self, now: int, n: int) -> None:
-        """Writes ``n`` steps down that ended now; odd ones do not count as steps."""
+        """Record ``n`` steps that ended now, unless they are unusual."""
         if self.outputs is not None and self.outputs.is_saving_seen:
             self.outputs.is_saving_seen = False
             self._is_odd = True
@@ -212,19 +199,19 @@ class MeterHooks:
         if self.job.steps is not None:
             return self.n_steps >= self.job.steps
         now = time.perf_counter_ns()
-        if trainer.world_size > 1:  # rank 0 says for all, and when to ask again: ranks have clocks of their own
-            if self.n_steps < self._next_look:
+        if trainer.world_size > 1:  # rank 0 decides for all, also when to check again, because clocks differ
+            if self.n_steps < self._next_check:
                 return False
             step_s = (now - self._started_ns) / 1e9 / self.n_steps
-            later = self.n_steps + max(1, min(_LOOK_EVERY_STEPS, round(_LOOK_EVERY_S / max(step_s, 1e-9))))
-            is_enough, self._next_look = trainer.strategy.broadcast((self._has_seen_enough(now), later))
+            later = self.n_steps + max(1, min(_CHECK_EVERY_STEPS, round(_CHECK_EVERY_S / max(step_s, 1e-9))))
+            is_enough, self._next_check = trainer.strategy.broadcast((self._is_long_enough(now), later))
             return bool(is_enough)
-        if now - self._looked_ns < _LOOK_EVERY_S * 1e9:
+        if now - self._checked_ns < _CHECK_EVERY_S * 1e9:
             return False
-        self._looked_ns = now
-        return self._has_seen_enough(now)
+        self._checked_ns = now
+        return self._is_long_enough(now)
 
-    def _has_seen_enough(self, now: int) -> bool:
+    def _is_long_enough(self, now: int) -> bool:
         spent_s = (now - self._started_ns) / 1e9
         if spent_s >= self.job.max_s:
             return True
@@ -243,7 +230,7 @@ class MeterHooks:
             self.finish(msgspec.structs.replace(self.result(trainer), is_whole=is_whole))
 
     def result(self, trainer: Any) -> Result:
-        """What was measured up to now."""
+        """Return the measurements so far."""
         blocks = steady_blocks([ns / 1e9 for ns in self.step_ns])
         steady_from = self.step_at[blocks.steady_from] if blocks.steady_from is not None else None
         world_size = int(trainer.world_size)
@@ -278,10 +265,9 @@ class MeterHooks:
         )
 
     def _wall_blocks(self, period: int) -> tuple[float, ...]:
-        """Mean seconds a step over whole epochs, by block; the first epoch is warm-up.
+        """Return the mean seconds per step of blocks of whole epochs, after the first epoch.
 
-        Args:
-            period: Epochs from one validation to the next: a block holds as many validations as any other.
+        ``period`` is the number of epochs between validations, so that all blocks have the same number of them.
         """
         edges = self._epoch_edges[1::period]
         if len(edges) < 2:
@@ -297,7 +283,7 @@ class MeterHooks:
 
 
 def _epochs_between_validations(trainer: Any) -> int:
-    """After so many epochs the pattern of validations repeats."""
+    """Return the number of epochs after which the pattern of validations repeats."""
     if trainer.check_val_every_n_epoch is not None:
         return int(trainer.check_val_every_n_epoch)
     interval, n_batches = trainer.val_check_interval, trainer.num_training_batches
@@ -306,7 +292,7 @@ def _epochs_between_validations(trainer: Any) -> int:
     return math.lcm(interval, n_batches) // n_batches
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if hasattr(torch, "accelerator"):  # torch 2.6 and later
         torch.accelerator.synchronize(device)
     else:
@@ -314,7 +300,7 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _peak_host_bytes() -> int:
-    """Of this process, and what its loader workers, as they are now, hold beside what they share with it."""
+    """Return the peak of this process plus the current unshared memory of its loader workers."""
     peak = peak_rss_bytes() or 0
     for worker in multiprocessing.active_children():
         with contextlib.suppress(psutil.Error):

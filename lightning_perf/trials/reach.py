@@ -1,8 +1,8 @@
-"""Tells whether lightning-perf gets into a command's training: from its words, while it runs, and after it ended.
+"""Finds out whether lightning-perf reaches a command's training: by its arguments, while it runs, and after its end.
 
 Each Python process that runs the bootstrap adds its process id to the job's ``events``. A process that has loaded torch
-and is not among them trains without lightning-perf, and no longer can be reached. Where no such process is seen, the
-training may not have begun: a script may prepare data for minutes first.
+and is not among them trains without lightning-perf and can no longer be reached. Without such a process, the training
+may not have started: a script may prepare data for minutes first.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ import psutil
 from lightning_perf.trials.job import BOOTSTRAP, JOB_VARIABLE, read_events, read_pids
 
 AFTER_S = 60.0
-"""How long a command may run before its processes are looked at, and a process before it counts as unreached."""
+"""Time before a command's processes are checked, and before a process counts as unreached."""
 
 EVERY_S = 5.0
 
 _PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
-"""One argument of Python's own: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
+"""Matches options of Python: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
 
 _FORKED_WITHOUT_EXEC = 0x40
 """``PF_FORKNOEXEC`` of linux/sched.h, among the flags in /proc/PID/stat."""
 
 
 class Notice(NamedTuple):
-    """What is known of a command in which no Lightning Trainer was imported.
+    """Why a command has not imported a Lightning Trainer yet, and what to do, in one line.
 
-    Attributes:
-        text: One line: what was seen, why, what to do.
-        is_final: Whether a training runs that lightning-perf can no longer reach.
+    ``is_final`` is True if a training runs that lightning-perf can no longer reach.
     """
 
     text: str
@@ -50,9 +48,9 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
     """Watch a command from a thread until Lightning's Trainer is imported in one of its processes.
 
     Args:
-        pid: Of the command, or of the process that starts it.
-        folder: The job's.
-        notify: Called from the thread, at most once with a notice that is not final and once with one that is.
+        pid: Process id of the command, or of the process that starts it.
+        folder: Folder of the job.
+        notify: Called from the thread with at most one notice that is not final, and one that is.
     """
     is_over = threading.Event()
 
@@ -67,7 +65,7 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
                 notice = look(pid, folder)
                 if notice.is_final or not has_notified:
                     notify(notice)
-            except Exception:  # noqa: BLE001 - the command goes on unwatched; at its end it is explained anyway
+            except Exception:  # noqa: BLE001 - the command continues unwatched; its end is explained anyway
                 return
             has_notified = True
             if notice.is_final:
@@ -83,7 +81,7 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
 
 
 def look(pid: int, folder: str | Path) -> Notice:
-    """Return what the processes of a command show, one minute or more after its start."""
+    """Return a notice about the processes of a command, a minute or more after its start."""
     reached = read_pids(folder)
     is_reached_alive = False
     trains = waits = ""
@@ -120,7 +118,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _pids_inside(pid: int) -> set[int]:
-    """Return a process's id, and those that it has in PID namespaces (a container's)."""
+    """Return a process's id, and its ids in PID namespaces (containers)."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith("NSpid:"):
@@ -129,9 +127,9 @@ def _pids_inside(pid: int) -> set[int]:
 
 
 def _is_unreached(pid: int) -> bool:
-    """Return whether a process without a mark of the bootstrap has run its own program for long enough.
+    """Return whether a process without the bootstrap has run its own program for ``AFTER_S``.
 
-    A copy of its parent, as a loader worker is, does not count: its parent does.
+    A copy of its parent, such as a loader worker, does not count.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -177,7 +175,7 @@ _UNREACHED = "python -I, -E and -S ignore PYTHONPATH; env -i, containers and rem
 
 
 def where_it_ended(events: frozenset[str] | set[str]) -> str:
-    """Return how far the command came, for the end of a sentence."""
+    """Return how far the command got, as the end of a sentence."""
     if "fit" in events:
         return ": Trainer.fit was called and trained no batch"
     if "trainer" in events:
@@ -192,7 +190,7 @@ def where_it_ended(events: frozenset[str] | set[str]) -> str:
 
 
 def ignores_environment(command: Sequence[str]) -> str | None:
-    """Return the flag that keeps Python from reading PYTHONPATH, where the command has one."""
+    """Return the flag of the command that keeps Python from reading PYTHONPATH, if any."""
     if not command or not Path(command[0]).name.startswith("python"):
         return None
     takes_value = False
