@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from reports.trials import climbed
-from tests.trials.test_keeper import is_alive, wait_for
 
 from lightning_perf import load
 from lightning_perf.cli.trial import TENSORBOARD_FOLDER, _checked_bytes, _write_hparams
 from lightning_perf.errors import ConfigError
 from tests.trials import scripts
+from tests.trials.test_process_supervisor import is_alive, wait_for
 
 
 def trial(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
