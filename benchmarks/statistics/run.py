@@ -21,9 +21,8 @@ from simulated import (
     welch_with_drift_left_in,
 )
 
-from lightning_perf.stats.noise import MIN_BAND
-from lightning_perf.stats.permutation import LEVEL, smallest_p
-from lightning_perf.stats.verdicts import MAX_SAME
+from lightning_perf.stats.estimates import MIN_BAND
+from lightning_perf.stats.verdicts import LEVEL, MAX_SAME, smallest_p
 from lightning_perf.trials.rounds import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md"

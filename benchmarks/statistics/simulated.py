@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lightning_perf.records import ArmRun, Interval
-from lightning_perf.stats.estimates import levels, ratio_interval
-from lightning_perf.stats.noise import noise_band
+from lightning_perf.stats.estimates import levels, noise_band, ratio_interval
 from lightning_perf.stats.verdicts import ArmComparison, compare
 from lightning_perf.trials.judge import AGAIN, BASELINE, judge
 from lightning_perf.trials.ladder import next_runs

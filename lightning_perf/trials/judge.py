@@ -7,8 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from lightning_perf.records import SAFETIES, Arm, ArmRun, ArmVerdict, Gain, Interval, LossVerdict, Safety
-from lightning_perf.stats.estimates import MIN_RUNS, ratio_interval, step_interval
-from lightning_perf.stats.noise import MIN_BAND, noise_band
+from lightning_perf.stats.estimates import MIN_BAND, MIN_RUNS, noise_band, ratio_interval, step_interval
 from lightning_perf.stats.verdicts import ArmComparison, call, compare
 
 from .losses import loss_parity

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_perf.stats.noise import MIN_BAND, noise_band
+from lightning_perf.stats.estimates import MIN_BAND, noise_band
 
 
 @given(st.lists(st.floats(0.001, 10), max_size=8))

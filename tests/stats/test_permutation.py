@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_perf.stats.permutation import LEVEL, can_reach, permutation_p, smallest_p
+from lightning_perf.stats.verdicts import LEVEL, can_reach, permutation_p, smallest_p
 
 VALUES = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=1, max_size=5)
 
@@ -20,7 +20,7 @@ VALUES = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=1, max
 def test_p_is_that_of_scipy_s_exact_test(a: list[float], b: list[float]) -> None:
     if len(a) + len(b) < 4 or min(len(a), len(b)) < 2:
         return
-    expected = stats.permutation_test(
+    expected = stats.verdicts_test(
         (a, b), lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis), n_resamples=np.inf, vectorized=True
     )
     assert permutation_p(a, b) == pytest.approx(expected.pvalue, abs=1e-12)
