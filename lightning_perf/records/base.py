@@ -8,7 +8,7 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """One thing that was seen or said.
+    """Immutable record of measurements or findings.
 
     Numbers carry their unit at the end of their name (``_s`` seconds, ``_bytes``, ``_fraction`` and ``share`` in
     0…1, ``_us`` microseconds). A missing measurement is ``None``, with its reason in the record's ``missing``
@@ -16,7 +16,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     """
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; None, which means the plain text, for records that have no such form."""
-        # Records know no report: the package that they are in says who draws them.
+        """Return the HTML that a notebook shows; None for plain text."""
+        # Records may not import reports, so the package provides the function.
         drawn: str | None = sys.modules[__name__.partition(".")[0]].to_html(self)
         return drawn

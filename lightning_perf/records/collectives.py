@@ -1,4 +1,4 @@
-"""Collectives as profiler traces show them: on one rank, and on several ranks beside one another."""
+"""Collectives in profiler traces of one or several ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
     Attributes:
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``,
             ``send_recv``, ``gather``, ``scatter``, ``barrier`` or ``other``.
-        group_size: Ranks that take part; all of the run where the trace does not tell the group's, None if it tells
-            neither.
+        group_size: Ranks that take part; all ranks of the run if the group's are unknown, None if both are.
         mean_bytes: S of nccl-tests: of an all-gather what each rank ends with, of a reduce-scatter what each begins
             with, of the others what each passes in. None if the trace does not give sizes. Sizes of one row lie
             within one power of two.
@@ -34,7 +33,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
 
 
 class ShardTraffic(Record, frozen=True, kw_only=True):
-    """What sharded training (FSDP) fetches or gives away in one phase, and how much of it is done ahead of need.
+    """Parameters and gradients that sharded training (FSDP) exchanges in one phase, and how much of it is hidden.
 
     Attributes:
         kind: ``all_gather`` (parameters are fetched before a layer computes) or ``reduce_scatter`` (gradients are given
@@ -56,7 +55,7 @@ class TraceRank(Record, frozen=True, kw_only=True):
     """One rank in the traces of several, seconds of the mean matched step.
 
     Attributes:
-        source: The trace it is known from.
+        source: Its trace.
         own_s: The step without ``waiting_s``.
         waiting_s: In collectives before the last rank had arrived, as far as no computing hid it (what computing hides
             of a collective is taken off the waiting first: this is the least that waiting cost).

@@ -1,4 +1,4 @@
-"""Two sessions, or two groups of them, beside each other: what got faster or slower, and what else differs."""
+"""Comparison of two sessions, or two groups of them: what got faster or slower, and what else differs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TimeChange(Record, frozen=True, kw_only=True):
             checkpoints and what else is between them) or a phase.
         base_s: Before; the geometric mean where several runs were given. None if not measured.
         ratio: ``new_s`` ÷ ``base_s`` with its 95 % interval: above 1 where the new one is slower. None where an
-            interval cannot be told (see ``reason``).
+            interval is unknown (see ``reason``).
         change: ``slower``: the interval lies wholly above 1 + ``Comparison.band_fraction``; ``faster``: wholly below
             its inverse; ``no_change``: neither, and a change of ``Comparison.ruled_out_fraction`` is ruled out;
             ``inconclusive``: neither, and it is not, or there is no interval.
@@ -65,11 +65,11 @@ class FigureChange(Record, frozen=True, kw_only=True):
 
 
 class FindingChange(Record, frozen=True, kw_only=True):
-    """A finding that appeared, went, or stayed.
+    """A finding that appeared, disappeared or stayed.
 
     Attributes:
         base: Its severity before; None if it was not found.
-        new: Its severity after; None likewise.
+        new: Its severity after; None if it was not found.
         summary: What it says, of the new session where it is there.
         unchecked: Where it was not found on one side: why the rule could not run there; empty if it ran and passed.
     """
@@ -119,12 +119,12 @@ class Comparison(Record, frozen=True, kw_only=True):
         per: Whether times are of a step, or of a sample because the two take different numbers of them a step.
         times: ``step`` first, then ``wall``, then phases by how much they changed.
         figures: Memory, throughput and others without an interval.
-        findings: Those that appeared first, then those that went, then the rest.
+        findings: Those that appeared first, then those that disappeared, then the rest.
         environment: What differs in machine and versions.
         run_noise_fraction: What two runs of the same training are taken to differ by in 19 of 20 cases.
         band_fraction: Change that counts as none, whatever the interval.
         ruled_out_fraction: The change that ``no_change`` rules out.
-        cautions: What makes the comparison weaker than its figures look.
+        cautions: Reasons why the comparison is weaker than its figures suggest.
     """
 
     base: tuple[ComparedRun, ...]

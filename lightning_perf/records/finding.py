@@ -1,4 +1,4 @@
-"""What the rules said: findings, with evidence, prescriptions and the gain to expect."""
+"""Results of the rules: findings with evidence, recommendations and expected speedups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Effort = Literal["one line", "minutes", "hours"]
 Method = Literal["timed", "replayed", "probed", "tried", "modeled"]
 
 SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
-"""Each allows what stands before it."""
+"""Each allows the ones before it."""
 
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "info")
 """From worst to least."""
@@ -62,7 +62,7 @@ class Prescription(Record, frozen=True, kw_only=True):
 
 
 class Gain(Record, frozen=True, kw_only=True):
-    """The speed-up to expect: old wall time ÷ new wall time of the steady span.
+    """The expected speedup: old wall time ÷ new wall time of the steady span.
 
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
@@ -89,10 +89,10 @@ class Finding(Record, frozen=True, kw_only=True):
         summary: One or two sentences with the figures.
         prescriptions: What to change, best first.
         gain: None if no gain in time can be promised (quality of measurement, memory).
-        confidence: Lowered by ``PD9xx`` findings and by ``is_preflight``.
+        confidence: Lower if there are ``PD9xx`` findings, or if ``is_preflight``.
         claims: Seconds of the steady span, by phase, that the fix saves at most. Findings that claim the same
             phase share that time; their gains never add up.
-        is_preflight: Said before the first step, from settings alone.
+        is_preflight: Found before the first step, from settings alone.
     """
 
     code: str
@@ -119,7 +119,7 @@ def costly_line(finding: Finding) -> str:
 
 
 class RuleOutcome(Record, frozen=True, kw_only=True):
-    """What became of one rule: the engine answers for each, never in silence.
+    """Outcome of one rule; every rule has one.
 
     Attributes:
         status: ``finding``, ``passed``, ``skipped`` (a signal is missing), ``ignored`` (deselected) or ``failed``.

@@ -1,4 +1,4 @@
-"""What the host did in a step: operators that make it wait, lines that call many, the compiler's work, the scaler's."""
+"""Work of the host in a step: operators that make it wait, loops over tensors, compilation, loss scaling."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         line: The line that takes the elements, or where the loop's operators are called.
         repeats: Most calls of it from this line within one call of the function.
         operators_per_step: Operators called from the function, a step.
-        cost_s: Seconds per step between the function's first and last operator, in the sampled steps; what looking
-            costs is taken out as far as known.
-        share: ``cost_s`` ÷ the duration of the sampled step, with the same taken out.
+        cost_s: Seconds per step between the function's first and last operator, in the sampled steps; without
+            the known cost of sampling.
+        share: ``cost_s`` ÷ the duration of the sampled step, corrected in the same way.
         first_line: Where the function begins; 0 when not known.
-        last_line: Where it ends; 0 likewise.
+        last_line: Where it ends; 0 if unknown.
         phase: The phase of the step that it runs in, one of ``PHASES``.
     """
 
@@ -76,7 +76,7 @@ class AttentionCall(Record, frozen=True, kw_only=True):
         rows, columns: Of one score matrix.
         cost_s: Host seconds per step in the three, forward and backward; None on a device, whose work the host does not
             wait for.
-        share: ``cost_s`` ÷ the duration of the sampled step; None likewise.
+        share: ``cost_s`` ÷ the duration of the sampled step; None on a device.
         via: The function of torch that wrote it out for the user, e.g. ``"multi_head_attention_forward"``; empty where
             the user's own line did.
     """
@@ -97,13 +97,13 @@ class SyncCalls(Record, frozen=True, kw_only=True):
     """What a few sampled steps called, operator by operator.
 
     Attributes:
-        step_s: Their mean duration, without what looking cost as far as known.
+        step_s: Their mean duration, without the known cost of sampling.
         device: Kind of the device: ``"cpu"``, ``"cuda"`` …
         calls: Lines that make the host wait, the most frequent first; at most 32.
         loops: Python loops over tensors, costliest first; at most 8.
         attentions: Attention written out; at most 8.
         operators_per_step: Operators per step below autograd, backward among them.
-        unseen: What such a look cannot see, and why.
+        unseen: What sampling cannot see, and why.
     """
 
     n_steps: int
@@ -123,8 +123,8 @@ class Recompile(Record, frozen=True, kw_only=True):
         line: Its first line.
         n: Recompilations, the first compilation not counted.
         n_after_warmup: Of these, after the run's first steps.
-        reason: The guard that failed last; empty if torch does not tell.
-        compile_s: Seconds in these; None if torch does not tell.
+        reason: The guard that failed last; empty if unknown.
+        compile_s: Seconds in these; None if unknown.
     """
 
     function: str
@@ -141,7 +141,7 @@ class GraphBreak(Record, frozen=True, kw_only=True):
 
     Attributes:
         reason: Torch's own words, shortened.
-        file: Of the user's code; empty if torch does not tell.
+        file: Of the user's code; empty if unknown.
         n: How often it was met while compiling. At run time, each step passes it.
     """
 
@@ -161,7 +161,7 @@ class CompilerWatch(Record, frozen=True, kw_only=True):
         n_after_warmup: Compilations after the run's first steps.
         recompiles: The most frequent first; at most 16.
         graph_breaks: The most frequent first; at most 16.
-        missing: What this version of torch does not tell.
+        missing: Reasons for missing values.
     """
 
     n_compiles: int

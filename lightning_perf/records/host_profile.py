@@ -1,4 +1,4 @@
-"""The lines of the user's code in which the host's time passes, by phase."""
+"""Lines of the user's code by host time and phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HostLine(Record, frozen=True, kw_only=True):
             code.
         operator_fraction: Part of the line's time in torch operators.
         per_step_s: Seconds per step; None before the steady state.
-        span_share: Share of the steady time; None likewise.
+        span_share: Share of the steady time; None before the steady state.
         n_samples: Samples that found the line on the stack.
         code: The line itself; empty if its file cannot be read.
     """
@@ -42,7 +42,7 @@ class HostPhase(Record, frozen=True, kw_only=True):
 
     Attributes:
         n_effective: Samples of equal weight that would be as certain: a call that holds the interpreter lock delays
-            the sampler, and the one sample after it stands for all of its time.
+            the sampler, so one sample represents all of its time.
         operator_fraction: Part of the phase in torch operators.
         gc_fraction: Part of the phase in automatic garbage collections, which belong to no line.
         lines: Costliest first; at most 8.
@@ -60,7 +60,7 @@ class HostProfile(Record, frozen=True, kw_only=True):
     """Samples of the training thread's stack.
 
     Attributes:
-        sampled_s: Time that they stand for.
+        sampled_s: Time that the samples represent.
         first_step: Steps finished at the first sample.
         last_step: Steps finished at the last one.
         phases: By phase name; only those that were seen.

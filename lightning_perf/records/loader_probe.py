@@ -28,7 +28,7 @@ class HotFunction(Record, frozen=True, kw_only=True):
     """A function in which making samples spends its time.
 
     Attributes:
-        name: Qualified name as far as it is known, e.g. ``"Images.augment"``.
+        name: Qualified name if known, e.g. ``"Images.augment"``.
         file: Source file; empty for one built in or in C.
         line: Its first line; 0 where there is none.
         share: Share of ``__getitem__``'s time (of collate's where ``where`` says so) spent in it and what it calls.
@@ -73,7 +73,7 @@ class HotLine(Record, frozen=True, kw_only=True):
 
 
 class WorkerPoint(Record, frozen=True, kw_only=True):
-    """What the loader delivered with so many workers and nobody waiting between two batches.
+    """Throughput of the loader with one number of workers.
 
     Attributes:
         num_workers: Worker processes; 0: batches made in the asking process.
@@ -126,10 +126,10 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         batch_bytes: Bytes of the tensors and arrays of a batch.
         n_objects: Other Python objects in a batch (numbers, strings, containers).
         bytes_by_dtype: Bytes of a batch by dtype, e.g. ``{"float64": 1048576}``.
-        narrow_bytes: Bytes of float fields whose every value of every batch looked at fits an 8-bit integer scale
+        narrow_bytes: Bytes of float fields whose every value of every sampled batch fits an 8-bit integer scale
             (0…255, or 0…1 in steps of 1/255): what was probably made from bytes.
         first_batch_s: First batch with the loader as it is; the start of its workers included.
-        read_bytes: Bytes read from storage a sample; None if the kernel does not tell.
+        read_bytes: Bytes read from storage per sample; None if unknown.
         rss_growth_bytes: Growth of a process's own memory a sample, once warm.
         functions: The costliest functions, worst first: those of ``__getitem__``, then those of collate.
         lines: Lines of the first of them.

@@ -1,4 +1,4 @@
-"""What memory was used: by phase, by what it holds, over time, and what was left of it when a run died of it."""
+"""Memory of a run: by phase, by content, over time, and when it ran out."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class Breakdown(Record, frozen=True, kw_only=True):
     Attributes:
         device: E.g. ``"cuda:0"`` or ``"cpu"``.
         parameters_bytes: Frozen ones included.
-        gradients_bytes: At their most in the step that was looked at, or as expected; see ``gradients_basis``.
+        gradients_bytes: At their most in the sampled step, or as expected; see ``gradients_basis``.
         gradients_basis: ``"held"``; ``"expected"`` where no gradient was there: one for each trainable parameter.
         optimizer_bytes: States of all optimizers; None if unknown.
         optimizer_basis: ``"held"``, or ``"expected"`` before the first optimizer step; why where it is None.
         copies_bytes: Parameters and buffers of modules that callbacks hold, e.g. an averaged copy of the weights.
-        batch_bytes: One batch; None if there was none to look at.
+        batch_bytes: One batch; None if there was none.
         activations_bytes: What the forward pass keeps for the backward pass; None if unknown.
         activations_basis: ``"saved tensors"`` measured in one step, or ``"rest of the peak"``; why where it is None.
         n_samples: Batch size when the activations were measured; None if unknown.
@@ -159,12 +159,12 @@ class Breakdown(Record, frozen=True, kw_only=True):
 
 
 class Suspect(Record, frozen=True, kw_only=True):
-    """Something that grew between two looks at the live objects.
+    """An object that grew between two inspections of the live objects.
 
     Attributes:
-        name: Where it hangs, e.g. ``"LitModel.losses"``.
+        name: Where it is referenced, e.g. ``"LitModel.losses"``.
         kind: Type name of the container, or ``"graph"`` for one tensor whose autograd graph grows.
-        n_items: At the second look: elements of a container, nodes of a graph.
+        n_items: At the second inspection: elements of a container, nodes of a graph.
         tensor_bytes: In the container's tensors, each storage once; a graph's saved tensors come on top. None for a
             graph.
         n_with_graph: Elements that hold an autograd graph.
@@ -189,7 +189,7 @@ class Growth(Record, frozen=True, kw_only=True):
         low_bytes_per_step: Lower end of its 95 % interval, widened for readings that resemble their neighbors.
         is_steady: Whether every quarter of the readings rises like the others: no warm-up, no single jump.
         suspects: What grew meanwhile, largest first.
-        census: What was done to find it; empty if there was no reason to look.
+        census: What was done to find the suspects; empty if there was no reason to look.
     """
 
     where: str
@@ -252,7 +252,7 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         where: ``"device"``, ``"host"``, ``"worker"`` or ``"shm"``.
         error: Type and message of the exception.
         step: Batches done in this run before it.
-        phase: The part of the step in which it happened, as far as it is known; empty otherwise.
+        phase: The part of the step in which it happened; empty if unknown.
         code: The user's own innermost line, e.g. ``"model.py:31 in forward"``; empty if not known.
         requested_bytes: What was asked for; None if unknown.
         batch_shapes: Shapes of the batch's tensors, by their place in it.
@@ -289,7 +289,7 @@ class Memory(Record, frozen=True, kw_only=True):
         host_rss_bytes: Resident memory of this process when last read.
         host_peak_rss_bytes: Its highest so far, as the kernel tells; None if it does not.
         host: The host's side in full; None if it was not read.
-        breakdown: What the memory holds; None if it was not looked at.
+        breakdown: What the memory holds; None if it was not measured.
         growth: Trends, one for each place that was watched long enough.
         held_graphs: Attributes of the module or callbacks that were seen to gather tensors with their autograd graphs
             from step to step, however much memory that takes.

@@ -1,4 +1,4 @@
-"""The sessions that the ranks of one run left on disk, brought together after the fact."""
+"""Merges the sessions that the ranks of one run left on disk."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _CLOCKS_DIFFER_S = 300.0
 
 
 def load_run(path: str | os.PathLike[str]) -> Session:
-    """Reads the session of a run with all that its other ranks left beside it.
+    """Read the session of a run, merged with those of its other ranks.
 
     Args:
         path: As for ``load``. In a folder without a session of rank 0 (which may have died), that of the lowest rank
-            found stands in for it.
+            found is used instead.
 
     Returns:
-        The session; ``ranks`` holds every rank whose file was found, of those that rank 0 did not hear of too.
+        The session; ``ranks`` contains every rank whose file was found, also those unknown to rank 0.
 
     Raises:
         SessionError: As for ``load``.
     """
     source = Path(path)
     file = source / SESSION_FILE if os.path.isdir(source) else source
-    # Those of an earlier run that was set aside have that run's name behind the rank.
+    # Files of an earlier run have that run's id after the rank, and are ignored.
     folder, is_ranks = file.parent / RANKS_FOLDER, re.compile(re.escape(file.stem) + r"\.rank[0-9]+\.json")
     files = folder.glob(f"{glob.escape(file.stem)}.rank*.json") if os.path.isdir(folder) else ()
     others = sorted(one for one in files if is_ranks.fullmatch(one.name))

@@ -1,4 +1,4 @@
-"""What a model's arithmetic costs: operations and bytes by module and operator, against what the device can do."""
+"""Operations and bytes of a model by module and operator, compared with what the device can do."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ModuleProfile(Record, frozen=True, kw_only=True):
     innermost one alone, so that figures of all entries add up to the model's.
 
     Attributes:
-        path: As in ``named_modules``; ``""`` stands for what ran in none of them (the loss, the step itself).
+        path: As in ``named_modules``; ``""`` for work outside of listed modules (the loss, the step itself).
         class_name: E.g. ``"Linear"``; empty for ``""``.
         n_parameters: Elements, a shared parameter counted in the first module that has it.
         calls: Of forward, in one step.
@@ -97,7 +97,7 @@ class ModuleProfile(Record, frozen=True, kw_only=True):
         n_operators: Started in one step, forward and backward; views that move nothing are left out.
         forward_s: Seconds per step; None if not timed.
         backward_s: Seconds per step; None if not timed.
-        bound: What limits it; None if that cannot be told.
+        bound: What limits it; None if unknown.
         advice: What would help; empty if nothing is known.
     """
 
@@ -126,9 +126,9 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
         n_rows: Of the first tensor of each call, the product of all its dimensions but the last; 0 for operators that
             multiply no matrices.
         total_s: Seconds in one step; None if not timed.
-        bound: What limits it; None if that cannot be told.
+        bound: What limits it; None if unknown.
         denormal_fraction: Of the numbers that went in, those too small for a normal float, on average over its calls;
-            from a sample of each tensor. None if not looked at: on other devices than a CPU, and for operators
+            from a sample of each tensor. None on other devices than a CPU, and for operators
             that multiply no matrices.
     """
 

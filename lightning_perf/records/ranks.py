@@ -1,4 +1,4 @@
-"""All ranks of a run together: what each did itself, and what it waited for the others."""
+"""Comparison of all ranks of a run: the own work of each, and its waiting for others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS: tuple[str, ...] = ("data", "compute", "host")
 rank's own part of backward, the optimizer. ``host``: callbacks, logging and the loop itself."""
 
 MAX_FOUND = 12
-"""How many of its findings a rank tells the first one: messages are small, however many ranks there are."""
+"""Findings that a rank sends to rank 0: messages stay small, however many ranks there are."""
 
 
 class RankSummary(Record, frozen=True, kw_only=True):
@@ -26,17 +26,17 @@ class RankSummary(Record, frozen=True, kw_only=True):
             and a usual ``own_p50_s``.
         waiting_s: Mean seconds per step that it waited for the other ranks: from its own last gradient to the end of
             backward, in Lightning's own broadcast at each step and, where the host computes, in reductions of
-            metrics; None if the first cannot be told. ``own_s`` then leaves out all of backward, and of strategies
+            metrics; None if the first is unknown. ``own_s`` then leaves out all of backward, and of strategies
             that exchange in the middle of forward (FSDP, tensor parallelism) forward and the optimizer as well.
         waiting_n: Steps on which ``waiting_s`` rests.
-        parts_s: ``own_s`` by ``PARTS``; ``compute`` is missing where it cannot be told from waiting.
+        parts_s: ``own_s`` by ``PARTS``; ``compute`` is missing if it cannot be separated from waiting.
         wait_share: Share of its steady span spent waiting for data.
         slowest_name: The callback or logger that takes most of its ``host`` time, with the hook; None without any.
         slowest_s: Seconds per step of that one.
         n_batches: Batches of its latest epoch; None before the end of one.
         n_samples: Samples of it; None if batches have no known size.
-        n_unused: The most trainable parameters that got no gradient in one backward of the sampled steps; None when
-            none was looked at.
+        n_unused: The most trainable parameters that got no gradient in one backward of the sampled steps; None
+            if none was sampled.
         peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
         found: What its own last diagnosis found, as ``"PD801 thermal-throttling"``, worst first, at most
             ``MAX_FOUND``; empty before one was made.

@@ -1,4 +1,4 @@
-"""Operators of one step, replayed as they are and as a treatment would run them."""
+"""Replays of one step's operators, without and with treatments."""
 
 from __future__ import annotations
 

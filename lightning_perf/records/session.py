@@ -1,4 +1,4 @@
-"""The session: everything that was seen and said about one run, and its file."""
+"""The session: everything that was measured and found in one run, and its file."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Overhead(Record, frozen=True, kw_only=True):
     Attributes:
         per_step_us: Microseconds per step: the median time in its own hooks, the measured cost of its spans, and what
             sampling memory took, spread over the steps.
-        reporting_s: Seconds spent beside that, in total: reading settings, diagnosing, reporting, and in the few steps
-            that are looked at closely.
+        reporting_s: Seconds spent beside that, in total: reading settings, diagnosing, reporting, and in the
+            sampled steps.
         share: All time in its hooks and spans, ÷ the wall time of the run.
         backed_off: What it stopped measuring because it was above its budget; empty normally.
     """
@@ -145,12 +145,12 @@ class Session(Record, frozen=True, kw_only=True):
         ranks: All ranks together; None with one rank.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
         telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
-        loader_probe: The training loader taken apart; None if it was not probed.
-        model_profile: What the model's arithmetic costs; None if no step was looked at.
+        loader_probe: Measurements of the training loader; None if it was not probed.
+        model_profile: Cost of the model's operations; None if no step was sampled.
         replay: Operators of one step, timed as they are and as treatments would run them; None if not replayed.
         trials: Treatments measured on this training.
         applied: Treatments that PerfDoctor applied to this training, in that order.
-        sync_calls: What sampled steps called that makes the host wait; None if none was looked at.
+        sync_calls: What sampled steps called that makes the host wait; None if no step was sampled.
         compiler: What ``torch.compile`` did; None if nothing was compiled.
         loss_scaler: The loss scaler of fp16 training; None without one.
         host_profile: The lines of the user's code in which the host's time passes; None if they were not sampled.
@@ -202,7 +202,7 @@ class Session(Record, frozen=True, kw_only=True):
 
         Args:
             path: The file, or a folder to put ``perf_session.json`` in. Parents are made. The session of another run
-                that stands there already is kept, renamed to ``perf_session.<its id>.json``.
+                that is there already is kept, renamed to ``perf_session.<its id>.json``.
 
         Returns:
             The file written.

@@ -1,4 +1,4 @@
-"""What was set: loaders, Trainer, model, optimizers, torch."""
+"""Settings of loaders, Trainer, model, optimizers and torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
 
 
 class TrainerSettings(Record, frozen=True, kw_only=True):
-    """Flags of the Trainer, as in force during the run; None where this version of Lightning does not tell.
+    """Flags of the Trainer, as in force during the run; None if unknown.
 
     Attributes:
         precision: ``"32-true"``, ``"bf16-mixed"`` …
@@ -161,7 +161,7 @@ class TorchSettings(Record, frozen=True, kw_only=True):
 
 
 class Settings(Record, frozen=True, kw_only=True):
-    """All that was set."""
+    """All settings."""
 
     trainer: TrainerSettings = TrainerSettings()
     loaders: tuple[LoaderSettings, ...] = ()

@@ -1,4 +1,4 @@
-"""Where the time of steps, epochs and stages went."""
+"""Times of steps, epochs and stages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PhaseTime(Record, frozen=True, kw_only=True):
         total_s: Seconds of the span spent in the phase.
         share: ``total_s`` ÷ the span.
         p50_s: Median seconds per step; None for phases that happen between steps.
-        p95_s: 95th percentile of seconds per step; None likewise.
+        p95_s: 95th percentile of seconds per step; None as for ``p50_s``.
     """
 
     total_s: float
@@ -150,7 +150,7 @@ class Fetch(Record, frozen=True, kw_only=True):
         p90_over_p50: Ratio of the 90th percentile to the median; None if the median is 0.
         waiting_fraction: Share of fetches that blocked for more than a tenth of the median step.
         burst_period: Most frequent number of steps from one wait to the next; None if fewer than 8 waits were seen.
-        burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None likewise.
+        burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None as for it.
         first_s: What the first fetch of each epoch took, at most the last 64 epochs.
         in_process_batch_s: Measured seconds to make one batch in a process without workers (median); None where
             it was not measured.
@@ -193,7 +193,7 @@ class Epoch(Record, frozen=True, kw_only=True):
 
 
 class DeviceTimes(Record, frozen=True, kw_only=True):
-    """What the device's own clock says of the steady steps (pooled events, resolved later).
+    """Times of the steady steps by the device's own clock (pooled events, resolved later).
 
     Attributes:
         starved_s: Seconds during which the device had nothing to do while the host waited for data, in total.

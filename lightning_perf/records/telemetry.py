@@ -1,4 +1,4 @@
-"""What the machine did around the training: devices and host sampled beside it, energy and cost."""
+"""Telemetry of devices and host during the training, energy and cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .base import Record
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """Samples of one figure, weighted by the time that each stands for; all in the unit that the field names."""
+    """Distribution of sampled values, weighted by time, in the unit that the field names."""
 
     n: int
     mean: float
@@ -36,7 +36,7 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
             ``sw_thermal``, ``hw_thermal``, ``hw_power_brake``, ``hw_slowdown``, ``sync_boost``,
             ``application_clocks``, ``board_limit``, ``reliability``; idle is not one. None if unknown.
         pcie_generation: Highest seen while it worked: an idle link slows down to save power.
-        pcie_width: Lanes, likewise.
+        pcie_width: Highest number of lanes seen while it worked.
         max_pcie_generation: Of device and slot together.
         pcie_receive_bytes_per_s: To the device.
         pcie_send_bytes_per_s: From the device.
@@ -101,7 +101,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         workers_cpu_cores: Cores that the workers kept busy together; None without workers.
         workers_blocked_fraction: Of the workers' time, neither on a core nor queueing for one: they waited for storage,
             a network, a lock, or for work. None without workers or if unknown.
-        workers_queueing_fraction: Of the workers' time, ready to run but without a core; None likewise.
+        workers_queueing_fraction: Of the workers' time, ready to run without a core; None if unknown.
         fetch_blocked_fraction: Of the training process's time in ``next`` of its loader, neither on a core nor queueing
             for one; None if unknown. With workers it is the waiting for them.
         fetch_queueing_fraction: Of that time, ready to run but without a core.
@@ -112,7 +112,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         involuntary_switches_per_s: Times that this process (all threads) was moved off its core.
         voluntary_switches_per_s: Times that it gave its core up, to wait.
         read_bytes_per_s: From storage, this process and its workers.
-        write_bytes_per_s: To storage, likewise.
+        write_bytes_per_s: To storage, this process and its workers.
         disk_busy_fraction: Of the time, the busiest disk had a request to serve; None if unknown.
         rss_bytes: Resident memory of this process and its workers; shared pages count in each.
         available_bytes: Memory that the system can still give.
@@ -229,7 +229,7 @@ class TelemetryPoint(Record, frozen=True, kw_only=True):
 
 
 class Telemetry(Record, frozen=True, kw_only=True):
-    """All of it.
+    """Telemetry of the run.
 
     Attributes:
         hz: Samples per second once the first seconds, sampled more often, are over; 0 where nothing was sampled.

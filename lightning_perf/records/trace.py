@@ -29,10 +29,10 @@ class TraceStep(Record, frozen=True, kw_only=True):
     Attributes:
         name: As the trace gives it, e.g. ``"ProfilerStep#5"``; ``"trace"`` for a trace without steps.
         device_busy_s: Seconds of the step in which any stream of the device worked; None without a device.
-        busy_fraction: ``device_busy_s`` ÷ ``duration_s``; None likewise.
+        busy_fraction: ``device_busy_s`` ÷ ``duration_s``; None without a device.
         start_s: Seconds since the start of the trace.
         host_s: Length of the step on the host alone; None if the trace has no host side.
-        host_busy_s: Seconds of that host window in which the device worked; None likewise.
+        host_busy_s: Seconds of that host window in which the device worked; None without a device.
         loader_s: Host seconds waiting for data, hidden ones included.
         loader_exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all of them).
         n_operators: Operators that Python called directly.
@@ -161,8 +161,8 @@ class Convolutions(Record, frozen=True, kw_only=True):
 
     Attributes:
         n_input_shapes: Different shapes of the first convolution's input; None without recorded shapes.
-        bias_before_batch_norm_n: Convolutions with a bias directly followed by batch normalization; None likewise.
-        bias_s: Device (on a CPU: host) seconds of adding those biases forward; None if it cannot be told apart.
+        bias_before_batch_norm_n: Those with a bias directly before batch normalization; None without shapes.
+        bias_s: Device (on a CPU: host) seconds of adding those biases forward; None if unknown.
     """
 
     n: int
@@ -175,7 +175,7 @@ class MaterialisedAttention(Record, frozen=True, kw_only=True):
     """A product, a softmax and a product again over a square of scores that was written to memory.
 
     Attributes:
-        host_s: Host seconds of the three, with what lies between them, and of their backward where it was seen.
+        host_s: Host seconds from the first to the last of the three, and of their backward if it was seen.
         share: Of the device's time; on a CPU, of the host's time in operators.
         site: ``file:line`` of the user's code; empty without stacks.
         rows, columns: Of one score matrix; None without recorded shapes.
@@ -259,7 +259,7 @@ class WhatIf(Record, frozen=True, kw_only=True):
     Attributes:
         cause: ``loader``, ``sync``, ``pageable_copy``, ``transfer``, ``device_to_host``, ``allocator``,
             ``communication`` or ``launch``.
-        step_s: The mean step as it is (the span, where the trace has no steps).
+        step_s: The mean step (the span, if the trace has no steps).
         low_s: It cannot become shorter than this: the larger of what device and host still need.
         high_s: It should become at least this short.
         claim_s: Seconds of the whole analyzed span that are exclusive to the cause.
@@ -278,7 +278,7 @@ class TraceRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         source: File name, or ``"live"``.
-        device_name: None if the trace does not tell or has no device.
+        device_name: None if unknown, or without a device.
         steps: Empty for a trace without steps: then the whole trace is what was analyzed.
         missing: What could not be told, and why.
         span_s: Seconds analyzed: the steps together, else the whole trace. Shares are of this.

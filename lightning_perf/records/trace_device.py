@@ -203,8 +203,8 @@ class DeviceActivity(Record, frozen=True, kw_only=True):
         compute_s: Seconds in which any kernel but a collective ran (setting memory counts as one).
         communication_exposed_s: Seconds of collectives during which no other kernel ran.
         memcpy_exposed_s: Seconds of copies during which neither kernels nor collectives ran.
-        memory_bytes: Of the device; None if the trace does not tell.
-        capability: E.g. ``"8.0"``; None likewise.
+        memory_bytes: Of the device; None if unknown.
+        capability: E.g. ``"8.0"``; None if unknown.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What a document must hold before it becomes a record: figures within the bounds of their unit, and clean text.
+"""Checks of documents before they become records: figures within the bounds of their unit, and clean text.
 
 Sessions and traces come from files that anyone may have written. They are checked once, here, when they are read, so
 that rules and reports can compute with them. The checks are compiled from the record types: the unit of a figure is the

@@ -23,11 +23,11 @@ from typing import Any
 
 _POLL_S = 0.1
 _MEMORY_EVERY_S = 0.2
-_EXACT_MEMORY_EVERY_S = 1.0  # at most: it holds the training up
-_STRAGGLERS_S = 15.0  # what the first process leaves behind may be the training itself
-_MEASURED_S = 3.0  # other ranks and workers end a little after the first process; no figure hangs on them any more
+_EXACT_MEMORY_EVERY_S = 1.0  # at most, because it stops the training briefly
+_STRAGGLERS_S = 15.0  # a child of the first process may be the training itself
+_MEASURED_S = 3.0  # other ranks and workers end a little after the first process; the measurement is complete
 _TERM_S = 1.0
-_KILL_S = 30.0  # a process stuck in the kernel cannot be killed; nobody waits for it forever
+_KILL_S = 30.0  # a process that is stuck in the kernel cannot be killed
 _PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _OOM_SCORE = "500"  # of 1000: if memory runs out, the kernel kills a run rather than other processes
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -110,7 +110,7 @@ def _wait_for_stragglers(seconds: float) -> None:
 
 
 def _kill_all(first: int) -> None:
-    """Ends everything that descends from this process, whatever groups and sessions it has opened."""
+    """End all descendants of this process, in whatever groups and sessions."""
     begun = time.monotonic()
     until = begun + (_TERM_S if first != signal.SIGKILL else 0.0)
     number = first
@@ -127,7 +127,7 @@ def _kill_all(first: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Living processes that descend from this one."""
+    """Return the running descendants of this process."""
     if not os.path.isdir("/proc/self"):
         import psutil
 
@@ -154,11 +154,9 @@ def _descendants() -> list[int]:
 
 
 def _memory_bytes(is_exact: bool = False) -> int:
-    """Resident memory of all processes together.
+    """Return the resident memory of all processes together.
 
-    Args:
-        is_exact: Whether pages that forked processes still share count once. The kernel then looks at every page, and
-            holds the process up meanwhile; otherwise the answer is too high by them.
+    With ``is_exact``, pages shared by forked processes count once, which makes the kernel visit every page.
     """
     own = shared = 0
     for pid in _descendants():
@@ -176,7 +174,7 @@ def _memory_bytes(is_exact: bool = False) -> int:
 
 
 def _proportional_bytes(pid: int) -> int | None:
-    """Resident memory of a process, shared pages divided among those that share them; None where it cannot be read."""
+    """Return the proportional set size of a process; None if it cannot be read."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             lines = file.read().splitlines()

@@ -1,9 +1,9 @@
-"""Gets lightning-perf into a Python process that it did not write: this folder comes first on PYTHONPATH.
+"""Loads lightning-perf into the user's Python processes: this folder comes first on PYTHONPATH.
 
 Every Python that such a process starts runs this file, also those that never train, so it imports no module that Python
 has not loaded by then, not even ``typing``. It imports the ``sitecustomize`` that it shadows, removes its folder from
 ``sys.path`` (the environment keeps it, for child processes), and waits for Lightning's Trainer to be imported.
-Nothing in here may raise.
+Nothing here may raise.
 """
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
 
@@ -13,7 +13,7 @@ import sys
 _TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _JOB = "LIGHTNING_PERF_JOB"  # names the job file; see lightning_perf/trials/job.py
-_ONLY_MEASURE = "LIGHTNING_PERF_ONLY_MEASURE"  # set where the user's training must not run as it is
+_ONLY_MEASURE = "LIGHTNING_PERF_ONLY_MEASURE"  # set if the user's training must not run without measuring
 
 
 def _is_here(folder):
@@ -21,7 +21,7 @@ def _is_here(folder):
 
 
 def _gave_up(error):
-    """The user's training goes on without us; where it was to be measured only, nothing goes on."""
+    """Report the error; the user's training continues, unless it only runs to be measured."""
     line = " ".join(str(error).split())[:300]
     print(f"lightning-perf: not added to this process: {type(error).__name__}: {line}", file=sys.stderr, flush=True)
     if os.environ.get(_ONLY_MEASURE):
@@ -30,7 +30,7 @@ def _gave_up(error):
 
 
 def _note(event):
-    """One line of what happened in this process, beside the job file: it tells why no training was seen."""
+    """Add a line to the job's events, which explain why no training was measured."""
     try:
         with open(os.path.join(os.path.dirname(os.environ[_JOB]), "events"), "a", encoding="utf-8") as file:
             file.write(f"{event} {os.getpid()}\n")
@@ -39,7 +39,7 @@ def _note(event):
 
 
 class _Loader:
-    """Loads a module as its own loader does, then lets lightning-perf wrap what it defines."""
+    """Loads a module by its own loader, then wraps what it defines."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -63,7 +63,7 @@ class _Loader:
 
 
 class _Finder:
-    """Answers for the modules that define Trainer, with what the other finders say."""
+    """Finds the modules that define Trainer by the other finders, and replaces their loader."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -80,7 +80,7 @@ class _Finder:
 
 
 def _import_shadowed():
-    """Import the ``sitecustomize`` that this one shadows, where there is one; Python reports what it raises.
+    """Import the ``sitecustomize`` that this one shadows, if any; Python reports its errors.
 
     ``__import__`` loads no module of ``importlib``, and asks the same finders that Python would have asked.
     """
@@ -95,7 +95,7 @@ def _import_shadowed():
 
 
 def _end_soon():
-    """After all exit handlers: taking torch apart again, which Python does then, takes a second of every run."""
+    """End the process after all exit handlers, because Python takes a second to finalize torch."""
     inside = sys.modules.get("lightning_perf.trials.inside")
     if inside is not None:
         inside.end_if_over()
