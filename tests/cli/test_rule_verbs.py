@@ -18,8 +18,7 @@ RULES = (
 
 @pytest.fixture(autouse=True)
 def _two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    for verb in ("explain", "rules"):
-        monkeypatch.setattr(sys.modules[f"lightning_perf.cli.{verb}"], "all_rules", lambda: RULES)
+    monkeypatch.setattr(rules_verb, "all_rules", lambda: RULES)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
