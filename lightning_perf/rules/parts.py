@@ -24,6 +24,7 @@ def fix(
     code: str = "",
     trainer_flags: dict[str, Any] | None = None,
     loader_args: dict[str, Any] | None = None,
+    value: int | str | None = None,
 ) -> Prescription:
     """Return a recommendation; the arguments are those of ``Prescription``."""
     return Prescription(
@@ -34,6 +35,7 @@ def fix(
         trainer_flags=trainer_flags or {},
         loader_args=loader_args or {},
         code=code,
+        value=value,
     )
 
 
