@@ -19,6 +19,8 @@ from typing import Any
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler in Python raised this error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if len(frames) < 2:
+        return False  # raised by what the catching function itself called, not by a handler, which has its own frame
     if any(_is_handler_call(frame, caller) for caller, frame in pairwise(frames)):
         return True
     handlers = _handlers()  # for one that no longer has its arguments
@@ -61,7 +63,7 @@ def _is_handler_call(frame: FrameType, interrupted: FrameType) -> bool:
 
 def _handlers() -> set[CodeType]:
     handlers = map(signal.getsignal, signal.valid_signals())
-    return {code for code in map(_code_of, handlers) if code is not None}
+    return {code for handler in handlers if callable(handler) and (code := _code_of(handler)) is not None}
 
 
 def _code_of(handler: Any) -> CodeType | None:
