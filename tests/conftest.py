@@ -2,8 +2,13 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.forkserver import Forkserver
 
 # A shared machine may stand still in the middle of an example, and a submission must not hang on a lucky number: the
 # examples are the same in each run, but for those of `make torture`.
@@ -15,3 +20,13 @@ settings.load_profile("shared")
 # A shell without job control starts what goes to the background with Ctrl-C ignored, and processes inherit that: the
 # tests that press it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> Iterator[Forkserver]:
+    """Runs scripts in forks of one process that has imported torch and Lightning."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("forks only on Linux")
+    started = Forkserver()
+    yield started
+    started.close()

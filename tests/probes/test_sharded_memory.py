@@ -1,20 +1,18 @@
-"""Sharded models: what memory holds is what this rank holds."""
+"""Sharded models: the breakdown counts what this rank holds."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 
-from lightning_perf import memory_breakdown
 from lightning_perf.records import Breakdown
+from tests.forkserver import Forkserver
 
-IN, HIDDEN, OUT, BATCH = 64, 128, 10, 8
+from .sharded_script import BATCH, HIDDEN, IN, OUT
+
 HALF = 4 * (IN * HIDDEN + HIDDEN + HIDDEN * OUT + OUT) // 2
 HIDDEN_BYTES = 4 * BATCH * HIDDEN
 STEP = 4  # bytes of an optimizer's step counter
@@ -22,46 +20,11 @@ STEP = 4  # bytes of an optimizer's step counter
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 
 
-def _layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUT))
-
-
-def _sharded() -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh, model = init_device_mesh("cpu", (2,)), _layers()
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
-    return model
-
-
-def _flattened() -> nn.Module:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    options: dict[str, Any] = {"use_orig_params": True, "device_id": torch.device("cpu")}
-    first, activation, last = _layers()
-    parts = FullyShardedDataParallel(first, **options), activation, FullyShardedDataParallel(last, **options)
-    return FullyShardedDataParallel(nn.Sequential(*parts), **options)
-
-
-def _train(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    for name, make in {"FSDP2": _sharded, "FSDP": _flattened}.items():
-        model = make()
-        optimizer = torch.optim.Adam(model.parameters())
-        model(torch.randn(BATCH, IN)).sum().backward()
-        optimizer.step()
-        record = memory_breakdown(model, optimizer, torch.randn(BATCH, IN)).record
-        (folder / f"{name}-{rank}.json").write_bytes(msgspec.json.encode(record))
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(_train, args=(folder,), nprocs=2)
+    done = forkserver.run(Path(__file__).with_name("sharded_script.py"), str(folder), n_ranks=2)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 import torch
-from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.utils.data import DataLoader, Dataset
@@ -118,10 +117,6 @@ def main(fault: str, out: str, n_devices: str = "2", strategy: str = "ddp", trac
     if "unused" in fault:
         strategy = "ddp_find_unused_parameters_true"
     windows = {"schedule": (20, 2, 20, 1), "profiler": {"ranks": "all"}} if traced else {"schedule": None}
-    if fault in ("killed", "ctrl-c"):
-        # Lightning looks every five seconds for ranks that have died, and kills the others: now and then before these
-        # have noticed, and then there is nothing that they could leave.
-        _ChildProcessObserver.run = lambda self: None
     trainer = Trainer(
         callbacks=[SlowCallback(), PerfDoctor(out_dir=out, **windows)],
         accelerator="cpu",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, live, load
 from lightning_perf.errors import ConfigError
+from tests.forkserver import Forkserver
 
 from .conftest import Make, assert_nothing_left
 from .models import Tiny, loader
@@ -237,11 +236,10 @@ trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=2)
 """
 
 
-@pytest.mark.alone
-def test_all_ranks_apply_the_same_when_there_are_two(tmp_path: Any) -> None:
+def test_all_ranks_apply_the_same_when_there_are_two(forkserver: Forkserver, tmp_path: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    done = forkserver.run(script, n_ranks=2)
     assert done.returncode == 0, done.stderr[-2000:]
     seen = sorted(path.name for path in tmp_path.glob("rank-*"))
     assert seen == [f"rank-{rank}-epoch-{epoch}-workers-{epoch}" for rank in (0, 1) for epoch in (0, 1)]

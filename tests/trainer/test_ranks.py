@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from lightning_perf import PerfDoctor, load
 from lightning_perf.records import RANKS_FOLDER
+from tests.forkserver import Forkserver
 
 from .conftest import Make
 from .models import Tiny, loader
 
 pytestmark = pytest.mark.timeout(150)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    """Where the ranks wait for one another for ever, the time limit ends the test, and this the ranks: pytest itself
-    would wait for them at its own end."""
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    yield
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    _, alive = psutil.wait_procs(left, timeout=10)
-    for child in alive:
-        child.kill()
 
 
 SCRIPT = """
@@ -78,16 +62,16 @@ def test_report_comes_once_when_processes_are_spawned_by_the_trainer(
     assert session.ranks.step_max_s >= session.ranks.step_mean_s > 0
 
 
-def test_report_comes_once_when_processes_are_forked_by_the_trainer(tmp_path: Path) -> None:
+def test_report_comes_once_when_processes_are_forked_by_the_trainer(forkserver: Forkserver, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_forked(SCRIPT))
-    assert _session_of(script).run.world_size == 2
+    assert _session_of(forkserver, script).run.world_size == 2
 
 
-def test_report_comes_once_when_a_script_is_launched_for_each_rank(tmp_path: Path) -> None:
+def test_report_comes_once_when_a_script_is_launched_for_each_rank(forkserver: Forkserver, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    assert _session_of(script).ranks.step_mean_s > 0
+    assert _session_of(forkserver, script).ranks.step_mean_s > 0
 
 
 FAILS_ON_ONE_RANK = """
@@ -105,34 +89,22 @@ steps.StageProbe.batch_begins = fails_on_one
 if __name__ == "__main__":"""
 
 
-def test_training_goes_on_when_probes_fail_on_one_rank_alone(tmp_path: Path) -> None:
+def test_training_goes_on_when_probes_fail_on_one_rank_alone(forkserver: Forkserver, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_forked(SCRIPT.replace('\nif __name__ == "__main__":', FAILS_ON_ONE_RANK)))
-    session = _session_of(script)
+    session = _session_of(forkserver, script)
     assert session.run.n_steps == 16
     assert session.ranks.step_mean_s == session.ranks.step_max_s > 0
 
 
 def _forked(script: str) -> str:
-    """The script whose trainer forks its ranks, which leave nothing in the parent.
-
-    It runs in a process of its own: one that has run other tests has threads, and a fork of it may wait for them for
-    ever.
-    """
+    """Return the script with a Trainer that forks its ranks, which leave nothing in the parent."""
     return script.replace('"ddp"', '"ddp_fork"').partition("    assert ")[0]
 
 
-def _session_of(script: Path) -> Any:
-    """What a script left beside it that told its findings once."""
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=script.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=140,
-        check=False,
-    )
+def _session_of(forkserver: Forkserver, script: Path) -> Any:
+    """Return what a script that reports once left beside it."""
+    done = forkserver.run(script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("PerfDoctor  ") == 1
     return written_session(script.parent)

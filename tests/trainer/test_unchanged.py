@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.fuzzing import FUZZ
+from tests.fuzzing import FUZZ, IS_TORTURE
 
 from .comparison import Server, assert_unchanged
 from .kinds import KINDS, Kind
-
-IS_TORTURE = "FUZZ" in os.environ
 
 
 def rounds() -> Iterator[tuple[Kind, tuple[str, ...], int]]:
