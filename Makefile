@@ -4,12 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic mutants clean
+.PHONY: demo test check lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic mutants clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
 
 test: lint typecheck imports pytest
+
+# For the inner loop, under a minute: what reads the code, and the tests that train nothing.
+FAST := tests/stats tests/records tests/rules tests/reports
+check: lint typecheck imports
+	$(PYTEST) -n 2 --dist worksteal $(FAST)
 
 # Reinstalls only when what is declared has changed.
 $(STAMP): pyproject.toml constraints.txt
@@ -27,16 +32,11 @@ typecheck: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-# One torch thread a worker: two workers on two cores must not fight over them.
+# One torch thread per worker: two workers on two cores must not compete for them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=12
-# A shared machine may take its cores away in the middle of a measurement: what failed is tried once more, one test at a
-# time, and the run says so. What fails again fails.
-ONCE_MORE := --last-failed --last-failed-no-failures none
-TELL := echo "== What failed, once more:"
 
 pytest: $(STAMP)
-	$(PYTEST) -m 'alone and not long' || { test $$? = 1 && $(TELL) && $(PYTEST) -m 'alone and not long' $(ONCE_MORE); }
-	$(PYTEST) -m 'not alone' -n 2 --dist worksteal || { test $$? = 1 && $(TELL) && $(PYTEST) -m 'not alone' $(ONCE_MORE); }
+	$(PYTEST) -n 2 --dist worksteal
 
 # The site, into build/site, which opens from disk. `make test` builds it too.
 docs: $(STAMP)
@@ -55,17 +55,16 @@ gpu-check: $(STAMP)
 # Probes and reports that raise, interrupts and kills at any moment, hostile files, processes left behind: with another
 # process on a core, and ten times as many random files as `make test` tries.
 TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trainer/test_interrupts.py \
-  tests/trainer/test_ranks.py tests/trainer/test_company.py tests/trainer/test_probe_data.py \
-  tests/trainer/test_apply.py tests/trainer/test_unchanged.py tests/trials/test_process_supervisor.py tests/trials/test_foreground.py \
+  tests/trainer/test_ranks.py tests/trainer/test_rank_causes.py tests/trainer/test_company.py \
+  tests/trainer/test_probe_data.py tests/trainer/test_apply.py tests/trainer/test_unchanged.py \
+  tests/trials/test_process_supervisor.py tests/trials/test_foreground.py \
   tests/trials/test_trial.py tests/trials/test_outputs.py tests/probes/loader tests/probes/test_oom.py \
   tests/probes/ranks tests/traces/test_fuzz.py tests/traces/test_hostile_traces.py tests/traces/test_read.py \
   tests/rules/test_any_session.py tests/rules/test_any_trace.py tests/records tests/reports/test_hostile_sessions.py \
   tests/reports/test_html.py tests/reports/test_console.py tests/reports/test_figures.py tests/tensorboard_plugin \
-  tests/cli/test_trial.py tests/cli/test_report.py tests/cli/test_analyze.py
+  tests/treatments/test_compile.py tests/cli/test_trial.py tests/cli/test_report.py tests/cli/test_analyze.py
 torture: $(STAMP)
-	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -m alone
-	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -m 'not alone' \
-	  -n 2 --dist worksteal
+	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -n 2 --dist worksteal
 
 # The oldest Lightning that is supported, in an environment of its own: what touches the Trainer. Its RichProgressBar
 # fails with a rich from 14.1 on, by itself too.
@@ -74,7 +73,7 @@ test-oldest:
 	test -x $(OLDEST)/bin/pip || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' \
 	  'lightning==2.4.0' 'pytorch-lightning==2.4.0' 'rich<14.1'
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -m 'not alone' -n 2 --dist worksteal -q \
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q \
 	  tests/trainer tests/treatments tests/trials tests/probes/test_loop.py tests/probes/test_settings.py
 
 # The wheel: what is in it, and whether it runs where nothing else of this is.
@@ -102,7 +101,7 @@ bench: $(STAMP)
 # make clinic CAPS=none,avx2,avx512_core,one-thread. Each cap has a section of its own on the page.
 CAPS ?= none
 clinic: $(STAMP)
-	$(PYTEST) -m long
+	$(PYTEST) -m clinic
 	$(BIN)/python benchmarks/clinic/run.py --caps $(CAPS) --healthy-rounds 3 --rounds 2 --write
 
 # Small faults put into the arithmetic and the rules: do the tests notice? Ten to thirty minutes.

@@ -41,19 +41,19 @@ def rank_of(row: dict[str, Any]) -> int | None:
     return next((place for place, one in enumerate(row["said"], 1) if one["code"] in row["expect"]), None)
 
 
-@pytest.mark.alone
+@pytest.mark.clinic
 def test_every_fast_case_is_diagnosed(said: list[dict[str, Any]]) -> None:
     assert [one for one in said if one["error"]] == []
     assert {one["case"] for one in said} == {case.name for case in CASES if case.is_fast}
 
 
-@pytest.mark.alone
+@pytest.mark.clinic
 def test_cause_is_among_the_first_three_when_a_fault_was_planted(said: list[dict[str, Any]]) -> None:
     missed = [one for one in said if one["kind"] != "healthy" and (rank_of(one) or 99) > 3]
     assert missed == []
 
 
-@pytest.mark.alone
+@pytest.mark.clinic
 def test_nothing_is_said_with_confidence_when_a_training_is_healthy(said: list[dict[str, Any]]) -> None:
     for one in said:
         if one["kind"] == "healthy":

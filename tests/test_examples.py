@@ -7,19 +7,22 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_perf.rules.launch_signals import MAX_MEAN_WITH_STACKS_S
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run_main(name):
+def run_main(name, **constants):
     specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    vars(module).update(constants)
     return module.main()
 
 
@@ -99,7 +102,16 @@ def test_checkpointing_and_smaller_parts_make_room():
     assert session.run.n_steps == 4 * session.run.n_optimizer_steps
 
 
-@pytest.mark.alone
+def test_compiling_is_counted_apart_from_the_steps(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # the default takes ten seconds
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
+    before, after = run_main("05_compile")
+
+    assert before.compiler is None
+    assert after.compiler.n_compiles >= 1
+
+
+@pytest.mark.clinic
 def test_compiling_is_timed_apart_from_the_steps():
     before, after = run_main("05_compile")
 
@@ -110,7 +122,14 @@ def test_compiling_is_timed_apart_from_the_steps():
         assert slowest_s < after.compiler.compile_s  # no step that compiles is among them
 
 
-@pytest.mark.alone
+def test_ladder_takes_the_first_recommendation():
+    rungs = run_main("06_full_comparison", MAX_RUNGS=1)
+
+    assert rungs[0][0] == "as it was"
+    assert re.match(r"PD\d+: ", rungs[1][0])
+
+
+@pytest.mark.clinic
 def test_ladder_reaches_twice_the_speed():
     rungs = run_main("06_full_comparison")
 

@@ -12,10 +12,7 @@ import pytest
 from lightning_perf import load
 from lightning_perf.records import Session
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux"),
-    pytest.mark.alone,
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
 SCRIPT = """
 import time, sys
@@ -76,7 +73,7 @@ def session_in(folder: Path) -> Session:
 
 
 def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_data(tmp_path: Path) -> None:
-    done = run_data(tmp_path, "--out", "out", "--time", "12")
+    done = run_data(tmp_path, "--out", "out", "--time", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     session = session_in(tmp_path / "out")
     assert session.run.stage == "data"
@@ -99,7 +96,7 @@ def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_
 
 
 def test_data_times_a_loader_as_it_is_when_it_cannot_be_copied(tmp_path: Path) -> None:
-    done = run_data(tmp_path, "--out", "out", "--time", "5", "--json", script_flags=("--own",))
+    done = run_data(tmp_path, "--out", "out", "--time", "3", "--json", script_flags=("--own",))
     assert done.returncode == 0, done.stdout + done.stderr
     probe = session_in(tmp_path / "out").loader_probe
     assert probe is not None

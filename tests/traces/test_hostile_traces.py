@@ -27,8 +27,8 @@ from .shared import FOLDER
 
 FIXTURES = Path(__file__).parent / "fixtures"
 N_CHUNKS = 10
-N_TRACES = 500 * FUZZ
-"""Of all chunks together: 5,000 in ``make torture``."""
+N_TRACES = 250 * FUZZ
+"""Of all chunks together: 2,500 in ``make torture``."""
 
 _MOST_BYTES = 400_000
 """Larger traces take long to read, and are of the same kinds."""

