@@ -57,7 +57,7 @@ gpu-check: $(STAMP)
 TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trainer/test_interrupts.py \
   tests/trainer/test_ranks.py tests/trainer/test_rank_causes.py tests/trainer/test_company.py \
   tests/trainer/test_probe_data.py tests/trainer/test_apply.py tests/trainer/test_unchanged.py \
-  tests/trials/test_process_supervisor.py tests/trials/test_foreground.py \
+  tests/trials/test_process_supervisor.py tests/trials/test_foreground.py tests/trials/test_trial_mode.py \
   tests/trials/test_trial.py tests/trials/test_outputs.py tests/probes/loader tests/probes/test_oom.py \
   tests/probes/ranks tests/traces/test_fuzz.py tests/traces/test_hostile_traces.py tests/traces/test_read.py \
   tests/rules/test_any_session.py tests/rules/test_any_trace.py tests/records tests/reports/test_hostile_sessions.py \

@@ -14,6 +14,7 @@ from lightning_perf.trials import inside, modes
 from lightning_perf.trials.inject_callbacks import TreaterHooks, callback_class
 from lightning_perf.trials.job import Job, Result, read_result
 from lightning_perf.trials.runner import Ended, run_kept
+from tests.fuzzing import thinned
 
 from . import scripts
 
@@ -95,7 +96,7 @@ def test_manual_optimization_on_several_loaders_is_measured_when_the_namespace_i
     assert again.result.losses == ended.result.losses
 
 
-@pytest.mark.parametrize("launcher", ["lightning", "torchrun"])
+@pytest.mark.parametrize("launcher", thinned(["lightning"], ["torchrun"]))
 def test_both_processes_are_measured_as_one_when_training_is_distributed(
     tmp_path: Path, work: Path, launcher: str
 ) -> None:

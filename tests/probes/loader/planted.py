@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,24 @@ def probed(loader: Any, limit_s: float = 2.5, **arguments: Any) -> LoaderProbe:
     assert record is not None
     assert not (left := left_since(before)), left
     return record
+
+
+def measured(
+    loader: Any, limit_s: float = 2.5, is_enough: Callable[[LoaderProbe], bool] = lambda _: True, **arguments: Any
+) -> LoaderProbe:
+    """Return the record of a probe that was given as much time as it needs on this machine.
+
+    Args:
+        loader: What to probe.
+        limit_s: Time that is enough where no other program uses the cores.
+        is_enough: Whether a record holds what the test is about.
+        arguments: Further arguments of the prober.
+    """
+    for factor in (1, 3, 9):
+        record = probed(loader, factor * limit_s, **arguments)
+        if record.status == "measured" and is_enough(record):
+            return record
+    raise AssertionError(f"{record.status}: {record.reason or record}")
 
 
 def left_since(before: dict[str, Any], patience_s: float = 5.0) -> dict[str, set[str]]:

