@@ -55,8 +55,10 @@ if __name__ == "__main__":
 """
 
 
-def run_data(folder: Path, *flags: str, script_flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT)
+def run_data(
+    folder: Path, *flags: str, script: str = SCRIPT, script_flags: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
     command = [sys.executable, "-m", "lightning_perf", "data", *flags, "--", sys.executable, "train.py", *script_flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     done = subprocess.run(
@@ -80,7 +82,6 @@ def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_
     assert session.steady is None
     probe = session.loader_probe
     assert probe is not None
-    assert probe.status == "measured", probe.reason
     worst = probe.functions[0]
     source = SCRIPT.splitlines()
     assert (worst.name, Path(worst.file).name) == ("Images.decode", "train.py")
@@ -96,7 +97,7 @@ def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_
 
 
 def test_data_times_a_loader_as_it_is_when_it_cannot_be_copied(tmp_path: Path) -> None:
-    done = run_data(tmp_path, "--out", "out", "--time", "3", "--json", script_flags=("--own",))
+    done = run_data(tmp_path, "--out", "out", "--time", "5", "--json", script_flags=("--own",))
     assert done.returncode == 0, done.stdout + done.stderr
     probe = session_in(tmp_path / "out").loader_probe
     assert probe is not None
@@ -125,12 +126,12 @@ def test_data_refuses_what_it_cannot_use(tmp_path: Path) -> None:
 def test_data_leaves_what_is_in_its_folder_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "out" / "work").mkdir(parents=True)
     (tmp_path / "out" / "work" / "mine.txt").write_text("kept")
-    done = run_data(tmp_path, "--out", "out", script_flags=("--no-fit",))
+    done = run_data(tmp_path, "--out", "out", script="")
     assert done.returncode == 2
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["work", "mine.txt"]
 
     (tmp_path / "out" / "perf_session.json").write_text("a session")
-    done = run_data(tmp_path, "--out", "out", script_flags=("--no-fit",))
+    done = run_data(tmp_path, "--out", "out", script="")
     assert done.returncode == 2
     assert "holds a session already" in done.stderr
     assert (tmp_path / "out" / "perf_session.json").read_text() == "a session"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,12 +176,11 @@ print(doctor.session.run.n_steps, doctor.session.windows[0].reason)
 """
 
 
-def test_training_goes_on_when_the_profiler_cannot_be_prepared(tmp_path):
+def test_training_goes_on_when_the_profiler_cannot_be_prepared(forkserver, tmp_path):
     # In a process of its own: torch crashes where a profiler is started and ended that was not prepared.
-    run = subprocess.run(
-        [sys.executable, "-c", _FAILS_TO_PREPARE, str(tmp_path / "out")],
-        capture_output=True, text=True, timeout=300, cwd=tmp_path,
-    )  # fmt: skip
+    script = tmp_path / "script.py"
+    script.write_text(_FAILS_TO_PREPARE)
+    run = forkserver.run(script, str(tmp_path / "out"))
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "20 by schedule; RuntimeError: no CUPTI"
 

@@ -18,7 +18,7 @@ from lightning_perf.reports.console import to_text, trace_report
 from lightning_perf.reports.figures import figure_json
 from lightning_perf.tensorboard_plugin.timeline import draw, lanes_of
 from lightning_perf.traces import analyze, analyze_many, read
-from tests.fuzzing import FUZZ
+from tests.fuzzing import FUZZ, IS_TORTURE
 from tests.hostile import assert_harmless, mutate, mutated, plain_figures, refusal_of, trace_forms
 
 from .events import SMALL, document, event
@@ -27,8 +27,8 @@ from .shared import FOLDER
 
 FIXTURES = Path(__file__).parent / "fixtures"
 N_CHUNKS = 10
-N_TRACES = 250 * FUZZ
-"""Of all chunks together: 2,500 in ``make torture``."""
+N_TRACES = 500 * FUZZ if IS_TORTURE else 200
+"""Of all chunks together: 5,000 in ``make torture``."""
 
 _MOST_BYTES = 400_000
 """Larger traces take long to read, and are of the same kinds."""

@@ -13,14 +13,14 @@ from lightning.pytorch import LightningModule
 from lightning_perf import PerfDoctor, hooks
 from lightning_perf.probes import arithmetic, looks, steps
 from lightning_perf.probes.recording import Recording
-from tests.fuzzing import FUZZ
+from tests.fuzzing import FUZZ, IS_TORTURE
 
 from .conftest import Make
 from .interrupts import Interrupted, Line, LineTrace, Preempted, interrupt, preempt, process_state, training_state
 from .models import Manual, Tiny, loader
 
-N_SAMPLED = 6 * FUZZ
-"""Lines tried per test: a fixed sample in ``make test``, more where ``FUZZ`` says so."""
+N_SAMPLED = 12 * FUZZ if IS_TORTURE else 6
+"""Lines tried per test: a fixed sample in ``make test``, more in ``make torture``."""
 
 _RESTORING = ("seams/", "hooks.py", "probes/")
 _ON_THE_TRAINING_THREAD = (*_RESTORING, "rules/", "reports/")

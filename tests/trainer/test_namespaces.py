@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_perf import load
+from tests.forkserver import Forkserver
 
 pytest.importorskip("pytorch_lightning")
 
@@ -65,12 +66,19 @@ def test_run_is_measured_when_the_namespace_is_pytorch_lightning(tmp_path: Path)
     assert "PerfDoctor  " in done.stdout
 
 
-def test_callback_is_imported_where_there_is_no_resource_module():
-    code = """
+WITHOUT_RESOURCE = """
 import sys
 import lightning.pytorch, psutil  # their own care for Windows is not ours to test
+for name in [name for name in sys.modules if name.partition(".")[0] == "lightning_perf"]:
+    del sys.modules[name]
 sys.modules["resource"] = None
 from lightning_perf import PerfDoctor
 PerfDoctor()
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_callback_is_imported_when_there_is_no_resource_module(forkserver: Forkserver, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_RESOURCE)
+    done = forkserver.run(script)
+    assert done.returncode == 0, done.stderr

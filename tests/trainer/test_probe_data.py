@@ -91,7 +91,7 @@ def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default probe, in trainings that last a second."""
     monkeypatch.setattr(watch, "LoaderProber", LoaderProber)
-    monkeypatch.setattr(watch, "SHORT_SHARE", 60.0)
+    monkeypatch.setattr(watch, "SHORT_SHARE", 10.0)
     monkeypatch.setattr(watch, "SHORT_MOST_S", 60.0)
 
 

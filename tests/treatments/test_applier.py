@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_perf.errors import ConfigError, TreatmentError
 from lightning_perf.treatments import Applier, all_treatments, environment, find, parse, parse_all
+from tests.forkserver import Forkserver
 
 from .trainings import Items, Net, Treat, loader, train
 
@@ -283,9 +285,11 @@ assert treat.seen == (1, "bf16-mixed", True, "pytorch_lightning", 3), treat.seen
 """
 
 
-def test_pytorch_lightning_is_treated_alike_when_a_script_uses_it() -> None:
+def test_pytorch_lightning_is_treated_alike_when_a_script_uses_it(forkserver: Forkserver, tmp_path: Path) -> None:
     pytest.importorskip("pytorch_lightning")
-    done = subprocess.run([sys.executable, "-c", LEGACY], capture_output=True, text=True, env={**os.environ})
+    script = tmp_path / "script.py"
+    script.write_text(LEGACY)
+    done = forkserver.run(script)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -40,9 +40,9 @@ print("the rest of the script")
 """
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    package = tmp_path / "work" / "lightning" / "pytorch" / "trainer"
+def put_stand_in(folder: Path) -> None:
+    """Write a package with the name of Lightning, which is imported in no time."""
+    package = folder / "lightning" / "pytorch" / "trainer"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").write_text("")
@@ -51,6 +51,11 @@ def work(tmp_path: Path) -> Path:
     (package.parent / "loggers").mkdir()
     (package.parent / "loggers" / "__init__.py").touch()
     (package.parent / "loggers" / "logger.py").write_text("class Logger: ...")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    put_stand_in(tmp_path / "work")
     (tmp_path / "work" / "train.py").write_text(TRAINS)
     return tmp_path / "work"
 

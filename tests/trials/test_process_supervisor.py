@@ -17,6 +17,8 @@ from lightning_perf.trials.job import Job, Result, note
 from lightning_perf.trials.process_supervisor import _STRAGGLERS_S
 from lightning_perf.trials.runner import explain, run_kept
 
+from .test_bootstrap import put_stand_in
+
 # Starts processes that leave its group and its session, as loaders and launchers may, and never ends.
 RESTLESS = """
 import subprocess, sys, time
@@ -119,6 +121,7 @@ def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
     ],
 )
 def test_error_says_what_was_seen_when_nothing_was_measured(work: Path, code: str, told: str) -> None:
+    put_stand_in(work)
     command = [sys.executable, "-c", code]
     ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
     assert told in explain(command, ended)

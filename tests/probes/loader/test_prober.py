@@ -30,8 +30,9 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 
 @pytest.fixture(autouse=True)
-def _own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other runs of these tests on the machine have their scratch folders elsewhere; a short path, for sockets."""
+    tmp_path_factory.getbasetemp()  # pytest creates it on first use, which must not be below this one
     with tempfile.TemporaryDirectory(prefix="lp", dir="/tmp", ignore_cleanup_errors=True) as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield
