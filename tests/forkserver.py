@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-GRACE_S = 10.0
-"""How long processes that a script started may outlive it."""
 
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 _IMPORTED = (
@@ -55,7 +53,13 @@ class Forkserver:
         )
 
     def run(
-        self, script: Path, *arguments: str, n_ranks: int = 1, cwd: Path | None = None, limit_s: float = 120.0
+        self,
+        script: Path,
+        *arguments: str,
+        n_ranks: int = 1,
+        cwd: Path | None = None,
+        limit_s: float = 120.0,
+        grace_s: float = 10.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a script to its end and return its exit status and output, of all ranks together.
 
@@ -65,6 +69,7 @@ class Forkserver:
             n_ranks: Number of processes; more than one get the environment that torchrun gives to ranks.
             cwd: Directory to run in; by default the script's.
             limit_s: Time limit; a script that exceeds it is killed and the call fails.
+            grace_s: How long processes that the script started may outlive it.
 
         Raises:
             AssertionError: The script exceeded its limit, or processes of it were left over.
@@ -79,6 +84,7 @@ class Forkserver:
                 "n_ranks": n_ranks,
                 "output": folder,
                 "limit_s": limit_s,
+                "grace_s": grace_s,
             }
             print(json.dumps(request), file=self._process.stdin, flush=True)
             answer = json.loads(self._process.stdout.readline() or "{}")
@@ -230,7 +236,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     status = None
     if _has_ended(launcher, request["limit_s"]):
         status = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
-        deadline_s = time.monotonic() + GRACE_S
+        deadline_s = time.monotonic() + request["grace_s"]
         while (left := _members(launcher)) and time.monotonic() < deadline_s:
             time.sleep(0.01)
     else:
