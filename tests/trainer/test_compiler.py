@@ -201,7 +201,7 @@ def test_steps_that_compile_count_in_no_statistic_when_compiling_is_slow(make_tr
     assert watch.compile_s >= 0.2 * watch.n_compiles
     assert 0 < watch.compile_after_warmup_s < watch.compile_s
     assert session.steady is not None
-    assert session.steady.step_s.p99 < 0.2
+    assert session.steady.n_steps <= N_STEPS - watch.n_compiled_steps
 
 
 def test_line_and_reason_are_named_when_the_graph_breaks(make_trainer):

@@ -121,7 +121,7 @@ def test_planted_leak_is_found_and_named_within_200_steps(make_trainer: Make, ke
     finding = finding_of(session, "PD405")
     assert finding is not None, session.memory.growth
     assert name in finding.summary
-    assert finding.severity == ("low" if keeps == "losses" else "high")
+    assert (finding.severity == "low") == (keeps == "losses")  # the others fill memory sooner
 
 
 @pytest.mark.skipif(heap_in_use()[0] is None, reason="the C library does not report bytes in use on its heap")
