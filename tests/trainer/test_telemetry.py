@@ -106,6 +106,7 @@ def test_storage_is_named_when_loading_sleeps(make_trainer: Make, n_workers: int
     assert not {"PD102", "PD803"} & codes(session)
 
 
+@pytest.mark.clinic
 @linux
 @pytest.mark.usefixtures("one_core")
 def test_cores_are_named_when_workers_fight_over_them(make_trainer: Make) -> None:
@@ -130,6 +131,7 @@ def test_cores_are_named_when_another_program_holds_them(make_trainer: Make) -> 
     assert "PD106" not in codes(session)
 
 
+@pytest.mark.clinic
 @linux
 def test_nothing_is_named_when_the_training_is_healthy(make_trainer: Make) -> None:
     session = session_of(make_trainer, Works(), DataLoader(Roomy(), batch_size=2), 500)
