@@ -150,7 +150,6 @@ def probed(dataset: Acting, is_short: bool) -> str:
     return record.reason
 
 
-@pytest.mark.alone
 def test_writing_ends_a_probe_when_nobody_asked_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
     monkeypatch.setattr(stages._Stages, "_time_transport", lambda *_: None)
@@ -161,7 +160,6 @@ def test_writing_ends_a_probe_when_nobody_asked_for_it(folder: Path, monkeypatch
     assert (folder / "cache").exists()
 
 
-@pytest.mark.alone
 def test_batches_come_from_workers_when_the_child_is_guarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1])
     prober = LoaderProber(30.0, is_short=True)
