@@ -516,9 +516,11 @@ class DoctorHooks:
         """Tells what the settings alone make likely."""
         if not trainer.is_global_zero or "console" not in self.reports:
             return
-        likely = preflight(self._session_now(), self.select, self.ignore)
+        session = self._session_now()
+        likely = preflight(session, self.select, self.ignore)
         if likely:
-            self._print(trainer, lambda: console_report.preflight_report(likely, self.console == "full"))
+            brief_of = None if self.console == "full" else session
+            self._print(trainer, lambda: console_report.preflight_report(likely, brief_of))
 
     def _report_epoch(self, trainer: Any) -> None:
         session = self._diagnosed("running", None)
@@ -693,9 +695,9 @@ class DoctorHooks:
             self._diagnose(session)
 
     def _run_report(self, session: Session, is_saved: bool) -> Any:
-        if self.console == "full":
-            return console_report.run_report(session) if session.run.n_steps > 0 else None
         place = console_report.short_path(self._session_path(session)) if is_saved else None
+        if self.console == "full":
+            return console_report.run_report(session, place=place) if session.run.n_steps > 0 else None
         return console_report.brief_report(session, place)
 
     def _print(self, trainer: Any, make_report: Callable[[], Any]) -> None:

@@ -33,7 +33,6 @@ def data(
 
         write_stdout(to_json(session))
         return
-    from lightning_perf.reports.console import emit, run_report
+    from lightning_perf.reports.console import brief_report, emit
 
-    emit(run_report(session))
-    print(f"The session is in {folder}: lightning-perf report {folder}", file=sys.stderr)
+    emit(brief_report(session, str(folder)))

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.status import Status
 
 from lightning_perf.records import Arm, ArmRun, Session, Trial
-from lightning_perf.reports.wording import line
+from lightning_perf.reports.sections.machine import other_programs_fact
+from lightning_perf.reports.sections.trials import baseline_noise
+from lightning_perf.reports.wording import line, seconds
 from lightning_perf.trials.rounds import PlannedRun
 from lightning_perf.trials.trial import State
 
@@ -22,6 +24,7 @@ class Progress:
         self.console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
         self.folder = folder
         self._status: Status | None = None
+        self._noise = ""
 
     def __enter__(self) -> Progress:
         self.console.print(f"The trial is in {self.folder}")
@@ -37,6 +40,9 @@ class Progress:
         self._end()
         trial = state.trial
         self.console.print(f"Diagnosis: {line(session.verdict.text, 300)}")
+        others = other_programs_fact(session)
+        if others:
+            self.console.print(f"Caution: {others}; stop them for a reliable result")
         named = [one.treatment for one in state.plan.candidates or ()]
         names = ", ".join([*named, *["the fastest batch size"] * state.plan.finds_batch]) or "nothing"
         often = f"{trial.repeats} runs each, a few more or fewer where that settles it"
@@ -46,12 +52,17 @@ class Progress:
 
     def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
         number = len(trial.runs) + 1
-        self._show(f"run {number} of about {number + about - 1}: {run.arm}{_tally(trial)}")
+        left = f"{about - 1} or more" if about > 1 else "perhaps no more"
+        self._show(f"run {number}, {left} after it: {run.arm}{_tally(trial)}")
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
         self._end()
         arm = next((one for one in trial.arms if one.id == run.arm), None)
         self.console.print(f"{len(trial.runs):3d}  {run.arm}: {_told(run, arm)}")
+        noise = baseline_noise(trial)
+        if noise and not self._noise:
+            self.console.print(f"{noise}; Ctrl-C ends the trial")
+        self._noise = noise
 
     def _show(self, text: str) -> None:
         self._end()
@@ -72,10 +83,9 @@ def _told(run: ArmRun, arm: Arm | None) -> str:
         return f"failed: {line(run.reason, 300)}"
     if not run.block_means_s:
         return f"no figure: {line(run.reason, 300)}"
-    mean_ms = 1e3 * sum(run.block_means_s) / len(run.block_means_s)
-    text = f"{mean_ms:.4g} ms a step"
+    text = f"{seconds(sum(run.block_means_s) / len(run.block_means_s))} per step"
     if arm is not None and arm.speedup is not None:
-        text += f"; up to now {arm.speedup.value:.2f}× ({arm.speedup.low:.2f} to {arm.speedup.high:.2f})"
+        text += f"; so far {arm.speedup.value:.2f}x ({arm.speedup.low:.2f}–{arm.speedup.high:.2f})"
     return text
 
 
@@ -85,4 +95,4 @@ def _tally(trial: Trial) -> str:
         return ""
     top = max(best, key=lambda arm: arm.speedup.value if arm.speedup is not None else 0.0)
     assert top.speedup is not None
-    return f" (best up to now {top.id}: {top.speedup.value:.2f}×)"
+    return f" (best so far {top.id}: {top.speedup.value:.2f}x)"

@@ -45,7 +45,7 @@ def report(
     if format_ == "console":
         from lightning_perf.reports.console import brief_report, emit, run_report, to_text
 
-        drawn = run_report(loaded, show_all) if full or show_all else brief_report(loaded, str(session))
+        drawn = run_report(loaded, show_all, str(session)) if full or show_all else brief_report(loaded, str(session))
         if out is None:
             emit(drawn)
             return

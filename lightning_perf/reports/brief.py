@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-import msgspec
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.text import Text
 
-from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.gain import is_measured
+from lightning_perf.records import Finding, OutOfMemory, Session
+from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
+from .fixes import alternatives, clause, first_sentence, fix_groups, fix_text, instruction
+from .render.brief import MAX_WIDTH, BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
-from .sections import about, memory, phases
-from .sections.findings import ordered_findings
+from .sections import about, loader, memory, phases
+from .sections.findings import RESULTS
+from .sections.machine import other_programs_fact
 from .sections.post_mortem import WHERE, circumstances
 from .sections.verdict import machine_text, step_word
 
 MAX_LINES = 15
-MAX_WIDTH = 80
 _MAX_FIXES = 3
-_MAX_PHASES = 3
+_SIZES = ((_MAX_FIXES, 3), (2, 3), (2, 2), (1, 2))
+"""Numbers of fixes and phases to show, the first one that leaves room for all other lines."""
+_MAX_WARNINGS = 2
 _LEAST_SHARE = 0.05
 """Phases below this share of the time are summed up."""
 _MAX_OVERHEAD_SHARE = 0.02
@@ -36,37 +37,17 @@ _MIN_EPOCH_S = 30.0
 _SAME_STEP = 0.10
 """A step time that changed by less is not reported at the end of an epoch."""
 _BAR = 30
-_FIX = 35
+_FIX = 36
+_MAX_CURVE = 3
+_LABEL = 9
+"""Width of the words before commands."""
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
-_CLAUSE = re.compile(r"[;:,] | \(")
-_SHORTEST_CLAUSE = 20
+
+# Where there are too many lines, those of the highest number are dropped first.
+_NEEDED, _MORE, _NOTE, _GAP, _LAST_GAP, _NORMAL = range(6)
 
 
-class Line(NamedTuple):
-    """One line: segments of text and style; `is_spare` if it is dropped first where there is no room."""
-
-    segments: tuple[tuple[str, str], ...]
-    is_spare: bool = False
-
-
-_BLANK = Line((), is_spare=True)
-
-
-class BriefReport:
-    """Draws lines, each cut at the width of the console."""
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self.lines = tuple(lines)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, MAX_WIDTH)
-        for line in self.lines:
-            text = Text.assemble(
-                *((wording.fit_encoding(text, options.encoding), style) for text, style in line.segments)
-            )
-            text.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
-            text.no_wrap = True
-            yield text
+_BLANK = Line((), _GAP)
 
 
 def brief_report(session: Session, place: str | None = None) -> BriefReport:
@@ -77,11 +58,19 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
         place: Path of the session for the commands that show more; None if it was not saved.
     """
     if session.memory.oom is not None:
-        return BriefReport(_fitted([*_out_of_memory(session), *_fixes(session), *_commands(session, place)]))
-    if session.verdict.category == "healthy" and not _warnings(session):
-        return BriefReport([*_headline(session), _facts(session), *_details(place)])
-    lines = [*_headline(session), _facts(session), *_phases(session), *_fixes(session)]
-    return BriefReport(_fitted([*lines, *_state(session), *_commands(session, place)]))
+        return BriefReport(_fitted([*_out_of_memory(session, session.memory.oom), *_commands(session, place)]))
+    warnings = _warnings(session)
+    top = [*_headline(session), _facts(session)]
+    if session.verdict.category == "healthy" and not warnings:
+        return BriefReport([*top, *_details(place)])
+    top[-1:-1] = _cautions(session)
+    bottom = [*_state(session, warnings), *_commands(session, place)]
+    lines: list[Line] = []
+    for n_fixes, n_phases in _SIZES:
+        lines = [*top, *_loader(session), *_phases(session, n_phases), *_fixes(session, n_fixes), *bottom]
+        if sum(line.rank == _NEEDED for line in lines) <= MAX_LINES:
+            break
+    return BriefReport(_fitted(lines))
 
 
 def brief_epoch(session: Session, epoch_index: int, previous: Session | None = None) -> BriefReport | None:
@@ -109,6 +98,9 @@ def brief_epoch(session: Session, epoch_index: int, previous: Session | None = N
     wait = epoch.phases.get("data_wait", 0.0) / epoch.wall_s
     if wait >= _LEAST_SHARE:
         told.append(f"data wait {wording.share(wait)}")
+    old = previous.verdict.code if previous is not None else None
+    if old is not None and not any(each.code == old and each.severity != "info" for each in session.findings):
+        told.append(f"{wording.line(old, 16)} resolved")
     finding = _verdict_finding(session)
     if finding is None:
         told.append(wording.line(session.verdict.text, 60).partition(":")[0])
@@ -116,61 +108,78 @@ def brief_epoch(session: Session, epoch_index: int, previous: Session | None = N
         told.append(f"{finding.code} as before")
     lines = [Line((("PerfDoctor  ", "bold"), (" · ".join(told), "")))]
     if finding is not None and not is_same:
-        clause = _clause(finding.summary)
         style = SEVERITY_STYLES[finding.severity]
-        lines.append(Line(((f"  {wording.line(finding.code, 16)} ", style), (clause, ""))))
-        lines += [Line((("  fix   ", QUIET), (_fix_text(each), ""))) for each in finding.prescriptions[:1]]
+        lines.append(Line(((f"  {wording.line(finding.code, 16)} ", style), (clause(finding.summary, 72), ""))))
+        fixes = (fix_text(each, session, 72) for each in finding.prescriptions[:1])
+        lines += [Line((("  fix   ", QUIET), (text, ""))) for text in fixes]
     return BriefReport(lines)
 
 
-def brief_preflight(findings: Sequence[Finding]) -> BriefReport:
+def brief_preflight(findings: Sequence[Finding], session: Session) -> BriefReport:
     """Return what the settings alone make likely, one line per finding; findings must not be empty."""
     lines = []
     for finding in findings[:_MAX_FIXES]:
-        fix = f": {_fix_text(finding.prescriptions[0], 'set ')}" if finding.prescriptions else ""
-        text = f"likely {wording.line(finding.name, 60)}{fix}"
-        lines.append(_right_aligned("PerfDoctor  ", text, wording.line(finding.code, 16)))
+        fix = f": {instruction(finding.prescriptions[0], session)}" if finding.prescriptions else ""
+        text = f"likely {wording.line(finding.name, 60)}"
+        code = wording.line(finding.code, 16)
+        shown = text + fix if cell_len(text + fix) <= _room(code) else text
+        lines.append(_right_aligned("PerfDoctor  ", shown, code))
     more = len(findings) - _MAX_FIXES
     return BriefReport([*lines, Line(((f"+{more} more", QUIET),))] if more > 0 else lines)
 
 
 def _fitted(lines: Sequence[Line]) -> list[Line]:
-    """Return at most `MAX_LINES` lines: a spare last one is dropped first, then blank ones, then other spare ones."""
-    kept = list(lines[:-1]) if len(lines) > MAX_LINES and lines[-1].is_spare else list(lines)
-    for is_blank in (True, False):
-        for i in reversed(range(len(kept))):
-            if len(kept) > MAX_LINES and kept[i].is_spare and (not kept[i].segments or not is_blank):
-                del kept[i]
-    return kept[:MAX_LINES]
+    """Return the lines without those of the highest ranks, the last ones first, if there are too many."""
+    kept = list(lines)
+    while len(kept) > MAX_LINES and any(line.rank for line in kept):
+        highest = max(line.rank for line in kept)
+        del kept[max(i for i, line in enumerate(kept) if line.rank == highest)]
+    return kept
 
 
 def _verdict_finding(session: Session) -> Finding | None:
     return next((f for f in session.findings if f.code == session.verdict.code), None)
 
 
-def _headline(session: Session) -> Iterator[Line]:
+def _headline(session: Session) -> list[Line]:
     finding = _verdict_finding(session)
-    label, code = "PerfDoctor  ", wording.line(session.verdict.code or "", 16)
-    text = _EXPECTED.sub("", wording.line(session.verdict.text, 400))
-    style = "bold green" if session.verdict.category == "healthy" else "bold"
-    room = MAX_WIDTH - len(label) - (len(code) + 2 if code else 0)
-    if finding is not None:
-        style = SEVERITY_STYLES[finding.severity]
-        fix = f": {_fix_text(finding.prescriptions[0], 'set ')}" if finding.prescriptions else ""
-        text = _first_sentence(finding.summary) + fix
-        if cell_len(text) > room:
-            text = _clause(finding.summary) + fix
-    at = text.rfind(" ", room // 2, room) if cell_len(text) > room else -1
-    yield _right_aligned(label, text[:at] if at > 0 else text, code, style)
-    if at > 0:
-        yield Line(((" " * len(label), ""), (wording.cut(text[at + 1 :], MAX_WIDTH - len(label)), style)))
+    code = wording.line(session.verdict.code or "", 16)
+    if finding is None:
+        style = "bold green" if session.verdict.category == "healthy" else "bold"
+        return _titled([_EXPECTED.sub("", wording.line(session.verdict.text, 400))], code, style)
+    texts = [first_sentence(finding.summary), clause(finding.summary, 60), clause(finding.summary, 0)]
+    first = finding.prescriptions[:1]
+    fixes = [f": {instruction(each, told, room)}" for each in first for room in (90, 40) for told in (session, None)]
+    return _titled([*(text + fix for text in texts for fix in fixes), *texts], code, SEVERITY_STYLES[finding.severity])
+
+
+def _titled(texts: Sequence[str], code: str, style: str) -> list[Line]:
+    """Return the first text that fits on two lines; the last text is cut if none does."""
+    label = "PerfDoctor  "
+    wrapped = [textwrap.wrap(text, _room(code), break_on_hyphens=False) or [""] for text in texts]
+    first, *more = next((each for each in wrapped if len(each) <= 2), wrapped[-1])
+    if len(more) > 1:
+        more = [wording.cut(" ".join(more), _room(code))]
+    lines = [_right_aligned(label, first, code, style)]
+    return lines + [Line(((" " * len(label), ""), (each, style))) for each in more]
+
+
+def _room(code: str) -> int:
+    return MAX_WIDTH - len("PerfDoctor  ") - (len(code) + 2 if code else 0)
 
 
 def _right_aligned(label: str, text: str, code: str, style: str = "") -> Line:
-    room = MAX_WIDTH - len(label) - len(code) - (2 if code else 0)
-    text = wording.cut(text, room)
-    gap = " " * (room - cell_len(text) + 2) if code else ""
+    text = wording.cut(text, _room(code))
+    gap = " " * (_room(code) - cell_len(text) + 2) if code else ""
     return Line(((label, "bold"), (text, style), (gap, ""), (code, QUIET)))
+
+
+def _cautions(session: Session) -> Iterator[Line]:
+    """Yield what makes the verdict doubtful; it belongs next to it."""
+    is_unsteady = any(finding.code == "PD902" for finding in session.findings)
+    text = other_programs_fact(session) or ("step time changed by over 10 % during the run" if is_unsteady else "")
+    if text:
+        yield Line(((" " * len("PerfDoctor  "), ""), (f"caution: {text}", "yellow")))
 
 
 def _facts(session: Session) -> Line:
@@ -181,7 +190,7 @@ def _facts(session: Session) -> Line:
         told = [f"failed ({run.error})"]
     if run.stage != "fit":
         told.append(run.stage)
-    told += [wording.count(run.n_steps, word), wording.seconds(run.wall_s)]
+    told += [wording.count(run.n_steps, word) if run.stage != "data" else "", wording.seconds(run.wall_s)]
     if steady is not None:
         if steady.samples_per_s is not None:
             rate = f"{wording.number(round(steady.samples_per_s, 0 if steady.samples_per_s >= 10 else 2))} samples/s"
@@ -196,15 +205,17 @@ def _facts(session: Session) -> Line:
     return Line(((wording.cut(" · ".join(told), MAX_WIDTH), QUIET),))
 
 
-def _phases(session: Session) -> Iterator[Line]:
+def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     if session.steady is None:
         return
     rows = phases.stage_rows(session.steady, folded_below=0.0)
-    shown = [row for row in rows if row.share >= _LEAST_SHARE][:_MAX_PHASES]
+    shown = [row for row in rows if row.share >= _LEAST_SHARE][:n_shown]
     rest = [row for row in rows if row not in shown and row.total_s > 0]
-    cells = [(row.name, row.share, "") for row in shown]
+    device = session.steady.device
+    idle = f"device idle {wording.share(device.starved_share)}" if device is not None else ""
+    cells = [(row.name, row.share, idle if row.phase == "data_wait" else "") for row in shown]
     if rest:
-        names = ", ".join(row.name for row in rest[:_MAX_PHASES])
+        names = ", ".join(row.name for row in rest[:3])
         cells.append(("rest", sum(row.share for row in rest), names))
     width = max(11, *(len(name) + 2 for name, _, _ in cells)) if cells else 0
     yield _BLANK
@@ -215,63 +226,80 @@ def _phases(session: Session) -> Iterator[Line]:
         )
 
 
-def _fixes(session: Session) -> Iterator[Line]:
-    findings = [f for f in ordered_findings(session) if f.prescriptions and f.severity != "info"]
-    groups: list[list[Finding]] = []
-    for finding in findings:
-        same = next((g for g in groups if _claims_the_same(g[0], finding)), None)
-        if same is None:
-            groups.append([finding])
-        else:
-            same.append(finding)
+def _loader(session: Session) -> Iterator[Line]:
+    """Yield what the loader's probe measured where nothing was trained."""
+    probe = session.loader_probe
+    if probe is None or session.steady is not None:
+        return
+    yield _BLANK
+    yield from (Line((("  " + each, ""),)) for each in _joined(loader.ceiling_facts(session), " · "))
+    for row in loader.curve_rows(session)[:_MAX_CURVE]:
+        rate = f"{wording.number(round(1 / row.fetch_s, 1))} batches/s" if row.fetch_s > 0 else ""
+        bar = "█" * max(1, round(_BAR * row.fill))
+        name = wording.count(row.num_workers, "worker")
+        yield Line(((f"  {name:<11}{rate:>14}  ", ""), (bar, "cyan"), (f"  {row.mark}" if row.mark else "", QUIET)))
+    for text in loader.function_facts(probe)[:2]:
+        yield Line(((wording.cut(f"  {text}", MAX_WIDTH), ""),))
+
+
+def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
+    groups = fix_groups(session)
     if not groups:
         return
     yield _BLANK
-    more = f" (+{len(groups) - _MAX_FIXES} more)" if len(groups) > _MAX_FIXES else ""
-    yield Line(((f"  {'fix' + more:<{_FIX + 6}} {'speedup':<13} {'effort':<9} confidence", QUIET),))
-    for i, group in enumerate(groups[:_MAX_FIXES], start=1):
-        first = group[0]
-        others = wording.line(group[1].code, 16) if len(group) == 2 else f"{len(group) - 1} others"
-        tail = f" (or {others})" if len(group) > 1 else ""
-        fix = wording.cut(_fix_text(first.prescriptions[0]), _FIX - len(tail)) + tail
-        confidence: str = "likely" if first.is_preflight else first.confidence
-        gain = first.gain
-        if not is_measured(first):
-            confidence, gain = "not measured", gain and msgspec.structs.replace(gain, low=1.0)
+    more = f"fix (+{len(groups) - n_shown} more)" if len(groups) > n_shown else "fix"
+    yield Line(((f"  {more:<{_FIX + 7}}{'speedup':<13}{'effort':<10}confidence", QUIET),))
+    shown = groups[:n_shown]
+    for i, group in enumerate(shown, start=1):
+        first, fix = group[0], group[0].prescriptions[0]
+        whole = fix_text(fix, session, 2 * _FIX if i == 1 else _FIX)
+        text = next(iter(textwrap.wrap(whole, _FIX, break_on_hyphens=False)), "")
+        rest = whole[len(text) :].strip()
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
-            (f"{fix:<{_FIX}} {wording.gain(gain):<13} {first.prescriptions[0].effort:<9} {confidence}", ""),
+            (f"{text:<{_FIX}} {wording.gain(first.gain):<13}{fix.effort:<10}{first.confidence}", ""),
         ))  # fmt: skip
+        if rest:
+            yield Line(((" " * 8 + rest, ""),))
+        other = alternatives(group, session, MAX_WIDTH - 8)
+        if other:
+            yield Line(((" " * 8 + other, QUIET),), _MORE)
+    note = _note([group[0] for group in shown])
+    yield Line((("  " + note, QUIET),), _NOTE)
 
 
-def _claims_the_same(one: Finding, other: Finding) -> bool:
-    """Return whether two findings claim the same seconds."""
-    if not one.claims or set(one.claims) != set(other.claims):
-        return False
-    return all(abs(s - other.claims[phase]) <= 0.05 * max(s, other.claims[phase]) for phase, s in one.claims.items())
+def _note(findings: Sequence[Finding]) -> str:
+    """Return what the words in the table mean."""
+    told = ["confidence: how certain the cause is"]
+    if any(wording.gain(each.gain).startswith("up to") for each in findings):
+        told.insert(0, '"up to": not measured, may be none')
+    return " · ".join(told)
 
 
-def _state(session: Session) -> Iterator[Line]:
+def _state(session: Session, warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
     """Yield memory and whatever is abnormal, one line each."""
-    warnings = _warnings(session)
     host, devices = session.memory.host_peak_rss_bytes, session.memory.devices
     peak = f"host peak {wording.size(host)}" if host is not None else ""
     if devices:
         total = f" of {wording.size(devices[0].total_bytes)}" if devices[0].total_bytes else ""
         peak = f"{wording.line(devices[0].device, 16)} peak {wording.size(devices[0].peak_reserved_bytes)}{total}"
     is_known = bool(session.memory.growth) and not any(map(memory.grows, session.memory.growth))
-    lines = [("memory", f"{peak}, no growth" if is_known else peak)] if peak else []
-    yield _BLANK
-    for label, text in (*lines, *warnings):
-        yield Line(((f"{label:<9}", QUIET), (wording.cut(text, MAX_WIDTH - 9), "")), is_spare=label == "memory")
+    yield Line((), _LAST_GAP)
+    if peak:
+        yield _labelled("memory", f"{peak}, no growth" if is_known else peak, _NORMAL)
+    yield from (_labelled(label, wording.cut(text, MAX_WIDTH - _LABEL)) for label, text in warnings[:_MAX_WARNINGS])
+
+
+def _labelled(label: str, text: str, rank: int = _NEEDED) -> Line:
+    return Line(((f"{label:<{_LABEL}}", QUIET), (text, "")), rank)
 
 
 def _warnings(session: Session) -> list[tuple[str, str]]:
-    told = [("growth", memory.growth_text(each)) for each in session.memory.growth if memory.grows(each)]
+    told = [("growth", memory.growth_text(each)) for each in session.memory.growth if is_leak(each)]
     overhead = session.overhead
     is_long = session.run.wall_s >= _MIN_OVERHEAD_RUN_S
     if overhead is not None and (overhead.backed_off or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
-        told.append(("overhead", about.overhead_fact(session)))
+        told.append(("overhead", about.overhead_fact(session).partition(";")[0]))
     n_failed = sum(one.status == "failed" for one in session.outcomes)
     told += [
         ("failed", about.probes_fact(session)),
@@ -282,68 +310,70 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
 
 
 def _commands(session: Session, place: str | None) -> Iterator[Line]:
-    fixes = [p for f in session.findings if f.severity != "info" for p in f.prescriptions[:1]]
-    if session.memory.oom is None and any(p.treatment for p in fixes):
-        yield Line((("measure  ", QUIET), ("lightning-perf trial -- python train.py", "")))
+    groups = fix_groups(session)
+    if session.memory.oom is None and session.run.stage == "fit" and groups:
+        if any(group[0].prescriptions[0].treatment for group in groups[:_MAX_FIXES]):
+            yield _command("measure", "lightning-perf trial -- python train.py", "tries each fix on your script")
+        elif place:
+            yield _command("measure", f"lightning-perf compare {_quoted(place)} NEW_RUN", "after the change")
     yield from _details(place)
-    if session.verdict.code:
-        yield Line(
-            (("explain  ", QUIET), (f"lightning-perf explain {wording.line(session.verdict.code, 16)}", "")), True
-        )
+    code = wording.line(session.verdict.code or ("PD408" if session.memory.oom is not None else ""), 16)
+    if code:
+        yield _command("explain", f"lightning-perf explain {code}", "what it measures, when it is wrong")
 
 
 def _details(place: str | None) -> Iterator[Line]:
-    text = f"lightning-perf report {shlex.quote(wording.line(place, 200))} --full" if place else ""
-    if cell_len(text) > MAX_WIDTH - 2:  # a path that is cut could not be copied
-        text = "lightning-perf report SESSION --full"
-    if cell_len(text) > MAX_WIDTH - 9:
-        yield Line((("details", QUIET),))
-        yield Line((("  " + text, ""),))
-    elif text:
-        yield Line((("details  ", QUIET), (text, "")))
+    if place:
+        yield _command("details", f"lightning-perf report {_quoted(place)} --full", "all findings and figures")
 
 
-def _out_of_memory(session: Session) -> Iterator[Line]:
-    oom = session.memory.oom
-    assert oom is not None
-    code = wording.line(session.verdict.code or "", 16)
+def _command(label: str, command: str, purpose: str) -> Line:
+    """Return a command with its purpose, which is left out where there is no room."""
+    return Line(((f"{label:<{_LABEL}}", QUIET), (command, ""), (f"   {purpose}", QUIET)), is_command=True)
+
+
+def _quoted(place: str) -> str:
+    return shlex.quote(wording.line(place, 1_000))
+
+
+def _out_of_memory(session: Session, oom: OutOfMemory) -> Iterator[Line]:
+    code = wording.line(session.verdict.code or "PD408", 16)
     text = f"{WHERE[oom.where]} after {wording.count(oom.step, 'step')}"
-    yield _right_aligned("PerfDoctor  ", text, code, "bold red")
-    for told in (wording.line(oom.error, 400), " · ".join(circumstances(oom))):
-        yield Line(((wording.cut(told, MAX_WIDTH), QUIET),))
+    yield from _titled([text], code, "bold red")
+    error = re.split(r"(?<=\.) ", wording.line(oom.error, 400).removeprefix("OutOfMemoryError: "))
+    for each in (*_joined(error, " ")[:1], *_joined(circumstances(oom), " · ")[:2]):
+        yield Line(((wording.cut(each, MAX_WIDTH), QUIET),))
     rows = memory.memory_rows(session.memory.breakdown)[:4] if session.memory.breakdown is not None else []
     if rows:
         yield _BLANK
     for row in rows:
         bar = "█" * max(1, round(_BAR * row.share))
-        yield Line(
-            ((f"  {row.name:<17}{wording.size(row.n_bytes):>9}  ", ""), (bar, "cyan")), is_spare=row not in rows[:2]
-        )
-    yield _BLANK
-    fact = memory.headroom_fact(session.memory.headroom)
-    if fact:
-        yield Line((("batch    ", QUIET), (fact, "")))
-    yield Line((("post-mortem  ", QUIET), (wording.line(oom.post_mortem_file or "could not be written", 60), "")))
+        rank = _NEEDED if row in rows[:3] else _NORMAL
+        yield Line(((f"  {row.name:<17}{wording.size(row.n_bytes):>9}  ", ""), (bar, "cyan")), rank)
+    found = next((each for each in session.findings if each.code == "PD408"), None)
+    fixes = found.prescriptions[:_MAX_FIXES] if found is not None else ()
+    if fixes:
+        yield _BLANK
+    for i, fix in enumerate(fixes, start=1):
+        text, cost = clause(fix.summary, MAX_WIDTH - 2), f"  ({fix.effort}, {RESULTS[fix.safety]})"
+        cost = cost if cell_len(text + cost) <= MAX_WIDTH - 2 else f"  ({fix.effort})"
+        yield Line(((f"{i} ", QUIET), (text, ""), (cost, QUIET)))
+        lines = wording.block(fix.code)
+        if len(lines) == 1 and len(lines[0]) <= MAX_WIDTH - 4:
+            yield Line((("    " + lines[0], "green"),), _MORE)
+    yield Line((), _LAST_GAP)
+    if oom.post_mortem_file:
+        yield _labelled("report", f"{wording.line(oom.post_mortem_file, 60)} holds the memory state at the failure")
 
 
-def _first_sentence(text: str) -> str:
-    return wording.line(text, 400).split(". ")[0].rstrip(".")
-
-
-def _clause(text: str) -> str:
-    """Return the first clause of a text, or its first sentence if that is very short."""
-    clause = _CLAUSE.split(_first_sentence(text))[0].rstrip(".,;:")
-    return clause if len(clause) >= _SHORTEST_CLAUSE else _first_sentence(text)
+def _joined(parts: Sequence[str], separator: str) -> list[str]:
+    """Return lines of whole parts."""
+    lines = list(parts[:1])
+    for part in parts[1:]:
+        longer = lines[-1] + separator + part
+        lines[-1:] = [longer] if cell_len(longer) <= MAX_WIDTH else [lines[-1], part]
+    return lines
 
 
 def _percent(share: float) -> str:
     return wording.share(share, decimals=0) if share >= 0.01 else wording.share(share)
-
-
-def _fix_text(fix: Prescription, verb: str = "") -> str:
-    """Return the change in a few words: the arguments it sets, after a verb, else the start of its summary."""
-    values = {**fix.trainer_flags, **fix.loader_args}
-    told = [wording.line(f"{name}={value!r}", 60) for name, value in values.items()]
-    while len(told) > 1 and len(", ".join(told)) > _FIX:
-        del told[-1]
-    return verb + ", ".join(told) if told else _clause(fix.summary)

@@ -17,8 +17,9 @@ from lightning_perf.records import (
     Trial,
 )
 
-from .brief import BriefReport, brief_epoch, brief_preflight, brief_report
+from .brief import brief_epoch, brief_preflight, brief_report
 from .document import Document, section
+from .render.brief import BriefReport
 from .render.console import DocumentReport
 from .render.terminal import emit, to_text
 from .sections.comparison import comparison_document
@@ -47,9 +48,9 @@ __all__ = [
 ]
 
 
-def run_report(session: Session, show_all: bool = False) -> DocumentReport:
-    """Return the full diagnosis of a run; `show_all` adds the outcome of each rule."""
-    return DocumentReport(session_document(session, show_all))
+def run_report(session: Session, show_all: bool = False, place: str | None = None) -> DocumentReport:
+    """Return the full diagnosis of a run; for the arguments see `session_document`."""
+    return DocumentReport(session_document(session, show_all, place))
 
 
 def epoch_report(session: Session, epoch_index: int, previous: Session | None = None) -> DocumentReport:
@@ -57,9 +58,9 @@ def epoch_report(session: Session, epoch_index: int, previous: Session | None = 
     return DocumentReport(epoch_document(session, epoch_index, previous))
 
 
-def preflight_report(findings: Sequence[Finding], is_full: bool = True) -> DocumentReport | BriefReport:
-    """Return what the settings alone make likely; findings must not be empty."""
-    return DocumentReport(preflight_document(findings)) if is_full else brief_preflight(findings)
+def preflight_report(findings: Sequence[Finding], brief_of: Session | None = None) -> DocumentReport | BriefReport:
+    """Return what the settings alone make likely; findings must not be empty; brief if a session is given."""
+    return DocumentReport(preflight_document(findings)) if brief_of is None else brief_preflight(findings, brief_of)
 
 
 def trial_report(trial: Trial) -> DocumentReport:

@@ -15,14 +15,16 @@ MAX_WINDOWS = 12
 """Profiler windows that are shown, the last ones."""
 
 
-def session_document(session: Session, show_all: bool = False) -> Document:
+def session_document(session: Session, show_all: bool = False, place: str | None = None) -> Document:
     """Return everything that reports say about a session.
 
     Args:
         session: The session.
         show_all: Also list the outcome of each rule and what could not be measured.
+        place: Path of the session, for commands to go on with; None leaves them out.
     """
-    return Document(verdict.verdict_of(session), tuple(verdict.run_facts(session)), tuple(_sections(session, show_all)))
+    sections = (*_sections(session, show_all), *([about.next_steps(session, place)] if place else []))
+    return Document(verdict.verdict_of(session), tuple(verdict.run_facts(session)), sections)
 
 
 def _sections(session: Session, show_all: bool) -> Iterator[Section]:

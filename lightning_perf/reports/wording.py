@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Evidence, Gain, Interval
 from lightning_perf.records.text import clean
+from lightning_perf.rules.wording import speedup
 
 NOT_TOLD = "n/a"
 ELLIPSIS = "…"
@@ -115,14 +116,10 @@ def count(n: int, noun: str) -> str:
 
 
 def gain(value: Gain | None) -> str:
-    """Return the expected speedup: ``1.7–2.1x``, or ``up to 2.1x`` if it may be none; empty without one."""
+    """Return the expected speedup: ``1.7–2.1x``, ``up to 2.1x`` if it may be none or was modeled; empty without one."""
     if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)):
         return ""
-    for decimals in (1, 2):
-        low, high = f"{value.low:.{decimals}f}", f"{value.high:.{decimals}f}"
-        if low != high and (decimals == 2 or value.high >= 1.5):
-            return f"up to {high}x" if float(low) <= 1 else f"{low}–{high}x"
-    return f"{high}x"
+    return speedup(value)
 
 
 def times(value: float) -> str:

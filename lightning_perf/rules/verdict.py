@@ -11,7 +11,7 @@ from .loader_curve import predicted_steps
 from .severity import LOW_SHARE
 from .signals import MIN_STEPS
 from .trace_signals import MIN_LATE_SHARE, is_blind
-from .wording import percent
+from .wording import percent, speedup
 
 QUALITY = "quality"
 
@@ -90,15 +90,11 @@ def _healthy_of(outcomes: Sequence[RuleOutcome]) -> Verdict:
 
 
 def expectation(gain: Gain) -> str:
-    """Return a gain in words, e.g. ``"expect 1.7-2.1x"``; of one that is only modeled the upper end."""
-    decimals = 2 if gain.high < 2 else 1 if gain.high < 10 else 0
-    low = f"{gain.low:.{decimals or 1}f}"
-    high = f"{gain.high:.{decimals}f}"
+    """Return a gain in words, e.g. ``"expect 1.7–2.1x"``; of one that is only modeled the upper end."""
+    text = speedup(gain)
     if gain.method == "modeled":
-        return f"up to {high}x"
-    if gain.low < 1.005:
-        return f"expect up to {high}x"
-    return f"expect about {high}x" if low == high else f"expect {low}-{high}x"
+        return text
+    return f"expect {text}" if "–" in text or "up to" in text else f"expect about {text}"
 
 
 def _line(finding: Finding) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_perf.records import Gain
+
 
 def percent(fraction: float) -> str:
     """A fraction as percent: ``"54 %"``, ``"3.2 %"`` below ten."""
@@ -20,9 +22,9 @@ def called(n: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that fits it: ``"320 us"``, ``"12.5 ms"``, ``"3.2 s"``."""
+    """A time in the unit that fits it: ``"320 µs"``, ``"12.5 ms"``, ``"3.2 s"``."""
     if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
+        return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -32,6 +34,15 @@ def size_text(n_bytes: float) -> str:
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.3g} {unit}"
     return f"{n_bytes:.0f} B"
+
+
+def speedup(gain: Gain) -> str:
+    """Return an expected speedup: ``"1.7–2.1x"``, or ``"up to 2.1x"`` if it may be none or was only modeled."""
+    for decimals in (1, 2):
+        low, high = (f"{value:.{0 if value >= 10 else decimals}f}" for value in (gain.low, gain.high))
+        if low != high and (decimals == 2 or gain.high >= 1.5):
+            return f"up to {high}x" if float(low) <= 1 or gain.method == "modeled" else f"{low}–{high}x"
+    return f"up to {high}x" if gain.method == "modeled" and gain.high >= 1.005 else f"{high}x"
 
 
 def place(function: str, site: str) -> str:

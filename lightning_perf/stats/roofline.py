@@ -30,6 +30,9 @@ EXPLAINED_FRACTION = 0.6
 """Below this share of the time explained by any ceiling, latency decides: Nsight Compute's guide speaks of low
 utilisation, and of latency, where both compute and memory are below 60 %."""
 
+MAX_LATENCY_S = 1e-3
+"""An operator that takes longer is slow for another reason than its start, which takes microseconds."""
+
 LOWER_PRECISIONS = ("bf16", "fp16")
 WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precision
 
@@ -61,13 +64,15 @@ def least(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precis
     )
 
 
-def bound_of(work: Least, seconds: float | None) -> Bound | None:
-    """Return what limits a piece of work that took ``seconds``; None if time or ceilings are missing."""
+def bound_of(work: Least, seconds: float | None, n_operators: int) -> Bound | None:
+    """Return what limits a piece of work that took so long; None if time or ceilings are missing or explain nothing."""
     found = work.largest()
     if seconds is None or seconds <= 0 or found is None or work.compute_s is None or work.bandwidth_s is None:
         return None
     name, needed_s = found
-    return name if needed_s >= EXPLAINED_FRACTION * seconds else "latency"
+    if needed_s >= EXPLAINED_FRACTION * seconds:
+        return name
+    return "latency" if seconds <= MAX_LATENCY_S * max(1, n_operators) else None
 
 
 def ridge(ceilings: Ceilings, precision: str) -> float | None:
@@ -235,7 +240,7 @@ def module_s(module: ModuleProfile) -> float | None:
 def _assessed_module(module: ModuleProfile, ceilings: Ceilings, precision: str) -> ModuleProfile:
     if module.forward_flops is None:
         return module
-    bound = bound_of(_least_of(module, ceilings, precision), module_s(module))
+    bound = bound_of(_least_of(module, ceilings, precision), module_s(module), module.n_operators or 0)
     return msgspec.structs.replace(module, bound=bound, advice=advice(bound, precision, ceilings))
 
 
@@ -245,4 +250,4 @@ _PRECISION_OF = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def _assessed_operator(operator: OperatorProfile, ceilings: Ceilings) -> OperatorProfile:
     precision = _PRECISION_OF.get(operator.dtype, operator.dtype)
     work = least(operator.flops, operator.n_bytes, operator.calls, ceilings, precision)
-    return msgspec.structs.replace(operator, bound=bound_of(work, operator.total_s))
+    return msgspec.structs.replace(operator, bound=bound_of(work, operator.total_s, operator.calls))

@@ -113,7 +113,7 @@ def _why(speedup: Interval, band: float, needed: int | None) -> str:
         return f"about {needed} more {'repeat' if needed == 1 else 'repeats'} would probably settle it"
     noise = f"the noise (±{100 * band:.1f} %)"
     where = "within" if band > MAX_SAME and abs(math.log(speedup.value)) < math.log1p(band) else "too near the edge of"
-    return f"{speedup.value:.2f}× lies {where} {noise}, so more repeats would not settle it"
+    return f"{speedup.value:.2f}x lies {where} {noise}, so more repeats would not settle it"
 
 
 def smallest_p(m: int, n: int) -> float:

@@ -33,6 +33,11 @@ class Applier:
         self._merged = [spec for spec in specs if not spec.treatment.needs_loader]
         self._has_followed = False
 
+    @property
+    def changes_loaders(self) -> bool:
+        """Whether a treatment changes the training loaders."""
+        return bool(self._by_loader or loader_args(self._merged))
+
     def change_trainer_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the keyword arguments of ``Trainer`` with the treatments applied.
 

@@ -61,9 +61,15 @@ def make_applier(specs: Sequence[str], refused: Callable[[TreatmentError], None]
     return Applier(parse_all(specs), refused)
 
 
-def add_treater(trainer: Any, namespace: str, applier: Any, fail: Callable[[BaseException], None]) -> None:
+def add_treater(
+    trainer: Any,
+    namespace: str,
+    applier: Any,
+    fail: Callable[[BaseException], None],
+    applied: Callable[[Any], None] | None = None,
+) -> None:
     """Add the callback that applies treatments, first: callbacks that read settings see them treated."""
-    add_callback(trainer, callback_class(TreaterHooks, namespace)(applier, fail), is_first=True)
+    add_callback(trainer, callback_class(TreaterHooks, namespace)(applier, fail, applied), is_first=True)
 
 
 class TreaterHooks:
@@ -72,18 +78,24 @@ class TreaterHooks:
     Args:
         applier: The treatments.
         fail: Called with the error of a treatment that cannot be applied.
+        applied: Called with the Trainer once all treatments are applied.
     """
 
-    def __init__(self, applier: Any, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, applier: Any, fail: Callable[[BaseException], None], applied: Callable[[Any], None] | None = None
+    ) -> None:
         super().__init__()
         self.applier = applier
         self.fail = fail
+        self.applied = applied
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._guard(self.applier.set_up, trainer, pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._guard(self.applier.configured, trainer, pl_module)
+        if self.applied is not None:
+            self._guard(self.applied, trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._guard(self.applier.undo)

@@ -27,6 +27,7 @@ class RunMode:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self._has_failed = False
         self.applier = make_applier(job.specs, self.cannot_treat)
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
@@ -44,14 +45,22 @@ class RunMode:
                 place = f"to {doctor.out_dir}" if doctor.out_dir is not None else "beside the logs"
                 warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
         if self.applier is not None:
-            add_treater(trainer, namespace, self.applier, self.cannot_treat)
+            add_treater(trainer, namespace, self.applier, self.cannot_treat, self._confirm)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         return fit()
 
     def cannot_treat(self, error: BaseException) -> None:
         """Report a treatment that is not applied; the training continues without it."""
+        self._has_failed = True
         warn(f"a treatment was not applied: {describe(error)}")
+
+    def _confirm(self, trainer: Any) -> None:
+        """Report what was applied, and to which loaders."""
+        if self.applier is None or self._has_failed or not trainer.is_global_zero:
+            return
+        where = " to the training loader; other loaders are unchanged" if self.applier.changes_loaders else ""
+        warn(f"applied {', '.join(spec.text for spec in self.applier.specs)}{where}")
 
 
 class TrialMode:

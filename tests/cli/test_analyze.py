@@ -197,7 +197,7 @@ def test_ranks_stand_beside_one_another_when_their_traces_share_collectives(
     shown = " ".join(capsys.readouterr().out.replace("\\", "").split())
     assert "3 ranks, mean of 3 steps (3 collectives matched" in shown
     assert "Collectives, from the arrival of the last rank" in shown
-    assert "Rank 2 holds the other 2 ranks up" in shown
+    assert "Rank 2 slows down all others" in shown
     assert "others wait" in shown
 
 

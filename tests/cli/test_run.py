@@ -32,6 +32,8 @@ def test_training_runs_to_its_end_with_its_own_outputs_and_a_session_beside_them
     done = run(tmp_path, "--out", "seen", "--with", "log-every-n=11,loader-workers=0", "--", *script)
     assert done.returncode == 0, done.stderr
     assert "11 trained to the end" in done.stdout
+    confirmed = "lightning-perf: applied log-every-n=11, loader-workers=0 to the training loader; other loaders are"
+    assert confirmed in done.stderr
     assert "PerfDoctor  " in done.stdout
     session = load(tmp_path / "seen")
     assert session.run.n_steps == 200

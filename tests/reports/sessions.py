@@ -76,7 +76,7 @@ STARVED_BY_LOADER = Finding(
     name="starved-by-loader",
     category="data",
     severity="high",
-    summary="Each step waits 16.6 ms for its batch, 54 % of the steady time. One process makes a batch in 17.1 ms; "
+    summary="54 % of the time waits for data. One process makes a batch in 17.1 ms; "
     "two workers are enough to hide it behind 14.1 ms of compute.",
     evidence=(
         Evidence(metric="share of the step waiting for data", value=0.541, unit="fraction", threshold=0.2, n=400),
@@ -93,7 +93,7 @@ STARVED_BY_LOADER = Finding(
             code="DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)",
         ),
     ),
-    gain=Gain(low=1.7, high=2.1, basis="waiting is exclusive; two workers make a batch every 8.6 ms"),
+    gain=Gain(low=1.7, high=2.1, basis="waiting is exclusive; two workers make a batch every 8.6 ms", method="probed"),
     claims={"data_wait": 6.64},
 )
 

@@ -40,7 +40,7 @@ def test_markdown_says_what_memory_holds_how_it_grows_and_what_would_fit() -> No
     assert "### Memory (cuda:0): peak 31.2 GiB, 8.80 GiB cached\n" in text
     assert "\nencoder 12.0 GiB · head\\_a 4.00 GiB\n" in text
     assert "\nafter forward 28.4 GiB · after backward 20.4 GiB · after optimizer 16.4 GiB · " in text
-    assert "cuda:0 memory grows 500 MiB per 1,000 steps (95 % CI 488 MiB to 518 MiB)" in text
+    assert "cuda:0 memory grows 500 MiB per 1,000 steps (95 % CI 488–518 MiB)" in text
     assert "host: no steady growth in 200 readings\n" in text
     assert "largest batch that fits: about 567 (now 64)" in text
 

@@ -18,7 +18,7 @@ def profile() -> ModelProfile:
                       backward_flops=2 * 10**9, forward_bytes=10**6, backward_bytes=2 * 10**6, n_operators=4,
                       forward_s=0.01, backward_s=0.025),
         ModuleProfile(path="", class_name="", n_parameters=0, forward_flops=10**7, backward_flops=10**7,
-                      forward_bytes=10, backward_bytes=10, n_operators=9, forward_s=0.02, backward_s=0.02),
+                      forward_bytes=10, backward_bytes=10, n_operators=90, forward_s=0.02, backward_s=0.02),
     )  # fmt: skip
     product = OperatorProfile(name="aten::mm", dtype="float32", calls=6, flops=3 * 10**9, n_bytes=10**7, total_s=0.03)
     counted = ModelProfile(

@@ -76,7 +76,7 @@ def test_size_is_said_in_binary_units(value: float | None, said: str) -> None:
     ],
 )
 def test_gain_is_said_as_an_interval(low: float, high: float, said: str) -> None:
-    assert wording.gain(Gain(low=low, high=high, basis="")) == said
+    assert wording.gain(Gain(low=low, high=high, basis="", method="timed")) == said
 
 
 def test_gain_is_empty_without_one() -> None:

@@ -261,11 +261,11 @@ def test_verdict_is_unknown_when_no_rule_could_answer():
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [
-        (1.7, 2.1, "expect 1.7-2.1x"),
+        (1.7, 2.1, "expect 1.7–2.1x"),
         (1.0, 1.3, "expect up to 1.30x"),
-        (1.1, 1.25, "expect 1.10-1.25x"),
-        (2.01, 2.02, "expect about 2.0x"),
-        (1.5, 12.0, "expect 1.5-12x"),
+        (1.1, 1.25, "expect 1.10–1.25x"),
+        (2.01, 2.02, "expect 2.01–2.02x"),
+        (1.5, 12.0, "expect 1.5–12x"),
     ],
 )
 def test_expectation_reads_well_when_printed(low, high, text):
@@ -289,7 +289,7 @@ def test_finding_says_how_to_measure_its_gain_when_that_is_only_modeled(use_rule
     (found,) = session.findings
     assert f"The speedup was not measured; measure it: {command}" in found.summary
     assert found.prescriptions[0].trainer_flags == flags
-    assert session.verdict.text == "Slow: Do (up to 1.80x, not measured)"
+    assert session.verdict.text == "Slow: Do (up to 1.8x, not measured)"
 
 
 def test_finding_does_not_say_how_to_measure_its_gain_when_part_of_it_is_certain(use_rules):

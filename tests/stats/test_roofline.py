@@ -43,20 +43,21 @@ def profile(**changes: object) -> ModelProfile:
         (10**9, 10**6, 1, 0.012, "compute"),  # 10 ms of arithmetic, 0.1 ms of memory
         (10**6, 10**8, 1, 0.012, "bandwidth"),
         (10**3, 10**3, 1000, 0.0012, "launch"),
-        (10**6, 10**5, 10, 0.5, "latency"),
+        (10**6, 10**5, 1_000, 0.5, "latency"),
+        (10**6, 10**5, 10, 0.27, None),  # 27 ms per operator: no latency is that long
         (10**9, 10**6, 1, 0.01 / 0.6 * 0.999, "compute"),
-        (10**9, 10**6, 1, 0.01 / 0.6 * 1.001, "latency"),
+        (10**9, 10**6, 20, 0.01 / 0.6 * 1.001, "latency"),
     ],
 )
 def test_bound_is_the_ceiling_that_explains_the_time(
-    flops: int, n_bytes: int, n_operators: int, seconds: float, bound: str
+    flops: int, n_bytes: int, n_operators: int, seconds: float, bound: str | None
 ) -> None:
-    assert bound_of(least(flops, n_bytes, n_operators, CEILINGS, "fp32"), seconds) == bound
+    assert bound_of(least(flops, n_bytes, n_operators, CEILINGS, "fp32"), seconds, n_operators) == bound
 
 
 def test_bound_is_not_told_when_time_or_ceilings_are_missing() -> None:
-    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp32"), None) is None
-    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp64"), 0.01) is None
+    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp32"), None, 1) is None
+    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp64"), 0.01, 1) is None
 
 
 def test_ridge_is_where_arithmetic_takes_as_long_as_memory() -> None:
@@ -161,7 +162,7 @@ def test_work_is_that_of_both_passes_and_none_where_nothing_was_counted() -> Non
 
 def test_bound_stays_unknown_without_the_memorys_rate() -> None:
     ceilings = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp32": 1e11}, launch_s=1e-6)
-    assert bound_of(least(10**9, 10, 1, ceilings, "fp32"), 0.011) is None
+    assert bound_of(least(10**9, 10, 1, ceilings, "fp32"), 0.011, 1) is None
     assert assessed(profile(modules=(module(),)), ceilings, None, times(0.03)).bound is None
 
 
@@ -172,6 +173,6 @@ def test_utilisation_is_of_the_forward_pass_where_no_step_was_timed() -> None:
 
 
 def test_bound_holds_up_to_the_explained_share_itself() -> None:
-    assert bound_of(least(6 * 10**8, 10, 1, CEILINGS, "fp32"), 0.01) == "compute"
+    assert bound_of(least(6 * 10**8, 10, 1, CEILINGS, "fp32"), 0.01, 1) == "compute"
     explained = module(forward_flops=6 * 10**8, backward_flops=0)
     assert assessed(profile(modules=(explained,)), CEILINGS, None, times(0.01)).bound == "compute"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from lightning_perf.records import Session
-from lightning_perf.reports.document import AnyPart, pairs, table
+from lightning_perf.reports.document import AnyPart, Section, code, pairs, section, table
 from lightning_perf.reports.wording import line, seconds, share
 
 from .machine import machine_facts
@@ -24,6 +25,21 @@ _OPTIONAL_FIGURES = ("memory.growth.heap",)
 """Available on some platforms only, and never the only source."""
 
 
+def next_steps(session: Session, place: str) -> Section:
+    """Return the commands to go on with; `place` is the path of the session."""
+    quoted = shlex.quote(line(place, 1_000))
+    commands = [
+        *(["lightning-perf trial -- python train.py   # measures the fixes on your script"]
+          if any(fix.treatment for each in session.findings for fix in each.prescriptions) else []),
+        *([f"lightning-perf explain {line(session.verdict.code, 16)}"] if session.verdict.code else []),
+        f"lightning-perf compare {quoted} NEW_RUN   # after a change",
+        f"lightning-perf report {quoted} --all   # which rules were skipped, and why",
+        f"lightning-perf report {quoted} --format html --out report.html",
+        f"tensorboard --logdir {quoted}   # the PERFDOCTOR tab",
+    ]  # fmt: skip
+    return section("next", "Next steps", [code(commands, language="shell")])
+
+
 def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
     """Yield facts on the measurement, and, if asked for all, the outcome of each rule and what is missing."""
     yield pairs(about_facts(session, show_all))
@@ -36,8 +52,6 @@ def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
 def about_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
     """Return facts by label; what is shown in full elsewhere (`show_all`) is left out."""
     rules = rules_fact(session)
-    if not show_all and "skipped" in rules:
-        rules += " (reasons: lightning-perf report SESSION --all)"
     facts = (
         *machine_facts(session),
         ("Memory", peaks_fact(session)),
@@ -56,11 +70,11 @@ def overhead_fact(session: Session) -> str:
     if overhead is None:
         return ""
     text = (
-        f"{share(overhead.share)} of the run: {seconds(overhead.per_step_us * 1e-6)} per step "
-        f"(budget {seconds(overhead.budget_us * 1e-6)}), {seconds(overhead.reporting_s)} for reports"
+        f"{share(overhead.share)} of the run: {seconds(overhead.per_step_us * 1e-6)} per step, "
+        f"{seconds(overhead.reporting_s)} for reports"
     )
     if overhead.backed_off:
-        text += f"; switched off to stay within the budget: {', '.join(line(one, 60) for one in overhead.backed_off)}"
+        text += f"; switched off to cost less: {', '.join(line(one, 60) for one in overhead.backed_off)}"
     return text
 
 
@@ -86,7 +100,8 @@ def missing_fact(session: Session) -> str:
 
 def missing_rows(session: Session) -> list[tuple[str, str]]:
     """Return what could not be measured and why; measurements before settings."""
-    ordered = sorted(session.missing.items(), key=lambda item: (item[0].startswith("settings."), item[0]))
+    absent = [(what, why) for what, why in session.missing.items() if not getattr(session, what, None)]
+    ordered = sorted(absent, key=lambda item: (item[0].startswith("settings."), item[0]))
     return [(line(what, 60), line(why, 120)) for what, why in ordered]
 
 

@@ -66,7 +66,7 @@ def _notes(comparison: Comparison) -> Iterator[AnyPart]:
 
 def _times(comparison: Comparison) -> Iterator[AnyPart]:
     yield Figure("steps_diff", "Step time, base and new", is_pair=True)
-    yield table(("", "base", "new", "change", "95 % CI", "verdict"), time_rows(comparison), key="times")
+    yield table(("", "base", "new", "change", "95 % CI", "verdict"), time_rows(comparison), about=_BASIS, key="times")
 
 
 def _findings(comparison: Comparison) -> Iterator[AnyPart]:
@@ -89,12 +89,18 @@ def headline(comparison: Comparison) -> str:
     if shown.ratio is None:
         told = f"{what} was {seconds(shown.base_s)}, now {seconds(shown.new_s)}; {line(shown.reason, 200)}"
         return f"Inconclusive: {told}"
-    label = {"faster": "Faster", "slower": "Slower", "no_change": "No change"}.get(shown.change, "Inconclusive")
+    if shown.change == "inconclusive":
+        interval = _range(shown.ratio)
+        why = "the runs vary too much to compare them" if interval == _UNKNOWN else f"95 % CI {interval}"
+        return f"Inconclusive: {what} was {seconds(shown.base_s)}, now {seconds(shown.new_s)} ({why})"
+    label = {"faster": "Faster", "slower": "Slower"}.get(shown.change, "No change")
     sentence = f"{label}: {what} {_longer(shown.ratio.value)} (95 % CI {_range(shown.ratio)})"
     return sentence + (_cause(comparison, shown) if shown.change in _CLEAR else "")
 
 
 _CLEAR = ("faster", "slower")
+_UNKNOWN = "unknown"
+_BASIS = "times are medians of blocks of steps, so that slow steps count; a report's p50 is of single steps"
 
 
 def compared_facts(comparison: Comparison) -> list[str]:
@@ -244,7 +250,7 @@ def _longer(ratio: float) -> str:
 
 def _range(interval: Interval) -> str:
     if interval.high > TOO_WIDE * interval.low:
-        return "unknown"
+        return _UNKNOWN
     if interval.low < 0.1 or interval.high >= 10:  # both ends as factors, or neither
         return f"{times(interval.low)} to {times(interval.high)}"
     return f"{percent_change(interval.low)} to {percent_change(interval.high)}"

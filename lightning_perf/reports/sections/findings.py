@@ -44,7 +44,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
             for each in finding.evidence
         ),
         fixes=tuple(
-            Fix(line(p.summary, 600), f"effort: {p.effort}, {_RESULTS[p.safety]}", line(p.treatment, 60),
+            Fix(line(p.summary, 600), f"effort: {p.effort}, {RESULTS[p.safety]}", line(p.treatment, 60),
                 tuple(block(p.code)))
             for p in finding.prescriptions
         ),
@@ -55,7 +55,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
     )  # fmt: skip
 
 
-_RESULTS = {"exact": "results unchanged", "numerics": "changes rounding", "semantics": "changes the training"}
+RESULTS = {"exact": "results unchanged", "numerics": "changes rounding", "semantics": "changes the training"}
 
 
 def _number(value: float | int | str | bool) -> float | None:

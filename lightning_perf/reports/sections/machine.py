@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import Cost, Energy, Finding, GpuTelemetry, HostTelemetry, Session
-from lightning_perf.reports.wording import line, number, share, size
+from lightning_perf.reports.wording import count, line, number, share, size
 
 _JOULES_A_KWH = 3.6e6
 _HOURS_A_DAY = 24
+_DISTURBING_SHARE = 0.2
+"""Share of the cores that other programs must use to be named next to the verdict."""
+_DISTURBING_CORES = 0.3
 
 
 def machine_facts(session: Session) -> list[tuple[str, str]]:
@@ -22,6 +25,19 @@ def machine_facts(session: Session) -> list[tuple[str, str]]:
     if telemetry.cost is not None:
         facts += [("Cost", _cost(telemetry.cost)), ("Per day", _findings_cost(session))]
     return [(label, fact) for label, fact in facts if fact]
+
+
+def other_programs_fact(session: Session) -> str:
+    """Return how many cores other programs used; empty if that is not known or too few to matter."""
+    host = session.telemetry.host if session.telemetry is not None else None
+    if host is None or host.cpu_busy_fraction is None or host.process_cpu_cores is None or session.run.world_size > 1:
+        return ""
+    usable = session.machine.usable_cores
+    own = host.process_cpu_cores.mean + (host.workers_cpu_cores.mean if host.workers_cpu_cores is not None else 0.0)
+    others = host.cpu_busy_fraction.mean * usable - own
+    if others < max(_DISTURBING_SHARE * usable, _DISTURBING_CORES):
+        return ""
+    return f"other programs used {others:.1f} of {count(round(usable), 'core')}"
 
 
 def _findings_cost(session: Session) -> str:

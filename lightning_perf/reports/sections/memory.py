@@ -13,6 +13,8 @@ from lightning_perf.reports.wording import count, line, share, size
 
 _MAX_MODULES = 6
 _MIN_SHARE = 0.005
+MAX_TIMES = 100
+"""A batch so many times larger than the present one is limited by other things than memory."""
 
 
 class MemoryRow(NamedTuple):
@@ -136,8 +138,8 @@ def phase_facts(session: Session) -> list[str]:
 
 
 def headroom_fact(headroom: Headroom | None) -> str:
-    """Return the largest batch size that should fit; empty if it is not known."""
-    if headroom is None:
+    """Return the largest batch size that should fit; empty if it is not known or too large to be of use."""
+    if headroom is None or headroom.largest_batch > MAX_TIMES * max(1, headroom.n_samples):
         return ""
     largest = int(float(f"{headroom.largest_batch:.4g}"))
     return f"largest batch that fits: about {largest:,} (now {headroom.n_samples:,})"
@@ -167,7 +169,8 @@ def growth_text(growth: Growth) -> str:
     slope, low, high = (
         size(1000 * each) for each in (growth.bytes_per_step, growth.low_bytes_per_step, growth.high_bytes_per_step)
     )
-    return f"{where} memory grows {slope} per 1,000 steps (95 % CI {low} to {high})"
+    (low, unit), end = low.split(" "), high.split(" ")[1]
+    return f"{where} memory grows {slope} per 1,000 steps (95 % CI {low if unit == end else f'{low} {unit}'}–{high})"
 
 
 def grows(growth: Growth) -> bool:

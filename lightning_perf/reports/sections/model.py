@@ -158,7 +158,7 @@ def operator_table(profile: ModelProfile) -> Table:
     ]  # fmt: skip
     heads: Heads = ("operator", Column("dtype", _WIDE), "calls", "FLOPs", "bytes", "FLOP/byte", "time",
              Column("FLOP/s", _WIDE), "bound")  # fmt: skip
-    about = "one step, forward and backward, counted without the profiler"
+    about = "one sampled step, forward and backward; not the step that the table of modules was timed in"
     title = "Compute cost by operator"
     return table(heads, rows, title=title, about=about, key="counted-operators", n_brief=_MAX_OPERATORS)
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from statistics import fmean, median
 
 from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Trial
 from lightning_perf.reports.cells import Cell, Column, Heads, Rows, Value
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, code, facts, heading, note, table
-from lightning_perf.reports.wording import block, count, gain, interval_text, line, seconds, share, times
+from lightning_perf.reports.wording import (
+    block,
+    count,
+    gain,
+    interval_text,
+    line,
+    seconds,
+    share,
+    times,
+)
 
 _WIDE = 92
 _PAIR = ("baseline", "baseline-again")
@@ -22,6 +31,8 @@ _LOSSES: dict[LossVerdict, str] = {
 }
 _VERDICTS = {"no_change": "no change"}
 _SEARCH = -1
+_MAX_SPREAD = 1.25
+"""Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be seen."""
 _NAME = 60
 _PASTED = 60
 
@@ -92,7 +103,21 @@ def headline(trial: Trial) -> str:
         return f"Nothing was measured: the baseline failed: {line(baseline.reason, 300)}"
     if not any(arm.treatments for arm in trial.arms):
         return "No treatment was measured"
+    noise = baseline_noise(trial)
+    if noise:
+        return noise
     return "No treatment made this training measurably faster"
+
+
+def baseline_noise(trial: Trial) -> str:
+    """Return that nothing can be measured and what to do, if runs of the baseline differ too much; else empty."""
+    means = [fmean(run.block_means_s) for run in trial.runs if run.arm in _PAIR and run.block_means_s]
+    if len(means) < 2 or max(means) <= _MAX_SPREAD * min(means):
+        return ""
+    return (
+        f"Not measurable now: the baseline varies between {seconds(min(means))} and {seconds(max(means))} per step; "
+        f"stop other programs, or use longer runs: --steps {2 * trial.steps}"
+    )
 
 
 def trial_facts(trial: Trial) -> list[str]:

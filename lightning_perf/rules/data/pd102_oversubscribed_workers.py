@@ -119,7 +119,7 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
             "use one thread per worker, and stop other programs on these cores",
             "minutes",
             code=(
-                "def one_thread(worker_id):\n    cv2.setNumThreads(0)  # and the like for what the dataset calls\n\n"
+                "def one_thread(worker_id):\n    ...  # limit the threads of the libraries that the dataset calls\n\n"
                 "DataLoader(..., worker_init_fn=one_thread)"
             ),
         )

@@ -164,8 +164,10 @@ def _is_disk_seen(host: HostTelemetry, is_disk_waited_for: bool) -> bool:
 
 
 def _what(host: HostTelemetry) -> str:
+    """Return what is waited for; a disk only where one was seen to be slow."""
     disk = host.dataset_disk
-    if disk is None:
+    iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else 0.0
+    if disk is None or not _is_disk_seen(host, iowait >= MIN_IOWAIT_FRACTION):
         return "storage, a network or a lock"
     kind = "network storage" if disk.is_network else "a spinning disk" if disk.is_rotational else "its disk"
     return f"{kind} ({disk.file_system} at {disk.mount})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, HotFunction, Prescription, Session
+from lightning_perf.records import Finding, HotFunction, HotLine, LoaderProbe, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
@@ -24,6 +24,7 @@ from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 # The project's catalogue: below it there is no single function to speed up.
 MIN_FUNCTION_SHARE = 0.40
+MIN_LINE_SHARE = 0.50  # of the function: most of its time
 
 DOCS = """\
 ## What it measures
@@ -72,11 +73,12 @@ def check(session: Session) -> Finding | None:
     of_batch = share * sample_share(probe)
     if share < MIN_FUNCTION_SHARE or of_batch < MIN_FUNCTION_SHARE / 2:
         return None
+    line = _costly_line(probe, function)
     return timed_finding(
         feeding.stage,
         summary=(
             f"{spent_waiting(feeding.share)}; {function_place(function)} takes "
-            f"{percent(share)} of making a sample, in {_who(function)}. That is "
+            f"{percent(share)} of making a sample, in {_who(function)}{_most_of_it(line)}. That is "
             f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} per batch."
         ),
         evidence=(
@@ -85,7 +87,7 @@ def check(session: Session) -> Finding | None:
             fact("CPU time ÷ time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("found by", function.basis),
         ),
-        prescriptions=(_prescription(function),),
+        prescriptions=(_prescription(function, line),),
         claims={"data_wait": feeding.saved_s(of_batch)},
         low_s=0.0,
         basis="at most the function's time; with the workers in use",
@@ -97,8 +99,22 @@ def _who(function: HotFunction) -> str:
     return "Python code" if function.kind == "python" else "C code that it calls"
 
 
-def _prescription(function: HotFunction) -> Prescription:
+def _costly_line(probe: LoaderProbe, function: HotFunction) -> HotLine | None:
+    """Return the line of the function that takes most of its time; None if no single one does."""
+    if not probe.lines or function is not probe.functions[0]:
+        return None
+    line = max(probe.lines, key=lambda each: each.share)
+    return line if line.share >= MIN_LINE_SHARE else None
+
+
+def _most_of_it(line: HotLine | None) -> str:
+    return f", {percent(line.share)} of it in line {line.line}: {line.text.strip()}" if line is not None else ""
+
+
+def _prescription(function: HotFunction, line: HotLine | None) -> Prescription:
     short = function.name.rsplit(".", 1)[-1]
+    if line is not None:
+        short = f"line {line.line} of {short}"
     if function.kind == "python":
         summary = f"vectorize {short}: operate on whole arrays instead of looping in Python, or cache its result"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"

@@ -21,7 +21,7 @@ It is a cost of measuring, and it lengthens the phases that it measures.
 
 ## Example
 ```text
-overhead: 55 us a step, budget 20 us
+overhead: 55 µs per step, budget 20 µs
 ```
 
 ## Prescription
@@ -49,7 +49,7 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=(
-            f"PerfDoctor takes {overhead.per_step_us:.0f} us per step; its budget is {overhead.budget_us:.0f} us. "
+            f"PerfDoctor takes {overhead.per_step_us:.0f} µs per step; its budget is {overhead.budget_us:.0f} µs. "
             f"Including {duration(overhead.reporting_s)} outside of steps, that is {percent(overhead.share)} of the "
             f"run.{stopped}"
         ),

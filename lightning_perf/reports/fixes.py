@@ -1,0 +1,129 @@
+"""Recommendations as short reports show them: in a few words, with the present value, one row per cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.rules.severity import LOW_SHARE
+
+from . import wording
+from .sections.findings import ordered_findings
+
+_ARGUMENT = re.compile(r"\w+\(\.\.\., (\w+)=([\w.'\"-]+)\)")
+"""Code that sets one simple argument."""
+_BREAK = re.compile(r"[;:] |, (?:else|or|if|so) ")
+_CLAUSE = re.compile(r"[;:,] | \(")
+_ASIDE = re.compile(r" \([^()]*\)")
+_SUBORDINATE = re.compile(r" (?:instead of|so that|if|while|because|rather than|unless) ")
+_SHORTEST_CLAUSE = 20
+_ARGUMENTS = 36
+"""Of several arguments, the first ones are named in so much room."""
+
+
+def fix_groups(session: Session) -> list[list[Finding]]:
+    """Return the findings that recommend something, one group per cause; the first of a group is the best.
+
+    Findings belong to one group if they claim the same time: their speedups do not add up. Findings that would save
+    less than 2 % are left out.
+    """
+    groups: list[list[Finding]] = []
+    for finding in ordered_findings(session):
+        if not finding.prescriptions or finding.severity == "info" or _is_negligible(finding):
+            continue
+        same = next((group for group in groups if _shares_time(session, group[0], finding)), None)
+        if same is None:
+            groups.append([finding])
+        else:
+            same.append(finding)
+    return groups
+
+
+def fix_text(fix: Prescription, session: Session | None = None, room: int = 200) -> str:
+    """Return a change in a few words: the arguments it sets, else the start of its summary.
+
+    Args:
+        fix: The recommendation.
+        session: Where the present values are read from; None to leave them out.
+        room: Longest summary; a longer one is replaced by its main clause.
+    """
+    values = _arguments(fix)
+    if not values:
+        return clause(fix.summary, room)
+    now = _present(fix, session, next(iter(values))) if session is not None else ""
+    told = [f"{name}={value}" for name, value in values.items()]
+    while len(told) > 1 and len(", ".join(told) + now) > _ARGUMENTS:
+        del told[-1]
+    return wording.line(", ".join(told), 80) + now
+
+
+def instruction(fix: Prescription, session: Session | None, room: int = 90) -> str:
+    """Return `fix_text` as part of a sentence: arguments follow the verb "set"."""
+    return f"{'set ' if _arguments(fix) else ''}{fix_text(fix, session, room)}"
+
+
+def _arguments(fix: Prescription) -> dict[str, str]:
+    """Return the arguments that make up the whole change, as code; empty if it is more than that."""
+    if fix.safety == "semantics" and not fix.summary.startswith("set "):
+        return {}
+    values = {name: repr(value) for name, value in {**fix.trainer_flags, **fix.loader_args}.items()}
+    match = None if values else _ARGUMENT.fullmatch(fix.code)
+    return {match[1]: match[2]} if match else values
+
+
+def clause(text: str, room: int = 200) -> str:
+    """Return the first sentence of a text, or its main clause if the sentence is longer than `room`."""
+    whole = first_sentence(text)
+    if len(whole) <= room:
+        return whole
+    whole = _ASIDE.sub("", whole)
+    shorter = [whole, *(pattern.split(whole)[0].rstrip(".,;:") for pattern in (_BREAK, _CLAUSE, _SUBORDINATE))]
+    shorter = [each for each in shorter if len(each) >= _SHORTEST_CLAUSE]
+    return next((each for each in shorter if len(each) <= room), min(shorter, default=whole, key=len))
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence without its full stop."""
+    return wording.line(text, 400).split(". ")[0].rstrip(".")
+
+
+def alternatives(group: Sequence[Finding], session: Session, room: int) -> str:
+    """Return the other fixes of a group, the best one in words; empty if all of them are the same change."""
+    best = fix_text(group[0].prescriptions[0], session)
+    others = [each for each in group[1:] if fix_text(each.prescriptions[0], session) != best]
+    if not others:
+        return ""
+    text = f"or {wording.line(others[0].code, 16)} {fix_text(others[0].prescriptions[0], session, room - 9)}"
+    for each in others[1:]:
+        longer = f"{text}, {wording.line(each.code, 16)}"
+        text = longer if len(longer) <= room else text
+    return text
+
+
+def _present(fix: Prescription, session: Session, name: str) -> str:
+    """Return the present value of an argument, and which loader it belongs to if there are several."""
+    wanted, trainer = _arguments(fix)[name], session.settings.trainer
+    if hasattr(trainer, name):
+        now = getattr(trainer, name)
+        return "" if now is None or repr(now) == wanted else f" (now {now!r})"
+    loaders = session.settings.loaders
+    train = [each for each in loaders if each.stage == "train"]
+    now = getattr(train[0], name, None) if len(train) == 1 else None
+    told = ["train loader"] if len(loaders) > 1 and train and name in fix.loader_args else []
+    told += [f"now {now!r}"] if now is not None and repr(now) != wanted else []
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _is_negligible(finding: Finding) -> bool:
+    return finding.gain is not None and 1 - 1 / finding.gain.high < LOW_SHARE
+
+
+def _shares_time(session: Session, one: Finding, other: Finding) -> bool:
+    """Return whether two findings cannot both save what they claim, because a phase took less than that together."""
+    phases = session.steady.phases if session.steady is not None else {}
+    main = max(other.claims, key=lambda phase: other.claims[phase], default="")
+    if main not in one.claims:
+        return False
+    total_s = phases[main].total_s if main in phases else max(one.claims[main], other.claims[main])
+    return one.claims[main] + other.claims[main] > 1.05 * total_s

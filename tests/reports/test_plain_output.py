@@ -1,0 +1,296 @@
+"""What users stumbled over in the output of the terminal, each point with its test."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import tqdm
+from rules.session_builder import build_session
+
+from lightning_perf.cli.progress import Progress
+from lightning_perf.records import (
+    Arm,
+    ArmRun,
+    Finding,
+    Gain,
+    Growth,
+    Headroom,
+    HostTelemetry,
+    Interval,
+    Overhead,
+    Session,
+    Spread,
+    Telemetry,
+    TimeChange,
+    Trial,
+)
+from lightning_perf.reports import wording
+from lightning_perf.reports.brief import brief_epoch, brief_report
+from lightning_perf.reports.console import comparison_report, emit, run_report, to_text, trial_report
+from lightning_perf.reports.fixes import fix_groups, fix_text
+from lightning_perf.reports.sections.about import missing_rows, overhead_fact
+from lightning_perf.reports.sections.memory import growth_text, headroom_fact
+from lightning_perf.rules.engine import diagnose
+from lightning_perf.rules.verdict import expectation
+from lightning_perf.rules.wording import duration
+from reports.comparisons import alike
+from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, memory_looked_at, starved
+from reports.test_console import Screen
+from reports.trials import climbed
+
+
+def spread(mean: float) -> Spread:
+    return Spread(n=50, mean=mean, p5=mean, p50=mean, p95=mean, min=mean, max=mean)
+
+
+def with_host(session: Session, **changes: object) -> Session:
+    host = HostTelemetry(n_samples=50, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(session, telemetry=Telemetry(hz=1.0, host=host))
+
+
+def with_findings(*findings: Finding) -> Session:
+    return msgspec.structs.replace(starved(), findings=findings)
+
+
+# -- 3: doubt next to the verdict, stable advice ----------------------------------------
+
+
+def test_doubt_is_next_to_the_verdict_when_other_programs_use_the_cores() -> None:
+    session = with_host(starved(), cpu_busy_fraction=spread(0.9), process_cpu_cores=spread(1.0))
+    lines = to_text(brief_report(session)).splitlines()
+    assert lines[1].strip() == "caution: other programs used 0.8 of 2 cores"
+
+
+def test_no_doubt_is_shown_when_the_training_alone_uses_the_cores() -> None:
+    session = with_host(starved(), cpu_busy_fraction=spread(0.9), process_cpu_cores=spread(1.7))
+    assert "caution" not in to_text(brief_report(session))
+
+
+def test_doubt_is_next_to_the_verdict_when_step_times_changed_during_the_run() -> None:
+    session = diagnose(build_session({"steady": {"is_steady": False}, "shares": {"logging": 0.3}}))
+    assert "caution: step time changed by over 10 %" in to_text(brief_report(session))
+
+
+# -- 4: one scope -------------------------------------------------------------------------
+
+
+def test_headline_and_bars_name_the_same_share_when_data_is_waited_for() -> None:
+    text = to_text(brief_report(diagnose(starved())))
+    headline = re.search(r"PerfDoctor  (\d+) % of training time is spent waiting for data", text)
+    bar = re.search(r"data wait\s+(\d+) %", text)
+    assert headline is not None
+    assert bar is not None
+    assert headline[1] == bar[1]
+
+
+# -- 5: a next step, with the path ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("show_all", [False, True])
+def test_full_report_ends_with_commands_for_its_own_session_when_it_was_saved(show_all: bool) -> None:
+    text = to_text(run_report(starved(), show_all, "perf_logs/demo"))
+    assert "SESSION" not in text
+    for command in ("lightning-perf trial -- ", "lightning-perf explain PD101", "report perf_logs/demo --format html",
+                    "compare perf_logs/demo NEW_RUN", "tensorboard --logdir perf_logs/demo"):  # fmt: skip
+        assert command in text
+
+
+def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:
+    place = "a very/long path/" + "x" * 90
+    text = to_text(brief_report(starved(), place))
+    assert f"lightning-perf report '{place}' --full\n" in text
+
+
+# -- 6: one row per cause, resolved findings --------------------------------------------------
+
+
+def test_findings_on_one_wait_are_one_row_when_they_cannot_all_save_it() -> None:
+    others = tuple(
+        msgspec.structs.replace(STARVED_BY_LOADER, code=code, severity="low", claims={"data_wait": seconds})
+        for code, seconds in (("PD105", 3.0), ("PD106", 5.0), ("PD114", 6.6))
+    )
+    [group] = fix_groups(with_findings(STARVED_BY_LOADER, *others))
+    assert [finding.code for finding in group] == ["PD101", "PD105", "PD106", "PD114"]
+
+
+def test_findings_have_a_row_each_when_a_phase_is_long_enough_for_both() -> None:
+    halves = tuple(
+        msgspec.structs.replace(STARVED_BY_LOADER, code=code, claims={"data_wait": 3.0}) for code in ("PD101", "PD114")
+    )
+    assert len(fix_groups(with_findings(*halves))) == 2
+
+
+def test_fix_is_left_out_when_it_saves_less_than_two_percent() -> None:
+    tiny = msgspec.structs.replace(LOGGING_EVERY_STEP, gain=Gain(low=1.0, high=1.004, basis=""))
+    assert [group[0].code for group in fix_groups(with_findings(STARVED_BY_LOADER, tiny))] == ["PD101"]
+
+
+def test_high_finding_is_above_a_medium_one_when_neither_is_the_verdict() -> None:
+    medium = msgspec.structs.replace(LOGGING_EVERY_STEP, code="PD601", severity="medium", claims={"validation": 0.1})
+    high = msgspec.structs.replace(medium, code="PD602", severity="high", claims={"checkpoint": 0.1})
+    groups = fix_groups(with_findings(medium, high, STARVED_BY_LOADER))
+    assert [group[0].code for group in groups] == ["PD101", "PD602", "PD601"]
+
+
+def test_epoch_says_that_a_finding_is_resolved_when_the_fix_worked() -> None:
+    before = diagnose(starved())
+    epoch = msgspec.structs.replace(before.epochs[-1], index=5, wall_s=60.0, step_p50_s=0.015)
+    report = brief_epoch(msgspec.structs.replace(diagnose(build_session()), epochs=(epoch,)), 5, before)
+    assert report is not None
+    [line] = to_text(report).splitlines()
+    assert "PD101 resolved · healthy" in line
+
+
+# -- 7: comparisons ---------------------------------------------------------------------------
+
+
+def test_comparison_claims_no_change_when_the_runs_vary_too_much() -> None:
+    wide = TimeChange(name="step", base_s=0.237, new_s=0.125, ratio=Interval(value=0.526, low=0.001, high=300.0))
+    text = to_text(comparison_report(msgspec.structs.replace(alike(), times=(wide,))))
+    assert "time per step was 237 ms, now 125 ms (the runs vary too much" in " ".join(text.split())
+    assert "47.4 %" not in text.splitlines()[0]
+
+
+def test_comparison_says_why_its_times_differ_from_those_of_a_report() -> None:
+    assert "medians of blocks of steps" in to_text(comparison_report(alike()))
+
+
+# -- 8: what is shown is not missing ------------------------------------------------------------
+
+
+def test_model_is_not_listed_as_missing_when_it_is_shown() -> None:
+    session = msgspec.structs.replace(starved(), missing={"memory": "no", "ranks": "one process"})
+    assert [what for what, _ in missing_rows(session)] == ["ranks"]
+
+
+# -- 9: a trial on a busy machine -----------------------------------------------------------------
+
+
+def noisy(*means_s: float) -> Trial:
+    runs = tuple(
+        ArmRun(arm="baseline", repeat=i, position=i, status="ok", block_means_s=(each, each), stage=0)
+        for i, each in enumerate(means_s)
+    )
+    arms = (Arm(id="baseline"), Arm(id="loader-workers=2", treatments=("loader-workers=2",)))
+    return msgspec.structs.replace(climbed(), runs=runs, arms=arms, best="baseline", steps=50, ladder=())
+
+
+def test_trial_says_that_nothing_can_be_measured_when_the_baseline_varies() -> None:
+    text = " ".join(to_text(trial_report(noisy(0.249, 0.642))).split())
+    assert "Not measurable now: the baseline varies between 249 ms and 642 ms per step" in text
+    assert "stop other programs, or use longer runs: --steps 100" in text
+
+
+def test_trial_warns_once_when_the_second_baseline_run_differs(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.console.file = stream = io.StringIO()
+    for trial in (noisy(0.249), noisy(0.249, 0.642), noisy(0.249, 0.642, 0.3)):
+        progress.ran(trial.runs[-1], trial)
+    assert stream.getvalue().count("Not measurable now") == 1
+    assert "Ctrl-C ends the trial" in stream.getvalue()
+
+
+# -- 10: overhead -----------------------------------------------------------------------------------
+
+
+def test_overhead_names_no_budget_when_it_costs_more() -> None:
+    overhead = Overhead(per_step_us=40.8, budget_us=20.0, reporting_s=0.1, share=0.001)
+    assert "budget" not in overhead_fact(msgspec.structs.replace(starved(), overhead=overhead))
+
+
+# -- 12: recommendations that run -----------------------------------------------------------------
+
+
+def test_present_value_and_loader_are_named_when_there_are_several_loaders() -> None:
+    session = starved()
+    validation = msgspec.structs.replace(session.settings.loaders[0], stage="val")
+    settings = msgspec.structs.replace(session.settings, loaders=(*session.settings.loaders, validation))
+    fix = STARVED_BY_LOADER.prescriptions[0]
+    assert fix_text(fix, session) == "num_workers=2 (now 0)"
+    both = msgspec.structs.replace(session, settings=settings)
+    assert fix_text(fix, both) == "num_workers=2 (train loader, now 0)"
+
+
+def test_code_of_recommendations_uses_no_library_that_a_script_may_lack() -> None:
+    golden = Path(__file__).parents[1] / "golden" / "rules"
+    text = "".join(file.read_text(encoding="utf-8") for file in golden.glob("PD*.txt"))
+    assert "num_workers" in text
+    assert "cv2" not in text
+    assert "added to those in use" not in text
+
+
+# -- 14: figures that nobody can use ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("largest", "shown"), [(567, True), (174_492_998, False)])
+def test_largest_batch_is_left_out_when_nobody_could_use_it(largest: int, shown: bool) -> None:
+    headroom = memory_looked_at().memory.headroom
+    assert isinstance(headroom, Headroom)
+    assert bool(headroom_fact(msgspec.structs.replace(headroom, largest_batch=largest))) is shown
+
+
+def test_growth_names_no_interval_when_it_is_not_steady() -> None:
+    growth = Growth(where="host", n=40, first_step=1, last_step=400, level_bytes=2**30, bytes_per_step=100.0,
+                    low_bytes_per_step=10.0, high_bytes_per_step=200.0, is_steady=False)  # fmt: skip
+    assert growth_text(growth) == "host: no steady growth in 40 readings"
+
+
+# -- 16: one unit for one thing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.8, 10.7), (1.04, 1.31), (1.0, 2.2)])
+def test_verdict_and_table_write_a_speedup_alike(low: float, high: float) -> None:
+    gain = Gain(low=low, high=high, basis="", method="timed")
+    assert expectation(gain) == f"expect {wording.gain(gain)}"
+
+
+def test_no_output_mixes_signs_for_units_when_rules_speak() -> None:
+    session = diagnose(
+        build_session({"overhead": {"per_step_us": 900, "share": 0.03, "budget_us": 20, "reporting_s": 1}})
+    )
+    text = to_text(run_report(session, show_all=True))
+    assert duration(3.2e-4) == wording.seconds(3.2e-4) == "320 µs"
+    assert not re.search(r"\d ?us\b|×", text)
+
+
+# -- an epoch beside progress bars -----------------------------------------------------------------------
+
+
+def slower_epoch() -> tuple[Session, Session]:
+    """Return the sessions before and after an epoch whose steps took 20 % longer."""
+    before = diagnose(starved())
+    epoch = msgspec.structs.replace(before.epochs[-1], index=5, wall_s=60.0, step_p50_s=0.0368)
+    return before, msgspec.structs.replace(before, epochs=(*before.epochs, epoch))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_epoch_is_one_line_above_a_tqdm_bar_when_only_its_step_time_changed(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    before, after = slower_epoch()
+    report = brief_epoch(after, 5, before)
+    assert report is not None
+    screen = Screen()
+    with tqdm.tqdm(total=10, file=screen, ncols=60, mininterval=0) as bar:
+        bar.update(3)
+        emit(report, stream=screen)
+        bar.update(3)
+    lines = [line for line in screen.lines() if line]
+    assert lines[0].startswith("PerfDoctor  epoch 5 · 36.8 ms/step (+20 %)")
+    assert lines[0].endswith("PD101 as before")
+    assert len(lines) == 2
+
+
+def test_epoch_is_one_plain_line_when_output_is_a_file() -> None:
+    before, after = slower_epoch()
+    report = brief_epoch(after, 5, before)
+    assert report is not None
+    stream = io.StringIO()
+    emit(report, stream=stream)
+    assert stream.getvalue().count("\n") == 1
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f]", stream.getvalue())
