@@ -714,7 +714,8 @@ class DoctorHooks:
         )
 
         name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
-        self._write(name, to_page(session).encode())
+        place = console_report.short_path(self._session_path(session))
+        self._write(name, to_page(session, place).encode())
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file into the run's folder; raises ``OSError`` where that would fill the disk."""

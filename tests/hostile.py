@@ -25,7 +25,7 @@ from lightning_perf.rules.engine import diagnose, diagnose_trace
 from lightning_perf.stats.comparison import compare_sessions
 from lightning_perf.tensorboard_plugin.diff import diff
 from lightning_perf.tensorboard_plugin.library import Shown, session_of
-from lightning_perf.tensorboard_plugin.views import VIEWS
+from lightning_perf.tensorboard_plugin.views import VIEWS, draw
 
 TAG = "<img src=x onerror=alert(1)>"
 EDGES: tuple[Any, ...] = (
@@ -220,7 +220,7 @@ def session_forms(session: Session, base: Session, is_whole: bool) -> Iterator[t
 
 def tab_text(shown: Shown) -> str:
     """Return all views of the tab as JSON."""
-    return msgspec.json.encode([list(view.draw(shown)) for view in VIEWS.values()]).decode()
+    return msgspec.json.encode([draw(name, shown) for name in VIEWS]).decode()
 
 
 def figure_forms(session: Session) -> Iterator[tuple[str, str]]:

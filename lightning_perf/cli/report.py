@@ -51,7 +51,7 @@ def report(
             return
         text = to_text(drawn)
     else:
-        text = _drawn(loaded, format_, show_all)
+        text = _drawn(loaded, format_, show_all, session)
     if out is None and format_ == "html":
         write_page(text)
     else:
@@ -65,7 +65,7 @@ def _has_learned_of_ranks(session: Session) -> bool:
     return is_many and outcome is not None and outcome.status == "skipped"
 
 
-def _drawn(session: Session, format_: str, show_all: bool) -> str:
+def _drawn(session: Session, format_: str, show_all: bool, place: Path) -> str:
     if format_ == "markdown":
         from lightning_perf.reports.render.markdown import to_markdown
 
@@ -73,7 +73,7 @@ def _drawn(session: Session, format_: str, show_all: bool) -> str:
     if format_ == "html":
         from lightning_perf.reports.render.html import to_page
 
-        return to_page(session)
+        return to_page(session, str(place))
     from lightning_perf.reports.json import to_json
 
     return to_json(session)

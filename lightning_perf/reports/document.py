@@ -42,7 +42,7 @@ class Facts(Part, frozen=True):
 
 
 class Pairs(Part, frozen=True):
-    """Labels and what they stand for, one pair per line."""
+    """Labels and their texts, one pair per line."""
 
     rows: tuple[tuple[str, str], ...]
 
@@ -90,7 +90,7 @@ class Table(Part, frozen=True):
         n_brief: Rows to show where the table cannot be scrolled; 0 for all.
         n_chars: Characters of a cell to show there.
         left_out: Rows that were dropped.
-        bars: Start and length of a bar for each row, as fractions.
+        bars: Length of a bar for each row, 0…1; all start at zero.
         is_folded: Whether pages show the table only on request.
     """
 
@@ -105,7 +105,7 @@ class Table(Part, frozen=True):
     n_brief: int = 0
     n_chars: int = 1_000
     left_out: int = 0
-    bars: tuple[tuple[float, float], ...] = ()
+    bars: tuple[float, ...] = ()
     is_folded: bool = False
 
     def texts(self, width: int, n_rows: int | None = None) -> tuple[list[str], list[bool], list[list[str]]]:
@@ -185,7 +185,14 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """Everything that one report says."""
+    """The content of a report.
+
+    Attributes:
+        verdict: Shown first; None without one.
+        facts: Facts about the run, for one line.
+        sections: In order.
+        title: Heading of the whole document; empty if the verdict is enough.
+    """
 
     verdict: Verdict | None
     facts: tuple[str, ...]
@@ -267,7 +274,7 @@ def table(
     room: int = 0,
     n_brief: int = 0,
     n_chars: int = 1_000,
-    bars: Sequence[tuple[float, float]] = (),
+    bars: Sequence[float] = (),
     is_folded: bool = False,
 ) -> Table:
     """Return a table without the columns that are empty in every row; for the arguments see `Table`."""

@@ -1,4 +1,4 @@
-"""The document of a session: which sections it has, in the order in which every report shows them."""
+"""The document of a session: verdict, where the time goes, ranked fixes, findings, then everything else."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from lightning_perf.records import Session
 
 from .cells import PAGE
 from .document import AnyPart, Document, Figure, Section, facts, heading, section
-from .sections import about, findings, host, loader, memory, model, phases, ranks, trace, trials, verdict
+from .sections import about, findings, fixes, host, loader, memory, model, phases, ranks, trace, trials, verdict
 from .wording import count, line, seconds
 
 MAX_WINDOWS = 12
-"""Profiler windows that are shown, the last ones."""
+"""Profiler windows that are shown: the latest."""
 
 
 def session_document(session: Session, show_all: bool = False, place: str | None = None) -> Document:
@@ -28,10 +28,12 @@ def session_document(session: Session, show_all: bool = False, place: str | None
 
 
 def _sections(session: Session, show_all: bool) -> Iterator[Section]:
-    title = "Up to the first step" if session.steady is None else phases.steady_title(session, session.steady)
+    title = "Time per phase" if session.steady is None else phases.steady_title(session, session.steady)
     yield section("time", title, phases.steady_parts(session), is_short=True)
+    yield section("fixes", "Fixes, best first", [fixes.fixes_table(session)], is_short=True)
     yield section("findings", "Findings", findings.finding_parts(session), is_short=True)
-    yield section("trials", "Trials", _trial_parts(session), is_short=True)
+    yield section("history", "Step time over the run, epochs, startup", phases.history_parts(session))
+    yield section("trials", "Trials", _trial_parts(session))
     if session.validation is not None:
         title = phases.validation_title(session.validation)
         yield section("validation", title, phases.stage_parts(session.validation, "batch", "validation-phases"))
@@ -45,7 +47,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     operators = [Figure("operators", "Operators")]
     model_parts = model.model_parts(session.model_profile, session.run.stage == "fit")
     yield section("model", title, [*model_parts, *([] if is_traced else operators)])
-    yield section("host", "Host and compiler", host.host_parts(session))
+    yield section("host", "Host and compiler", [*host.host_parts(session), *phases.named_parts(session)])
     yield section("windows", "Profiler windows", _window_parts(session), room=PAGE)
     yield section("about", "About this measurement", about.about_parts(session, show_all))
 

@@ -1,1 +1,1 @@
-"""The PERFDOCTOR tab of TensorBoard. Imports neither torch nor lightning, and nothing at all before it is looked at."""
+"""The PERFDOCTOR tab of TensorBoard. Imports neither torch nor lightning, and nothing at all before it is opened."""

@@ -1,4 +1,4 @@
-"""The tab's routes. All answers are JSON, but for the page's own files, plotly, Perfetto and traces."""
+"""The tab's routes. Responses are JSON, except for the page's own files, plotly, Perfetto and traces."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightning_perf.errors import PerfDoctorError, SessionError
 from lightning_perf.records import Session, from_json
 from lightning_perf.records.files import open_regular
 from lightning_perf.reports import wording
-from lightning_perf.reports.document import AnyPart, note, says_something
+from lightning_perf.reports.document import Section, note, section
 
 from . import perfetto
-from .catalogue import Catalogue, Entry, roots_of
+from .catalogue import Catalogue, Entry, roots_of, trial_of
 from .library import Library, Reading, Shown
 from .plugin import PLUGIN_NAME
 
@@ -37,12 +37,12 @@ STATIC = {
     "table.js": "text/javascript",
     "style.css": "text/css",
 }
-"""The files of the page: no other name is served."""
+"""The files of the page; no other names are served."""
 
 PLOTLY = "plotly.min.js"
 PLOTLY_KEPT_S = 24 * 3600
 FIRST_LOOK_S = 1.0
-"""How long a first answer waits for the log directory to be looked through; later ones do not wait."""
+"""How long the first response waits for the search of the log directory; later ones do not wait."""
 
 Theme = Literal["light", "dark"]
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class Refused(Exception):
-    """A request that cannot be answered, with its HTTP status."""
+    """An invalid request, with its HTTP status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -58,10 +58,10 @@ class Refused(Exception):
 
 
 class App:
-    """Answers what the page asks.
+    """The tab's WSGI application.
 
     Args:
-        context: TensorBoard's.
+        context: TensorBoard's plugin context.
     """
 
     def __init__(self, context: Any) -> None:
@@ -81,7 +81,7 @@ class App:
         }
 
     def is_active(self) -> bool:
-        """Whether sessions or traces lie in the log directory; what was found is remembered."""
+        """Return whether the log directory holds sessions or traces; the result of the search is cached."""
         return bool(self._catalogue.entries(patience_s=0.2))
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -91,13 +91,13 @@ class App:
         except Refused as refusal:
             response = _json(request, {"error": str(refusal)}, refusal.status)
         except PerfDoctorError as error:
-            # One run that cannot be read is told where it is looked at; it is no fault of the request.
+            # The request is valid; the error is shown in the view of that run.
             response = _json(request, {"state": "failed", "error": wording.line(str(error), 1_000)})
         return response(environ, start_response)
 
     def _answer(self, request: Request) -> Response:
         if request.method not in ("GET", "HEAD"):
-            raise Refused(405, f"{request.method} is not answered here; expected GET")
+            raise Refused(405, f"{request.method} is not supported; expected GET")
         path = request.path.partition(f"/plugin/{PLUGIN_NAME}/")[2] or request.path.lstrip("/")
         if path == "index.js":
             return self._static(request, path)
@@ -123,11 +123,11 @@ class App:
         return _respond(request, content, STATIC[name])
 
     def _runs(self, request: Request) -> Response:
-        """What can be chosen, newest first."""
+        """Respond with all runs, newest first."""
         from .views import VIEWS
 
         entries = self._entries(request, FIRST_LOOK_S)
-        ordered = sorted(entries.values(), key=lambda entry: (_changed(entry), entry.id), reverse=True)
+        ordered = sorted(entries.values(), key=lambda entry: (entry.changed_ns, entry.id), reverse=True)
         return _json(
             request,
             {
@@ -140,8 +140,9 @@ class App:
 
     def _view(self, request: Request) -> Response:
         from lightning_perf.reports.sections.trace import trace_ranks_parts
+        from lightning_perf.reports.sections.verdict import verdict_of
 
-        from .views import VIEWS
+        from .views import VIEWS, draw
 
         name = _asked(request, "view")
         if name not in VIEWS:
@@ -154,19 +155,25 @@ class App:
             together = self._library.ranks(entry)
             if isinstance(together, Reading):
                 return _json(request, {"state": "reading", "text": together.text})
-            return _json(request, _drawn(trace_ranks_parts(together)))
-        return _json(request, _drawn(VIEWS[name].draw(shown)) | {"traces": shown.traces, "trace": shown.chosen})
+            return _json(request, _ready([section("ranks", "", trace_ranks_parts(together), is_short=True)]))
+        try:
+            sections, empty = draw(name, shown)
+        except Exception as error:  # noqa: BLE001 - shown in the view, below the verdict
+            parts = [verdict_of(shown.session), *_problem(error).parts]
+            sections, empty = [section("verdict", "", parts, is_short=True)], {}
+        if entry.kind == "traces" and len(entry.files) > 1:
+            empty.pop("ranks", None)
+        return _json(request, _ready(sections) | {"empty": empty, "traces": shown.traces, "trace": shown.chosen})
 
     def _diff(self, request: Request) -> Response:
         from .diff import diff
 
-        base, new = self._pair(request)
-        for one in (base, new):
+        pair = self._pair(request)
+        for one in pair:
             if isinstance(one, Reading):
                 return _json(request, {"state": "reading", "text": one.text})
-        assert isinstance(base, Shown)
-        assert isinstance(new, Shown)
-        return _json(request, _drawn(diff(base, new)))
+        base, new = (one for one in pair if isinstance(one, Shown))
+        return _json(request, _ready(diff(base, new)))
 
     def _figure(self, request: Request) -> Response:
         from lightning_perf.reports import figures
@@ -187,13 +194,13 @@ class App:
         sessions = [_of_chosen(one) for one in shown if isinstance(one, Shown)]
         try:
             drawn = known[name].draw(*sessions, theme=theme)
-        except Exception as error:  # noqa: BLE001 - a figure that cannot be drawn leaves the tables beside it
+        except Exception as error:  # noqa: BLE001 - the tables are still shown
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
             return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})
         return _json(request, {"state": "ready", "figure": None if drawn is None else figures.figure_json(drawn)})
 
     def _events(self, request: Request, theme: Theme) -> Response:
-        """The figure of a trace's events, which stand in its file alone."""
+        """Respond with the figure of a trace's events, which are read from its file."""
         from lightning_perf.reports.figures import figure_json
 
         from .timeline import draw
@@ -206,7 +213,7 @@ class App:
         return _json(request, {"state": "ready", "figure": None if drawn is None else figure_json(drawn)})
 
     def _trace(self, request: Request) -> Response:
-        """The file of a trace, for Perfetto."""
+        """Respond with the file of a trace, for Perfetto."""
         file = self._library.file(self._entry(request, "run"), self._number(request, "trace"))
         if file is None:
             raise Refused(404, "the trace is not on this machine")
@@ -214,7 +221,7 @@ class App:
             content = open_regular(file)  # closed by the server once it is sent
         except OSError as error:
             raise Refused(404, f"the trace cannot be read: {error.strerror}") from error
-        # As it is, packed or not: Perfetto unpacks by itself.
+        # Perfetto decompresses it.
         return Response(
             wrap_file(request.environ, content),
             content_type="application/octet-stream",
@@ -230,14 +237,14 @@ class App:
         return {**found, **{one.id: one for one in self._summaries(request) if one.where[1] not in on_disk}}
 
     def _summaries(self, request: Request) -> Iterator[Entry]:
-        """Sessions in event files; tags are the ids of their runs, so that those on disk too are told once."""
+        """Yield sessions in event files; tags are run ids, so that sessions also on disk are listed once."""
         if self._provider is None:
             return
         self._experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
         context, experiment = self._experiment
         try:
             series = self._provider.list_tensors(context, experiment_id=experiment, plugin_name=PLUGIN_NAME)
-        except Exception:  # noqa: BLE001 - what is on disk can be shown all the same
+        except Exception:  # noqa: BLE001 - sessions on disk are still shown
             _log.exception("PerfDoctor's tab could not list the summaries.")
             return
         for run, tags in series.items():
@@ -274,7 +281,7 @@ class App:
         entry = self._entry(request, run)
         index = self._number(request, trace)
         try:
-            return self._library.show(entry, index)
+            return self._library.show(entry, index, trial_of(entry, self._catalogue.entries(0.0).values()))
         except IndexError as error:
             raise Refused(404, f"{entry.id[:80]!r} has no trace {index}") from error
 
@@ -290,7 +297,7 @@ class App:
         return self._shown(request, "base", "base_trace"), self._shown(request, "new", "new_trace")
 
     def _warm_up(self) -> None:
-        """Loads what draws, while the page still loads itself."""
+        """Import modules for drawing in the background while the page loads."""
         if self._is_warm:
             return
         self._is_warm = True
@@ -303,28 +310,33 @@ class App:
 def _warn_of_the_old_tab() -> None:
     if importlib.util.find_spec("torch_tb_profiler") is not None:
         _log.warning(
-            "torch-tb-profiler is installed beside TensorBoard. It has not been maintained since 2023: without the "
-            "internet its PYTORCH_PROFILER tab stays empty, and on traces of today's torch it tells 0 for data "
-            "loading, runtime and the device time of operators. The PERFDOCTOR tab reads the same files."
+            "torch-tb-profiler is installed; it has been unmaintained since 2023. Its PYTORCH_PROFILER tab stays empty "
+            "without internet access and shows 0 for data loading, runtime and device time of operators on traces of "
+            "current torch versions. The PERFDOCTOR tab reads the same files."
         )
 
 
 _SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache")]
 
 
-def _drawn(parts: Iterator[AnyPart]) -> dict[str, Any]:
-    """Return all parts of a view; a failure is reported below the parts before it."""
-    done: list[AnyPart] = []
+def _ready(sections: Iterable[Section]) -> dict[str, Any]:
+    """Return all sections; a failure is reported below those before it."""
+    done: list[Section] = []
     try:
-        done.extend(filter(says_something, parts))
+        done.extend(sections)
     except Exception as error:  # noqa: BLE001 - shown in the view
-        _log.exception("PerfDoctor's tab could not draw a view.")
-        done.append(note(f"The rest could not be drawn ({type(error).__name__}: {error}).", "problem"))
-    return {"state": "ready", "blocks": done}
+        done.append(_problem(error))
+    return {"state": "ready", "sections": done}
+
+
+def _problem(error: Exception) -> Section:
+    _log.exception("PerfDoctor's tab could not draw a view.")
+    text = f"The rest could not be drawn ({type(error).__name__}: {error})."
+    return section("problem", "", [note(text, "problem")], is_short=True)
 
 
 def _of_chosen(shown: Shown) -> Session:
-    """The session whose last window is the one chosen: figures draw the last."""
+    """Return the session with only the chosen window; figures draw the last one."""
     if shown.trace is None:
         return shown.session
     windows = tuple(window for window in shown.session.windows if window.trace is shown.trace)
@@ -333,7 +345,6 @@ def _of_chosen(shown: Shown) -> Session:
 
 def _listed(entry: Entry) -> dict[str, Any]:
     head = entry.head
-    verdict = head.verdict if head is not None else None
     return {
         "id": entry.id,
         "label": wording.line(entry.label, 400),
@@ -341,13 +352,9 @@ def _listed(entry: Entry) -> dict[str, Any]:
         "stamp": entry.stamp,
         "status": wording.line(head.run.status, 16) if head is not None else "",
         "started_at": wording.line(head.run.started_at, 40) if head is not None else "",
-        "verdict": wording.line(verdict.text, 200) if verdict is not None else "",
+        "time": entry.started_s,
         "error": wording.line(entry.error, 400),
     }
-
-
-def _changed(entry: Entry) -> int:
-    return int(entry.stamp.partition("-")[0] or "0", 16)
 
 
 def _asked(request: Request, name: str) -> str:
@@ -358,7 +365,7 @@ def _asked(request: Request, name: str) -> str:
 
 
 def _json(request: Request, document: Any, status: int = 200) -> Response:
-    # msgspec writes NaN as null; TensorBoard's own encoder would make text of it.
+    # msgspec writes NaN as null; TensorBoard's encoder writes it as a string.
     return _respond(request, msgspec.json.encode(document), "application/json", status)
 
 

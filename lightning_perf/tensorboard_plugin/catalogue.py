@@ -1,11 +1,12 @@
-"""What there is to show below a log directory: sessions on disk, and profiler traces that no session tells of."""
+"""The contents of a log directory: sessions on disk, and profiler traces without a session."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -14,24 +15,24 @@ from lightning_perf.records import RANKS_FOLDER, SESSION_FILE
 from lightning_perf.records.files import as_text, read_regular
 
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
-"""What ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor write."""
+"""File names of ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor."""
 
 FRESH_S = 3.0
-"""A look at the disk is good for so long; the page asks every five seconds."""
+"""Shortest time between searches; the page polls every five seconds."""
 
 _REST = 10
-"""And for so many times as long as it took: a slow disk is left alone most of the time."""
+"""Shortest pause between searches, as a multiple of their duration: slow disks are searched less often."""
 
 _STEM = SESSION_FILE.removesuffix(".json")
 _MOST_FOLDERS = 20_000
-"""Where a log directory holds more, the rest is left out and said to be: it is probably no log directory."""
+"""Folders searched; the page says when there are more."""
 
 Stamp = tuple[int, int]
-"""Time of change in nanoseconds and size: files that share both are taken to be the same."""
+"""Modification time in nanoseconds, and size: files with equal stamps are taken to be unchanged."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The few fields of a session that a list of runs needs."""
+    """The fields of a session that the list of runs needs."""
 
     class Run(msgspec.Struct, frozen=True):
         id: str
@@ -40,35 +41,55 @@ class Head(msgspec.Struct, frozen=True):
         started_at: str = ""
         world_size: int = 1
 
-    class Verdict(msgspec.Struct, frozen=True):
-        category: str = ""
-        code: str | None = None
-        text: str = ""
-
     class Window(msgspec.Struct, frozen=True):
         file: str | None = None
 
+    class Trial(msgspec.Struct, frozen=True):
+        id: str = ""
+
+    class Settings(msgspec.Struct, frozen=True):
+        class Model(msgspec.Struct, frozen=True):
+            class_name: str = ""
+            n_trainable: int | None = None
+
+        class Loader(msgspec.Struct, frozen=True):
+            stage: str = ""
+            dataset_class: str | None = None
+
+        model: Model | None = None
+        loaders: tuple[Loader, ...] = ()
+
     run: Run
-    verdict: Verdict | None = None
     windows: tuple[Window, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    settings: Settings = Settings()
+
+    @property
+    def training(self) -> tuple[str, int | None, tuple[str | None, ...]] | None:
+        """Return what is the same in all runs of one training: model, its size, and dataset; None without a model."""
+        model = self.settings.model
+        if model is None:
+            return None
+        datasets = tuple(each.dataset_class for each in self.settings.loaders if each.stage == "train")
+        return model.class_name, model.n_trainable, datasets
 
 
-# Made here: two threads that first decode a type at once crash the interpreter.
+# Created at import: two threads that decode a type for the first time at once crash the interpreter.
 _decode_head = msgspec.json.Decoder(Head).decode
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing that can be chosen.
+    """One run that can be chosen.
 
     Attributes:
-        id: What a page names it by: never used as a path.
+        id: Its name in requests; never used as a path.
         label: As shown.
         kind: ``session`` (a file), ``traces`` (a folder of traces without a session) or ``summary`` (in an event file).
-        stamp: Changes whenever there is something new to read.
+        stamp: Changes whenever the content changes.
         path: The session's file, or the folder of the traces; empty for a summary.
         files: The traces, by name.
-        head: What the session's file begins to tell; None where it cannot be read, and for the other kinds.
-        error: Why it cannot.
+        head: The session's first fields; None if the file cannot be read, and for other kinds.
+        error: Why the file cannot be read.
         where: Run and tag of a summary.
     """
 
@@ -82,12 +103,27 @@ class Entry(msgspec.Struct, frozen=True):
     error: str = ""
     where: tuple[str, str] = ("", "")
 
+    @property
+    def changed_ns(self) -> int:
+        """Return when the files changed, in nanoseconds since 1970."""
+        return int(self.stamp.partition("-")[0] or "0", 16)
+
+    @property
+    def started_s(self) -> float:
+        """Return when the run started, in seconds since 1970; the time of its files if that is unknown."""
+        try:
+            text = self.head.run.started_at if self.head is not None else ""
+            started = datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 does not read Z
+        except ValueError:
+            return self.changed_ns * 1e-9
+        return (started if started.tzinfo else started.replace(tzinfo=timezone.utc)).timestamp()
+
 
 class Catalogue:
-    """Looks below some folders, in a thread of its own, and remembers.
+    """A cached search of log directories, in a background thread.
 
     Args:
-        roots: Name and folder of each log directory; the name is empty where there is only one.
+        roots: Name and folder of each log directory; the name is empty if there is only one.
     """
 
     def __init__(self, roots: list[tuple[str, str]]) -> None:
@@ -101,10 +137,10 @@ class Catalogue:
         self.is_cut = False
 
     def entries(self, patience_s: float) -> dict[str, Entry]:
-        """What was found at the last look, by id; a new look is begun where that was long ago.
+        """Return what the last search found, by id; start a new search if it is too old.
 
         Args:
-            patience_s: How long to wait for a look under way.
+            patience_s: How long to wait for a running search.
         """
         with self._lock:
             if self._looking is None and time.monotonic() >= self._next_look:
@@ -123,7 +159,7 @@ class Catalogue:
             for name, root in self._roots:
                 for entry in self._found_in(name, root):
                     found[entry.id] = entry
-                    # At the first look, a page need not wait for the last folder.
+                    # During the first search, publish what has been found so far.
                     if not self.is_complete and time.monotonic() - told > 0.1:
                         self._entries, told = dict(found), time.monotonic()
             self._entries = found
@@ -182,12 +218,21 @@ class Catalogue:
         return self._heads[key]
 
 
+def trial_of(entry: Entry, entries: Iterable[Entry]) -> Entry | None:
+    """Return the latest trial of the same training that was made in another session; None without one."""
+    if entry.head is None or entry.head.trials or entry.head.training is None:
+        return None
+    found = [each for each in entries if each.head is not None and each.head.trials
+             and each.head.training == entry.head.training]  # fmt: skip
+    return max(found, key=lambda each: each.head.run.started_at if each.head is not None else "", default=None)
+
+
 def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[str, str]]:
-    """Name and folder of each log directory that TensorBoard was given; those that are not on this machine left out.
+    """Return name and folder of each log directory of TensorBoard that is on this machine.
 
     Args:
-        logdir: Of ``--logdir``.
-        logdir_spec: Of ``--logdir_spec``: ``name:folder`` or folders, with commas between.
+        logdir: Value of ``--logdir``.
+        logdir_spec: Value of ``--logdir_spec``: ``name:folder`` or folders, separated by commas.
     """
     given = [("", logdir)] if logdir else []
     for one in (logdir_spec or "").split(","):
@@ -198,8 +243,10 @@ def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[s
 
 
 def _labelled(label: str, file: str, head: Head | None) -> str:
-    """The folder, with what tells several sessions in it apart."""
+    """Return the folder, with a suffix if it holds several sessions."""
     rest = file.removeprefix(_STEM).removesuffix(".json").strip("._")
+    if head is not None and head.trials:
+        label += " (trial)"
     if not rest:
         return label
     if head is not None and head.run.id == rest:

@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""The comparison of two runs."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from lightning_perf.errors import SessionError
 from lightning_perf.records import TraceRecord
 from lightning_perf.reports import wording
 from lightning_perf.reports.cells import Rows, Value, seconds
-from lightning_perf.reports.document import AnyPart, Table, facts, heading, note, table
+from lightning_perf.reports.document import AnyPart, Section, Table, facts, note, section, table
 from lightning_perf.reports.sections.comparison import comparison_document, percent_change
 from lightning_perf.stats.comparison import compare_sessions
 
 from .library import Shown
 
 _LEAST_SHARE = 0.001
-"""Of the analyzed time: smaller changes are left out of the lists of operators and kernels."""
+"""Share of the analyzed time below which operators and kernels are left out."""
 
 
-def diff(base: Shown, new: Shown) -> Iterator[AnyPart]:
+def diff(base: Shown, new: Shown) -> Iterator[Section]:
     """Yield what is faster or slower in `new`, and what else differs."""
     if not base.is_trace_only and not new.is_trace_only:
         try:
             comparison = compare_sessions([(base.label, base.session)], [(new.label, new.session)])
         except SessionError as error:
-            yield note(str(error), "problem")
+            yield section("verdict", "", [note(str(error), "problem")], is_short=True)
         else:
             document = comparison_document(comparison)
-            yield heading(document.verdict.text if document.verdict is not None else "")
-            yield facts(document.facts, "Compared")
-            for section in document.sections:
-                if section.key not in ("times", "notes") and section.parts:
-                    yield heading(section.title)
-                yield from section.parts
+            assert document.verdict is not None
+            yield section("verdict", "", [document.verdict, facts(document.facts)], is_short=True)
+            yield from (each for each in document.sections if each.parts)
     if base.trace is not None and new.trace is not None:
-        yield from _traces(base.trace, new.trace)
+        yield section("trace", "Profiler windows", _traces(base.trace, new.trace), is_short=base.is_trace_only)
     elif base.is_trace_only or new.is_trace_only:
-        yield note("One run is only a trace and the other has no profiler window: nothing to compare.")
+        told = note("One run is only a trace and the other has no profiler window: nothing to compare.")
+        yield section("trace", "", [told], is_short=True)
 
 
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:

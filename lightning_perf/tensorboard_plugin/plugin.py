@@ -1,8 +1,7 @@
-"""The tab's way into TensorBoard.
+"""The TensorBoard plugin that loads the tab.
 
-TensorBoard imports this module whenever it starts, and one that raises takes all other tabs down with it. So nothing is
-imported here but what TensorBoard itself has loaded; the rest of the tab comes with the first look at it, and a fault
-there is told in the tab.
+TensorBoard imports this module at startup, and an exception here would disable all other tabs. So this module imports
+only what TensorBoard has loaded; the rest is imported when the tab is opened, and errors are shown there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from tensorboard.plugins import base_plugin
 
-PLUGIN_NAME = "perfdoctor"  # as reports.tensorboard writes it, which is not imported here
+PLUGIN_NAME = "perfdoctor"  # same as in reports.tensorboard, which is not imported here
 
 _log = logging.getLogger("lightning_perf")
 
@@ -29,7 +28,7 @@ _FALLBACK = """export async function render() {
 
 
 class PerfDoctorPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
-    """Serves the tab; everything that can fail is in ``app.py``."""
+    """Entry point; everything that can fail is in ``app.py``."""
 
     plugin_name = PLUGIN_NAME
 
@@ -41,10 +40,10 @@ class PerfDoctorPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
         return {"/*": self._serve}
 
     def is_active(self) -> bool:
-        """Whether there is something to show that no summary tells of: sessions and traces on disk."""
+        """Return whether there are sessions or traces on disk; TensorBoard itself detects summaries."""
         try:
             return bool(self._loaded().is_active())
-        except Exception:  # noqa: BLE001 - other tabs go on
+        except Exception:  # noqa: BLE001 - other tabs keep working
             _log.exception("PerfDoctor's tab could not look for sessions and traces.")
             return False
 
@@ -61,9 +60,9 @@ class PerfDoctorPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
     def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
             return self._loaded()(environ, start_response)  # type: ignore[no-any-return]
-        except Exception as error:  # noqa: BLE001 - told in the tab; other tabs go on
+        except Exception as error:  # noqa: BLE001 - shown in the tab; other tabs keep working
             _log.exception("PerfDoctor's tab failed.")
-            told = f"PerfDoctor's tab failed ({type(error).__name__}: {error}). TensorBoard's own log holds the whole."
+            told = f"PerfDoctor's tab failed ({type(error).__name__}: {error}). The traceback is in TensorBoard's log."
             if environ.get("PATH_INFO", "").endswith("/index.js"):
                 status, kind, body = "200 OK", "text/javascript", _FALLBACK % json.dumps(told)
             else:

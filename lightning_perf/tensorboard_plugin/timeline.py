@@ -1,4 +1,4 @@
-"""The events of a trace over time, the longest of each thread and stream: to look around in without Perfetto."""
+"""The longest events of each thread and stream over time, for machines without Perfetto."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MOST_EVENTS = 300
-"""A lane. More bars would be thinner than a pixel, and slow the page down."""
+"""Events per lane; more bars would be thinner than a pixel and slow down the page."""
 
 MOST_THREADS, MOST_STREAMS, MOST_DEEP = 4, 6, 8
 _ROW_PX = 22
@@ -25,7 +25,7 @@ _ROW_PX = 22
 _KINDS = {
     ANNOTATION: ("steps and phases", PURPLE),
     OPERATOR: ("operators", GREEN),
-    RUNTIME: ("calls of the runtime", SKY),
+    RUNTIME: ("runtime calls", SKY),
     KERNEL: ("kernels", BLUE),
     MEMCPY: ("copies", ORANGE),
     MEMSET: ("memory set", GREY),
@@ -36,7 +36,7 @@ _DEVICE = (KERNEL, MEMCPY, MEMSET)
 
 
 class Event(NamedTuple):
-    """One event: seconds since the start of the trace, seconds long, and how many events it lies in."""
+    """One event: start and duration in seconds, and its nesting depth."""
 
     name: str
     kind: int
@@ -50,8 +50,8 @@ class Lane(NamedTuple):
 
     Attributes:
         title: As shown.
-        events: The longest, by their starts.
-        n_left_out: How many shorter ones there are.
+        events: The longest events, by start.
+        n_left_out: Number of shorter events.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Lane(NamedTuple):
 
 
 def lanes_of(trace: Trace) -> tuple[Lane, ...]:
-    """The threads with most time in operators, then the streams with most work; each with its longest events."""
+    """Return the threads with most time in operators and the busiest streams, each with its longest events."""
     host, device = trace.rows(*_HOST), trace.rows(*_DEVICE)
     found = [
         _lane(trace, host[trace.thread_ids[host] == thread], f"thread {trace.threads[thread][1]}")
@@ -74,7 +74,7 @@ def lanes_of(trace: Trace) -> tuple[Lane, ...]:
 
 
 def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
-    """The lanes below one another over a common time; None without any."""
+    """Return the lanes over a common time axis; None without lanes."""
     if not lanes:
         return None
     unit, factor = seconds_scale(event.start_s + event.duration_s for lane in lanes for event in lane.events)
@@ -100,7 +100,7 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
                     "y": [row for row, _ in shown],
                     "base": [event.start_s * factor for _, event in shown],
                     "x": [event.duration_s * factor for _, event in shown],
-                    "width": 0.9,  # a row: by itself plotly makes bars as high as the rows between them allow
+                    "width": 0.9,  # plotly would otherwise fill the gaps between rows
                     "marker": {"color": colour, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
                     "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
                     "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",

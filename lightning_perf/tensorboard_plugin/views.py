@@ -1,21 +1,37 @@
-"""The views of the tab: the parts that each one shows, which the page draws without knowing their meaning."""
+"""The views of the tab: sections of the session's document, and parts of the chosen trace."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from lightning_perf.records import Session, TraceRecord
+import msgspec
+
 from lightning_perf.reports import wording
-from lightning_perf.reports.document import AnyPart, Code, Figure, Perfetto, facts, heading, note, pairs
-from lightning_perf.reports.sections import about, findings, host, loader, memory, model, phases, ranks, trace, trials
+from lightning_perf.reports.document import (
+    AnyPart,
+    Code,
+    Document,
+    Figure,
+    Heading,
+    Note,
+    Perfetto,
+    Section,
+    facts,
+    note,
+    pairs,
+    section,
+)
+from lightning_perf.reports.sections import memory, model, trace
 from lightning_perf.reports.sections.verdict import run_facts, verdict_of
+from lightning_perf.reports.session_document import session_document
 
 from . import perfetto
 from .library import Shown
 
-NO_TRACE = "No profiler window was recorded in this run: there are no figures of single operators and kernels."
 TIMELINE_TITLE = "Longest events by thread and stream (drag to zoom, double-click to reset)"
+
+_WINDOW = 'PerfDoctor(schedule=(10, 2, 3, 1))  # or schedule="auto" in a longer run'
 
 
 class View(NamedTuple):
@@ -23,148 +39,122 @@ class View(NamedTuple):
 
     Attributes:
         title: On its tab.
-        draw: Yields its parts.
+        sections: Keys of the sections of the session's document that it shows.
+        parts: Yields parts that are shown only in this view.
+        lacks: What a run without content for this view lacks.
+        fills: Code that adds the content.
+        missing: Where the session's `missing` says why there is none.
     """
 
     title: str
-    draw: Callable[[Shown], Iterator[AnyPart]]
+    sections: tuple[str, ...]
+    parts: Callable[[Shown], Iterator[AnyPart]]
+    lacks: str
+    fills: str
+    missing: str = ""
 
 
-def overview(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the verdict, the findings, and where the time went."""
-    session = shown.session
-    yield verdict_of(session)
+def draw(name: str, shown: Shown) -> tuple[list[Section], dict[str, str]]:
+    """Return the sections of a view, and which views have no content: what fills them, or why they are empty."""
+    document = session_document(shown.session, show_all=True)
+    found = {each: _sections(each, document, shown) for each in VIEWS}
+    empty = {
+        each: view.fills or _why_empty(view, shown) for each, view in VIEWS.items() if not _has_content(found[each])
+    }
+    if name not in empty:
+        return found[name], empty
+    view = VIEWS[name]
+    hint: list[AnyPart] = [note(_why_empty(view, shown)), Code((view.fills,) if view.fills else (), language="")]
+    return [section("empty", "", hint, is_short=True)], empty
+
+
+def _sections(name: str, document: Document, shown: Shown) -> list[Section]:
+    view = VIEWS[name]
+    chosen = [each for each in document.sections if each.key in view.sections and each.parts]
+    own = [each for each in (section(name, "", view.parts(shown), is_short=True),) if each.parts]
+    if name != "overview":
+        return own + [msgspec.structs.replace(each, is_short=True) for each in chosen]
     if shown.is_trace_only and shown.trace is not None:
-        yield from _overview_of_trace(session, shown.trace)
+        steps: list[AnyPart] = [trace.categories_table(shown.trace), Figure("trace_steps", "Time per step by category")]
+        chosen = [each for each in chosen if each.key in ("fixes", "findings")]
+        chosen.insert(0, section("time", "", steps, is_short=True))
+        chosen.append(section("trace", "Trace", trace.detail_parts(shown.trace)))
+    return own + chosen
+
+
+def _has_content(sections: list[Section]) -> bool:
+    """Return whether there is more than hints and figures, which may be empty."""
+    return any(not isinstance(part, Figure | Note | Code | Heading) for each in sections for part in each.parts)
+
+
+def _why_empty(view: View, shown: Shown) -> str:
+    if shown.is_trace_only:
+        return f"{view.lacks} This is a profiler trace without a PerfDoctor session."
+    reason = shown.session.missing.get(view.missing, "")
+    return f"{view.lacks} Reason: {wording.line(reason, 200)}." if reason else view.lacks
+
+
+def _overview(shown: Shown) -> Iterator[AnyPart]:
+    session, record = shown.session, shown.trace
+    yield verdict_of(session)
+    if record is None or not shown.is_trace_only:
+        yield facts(run_facts(session))
         return
-    yield facts(run_facts(session), "Run")
-    if session.steady is None:
-        yield note(f"No steady steps: {session.missing.get('steady', 'too few were measured')}.")
-    yield from _findings(session)
-    if session.steady is not None:
-        yield heading(phases.steady_title(session, session.steady))
-    yield from phases.steady_parts(session, folded_below=0.0)
-    if session.validation is not None:
-        yield heading(phases.validation_title(session.validation))
-        yield from phases.stage_parts(session.validation, "batch", "validation-phases", folded_below=0.0)
-    if shown.trace is not None:
-        yield trace.categories_table(shown.trace)
-    yield from about.about_parts(session, show_all=True)
-
-
-def _overview_of_trace(session: Session, record: TraceRecord) -> Iterator[AnyPart]:
     rank = "" if record.rank is None else f"{record.rank} of {record.world_size or 'unknown'}"
     device = record.device_name or record.missing.get("device", "")
     events = f"{record.n_events:,}, {record.n_kernels:,} of them kernels"
     yield pairs([("Trace", record.source), ("Device", device), ("Rank", rank), ("Events", events)])
-    yield from _findings(session)
-    yield Figure("trace_steps", "Time per step by category")
-    yield from trace.trace_parts(record)
 
 
-def _findings(session: Session) -> Iterator[AnyPart]:
-    if session.findings:
-        yield heading("Findings")
-        yield from findings.finding_parts(session)
-    else:
-        yield heading("Findings: none")
-        yield note(f"Rules: {about.rules_fact(session)}" if session.outcomes else "No rule ran.")
+def _nothing(shown: Shown) -> Iterator[AnyPart]:
+    return iter(())
 
 
-def operators(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the operators of a profiler window, and those whose FLOPs were counted."""
+def _operators(shown: Shown) -> Iterator[AnyPart]:
     yield Figure("operators", "Operators")
-    if shown.trace is None:
-        yield note(NO_TRACE)
-    else:
+    if shown.trace is not None:
         yield from trace.operator_parts(shown.trace)
     if shown.session.model_profile is not None:
         yield model.operator_table(shown.session.model_profile)
 
 
-def kernels(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the kernels of a profiler window."""
-    record = shown.trace
-    yield Figure("kernels", "Kernels")
-    if record is None:
-        yield note(NO_TRACE)
-    elif record.kernels is None or not record.kernels.top:
-        why = record.missing.get("kernels") or record.missing.get("device") or "the trace holds none"
-        yield note(f"No kernels: {why}.")
-    else:
-        yield from trace.kernel_parts(record)
+def _kernels(shown: Shown) -> Iterator[AnyPart]:
+    if shown.trace is not None and shown.trace.kernels is not None and shown.trace.kernels.top:
+        yield Figure("kernels", "Kernels")
+        yield from trace.kernel_parts(shown.trace)
 
 
-def memory_view(shown: Shown) -> Iterator[AnyPart]:
-    """Yield what memory holds, when, and how it grows."""
+def _memory(shown: Shown) -> Iterator[AnyPart]:
     session = shown.session
-    if not shown.is_trace_only:
-        yield facts([memory.peaks_fact(session)], "Peaks")
-        yield heading(memory.memory_title(session.memory.breakdown))
-        yield from memory.memory_parts(session)
-        if session.memory.breakdown is None:
-            why = session.missing.get("memory.breakdown", session.missing.get("memory", "it was not measured"))
-            yield note(f"Memory by component is unknown: {why}.")
+    yield facts([memory.peaks_fact(session)], "Peaks")
+    if session.memory.breakdown is None and not shown.is_trace_only:
+        reason = session.missing.get("memory.breakdown", session.missing.get("memory", "not measured"))
+        yield note(f"Memory by component is unknown: {reason}.")
     if shown.trace is not None:
         yield from trace.copy_parts(shown.trace)
         if shown.trace.device is not None:
             yield pairs([("Device memory", wording.size(shown.trace.device.memory_bytes))])
 
 
-def modules(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the compute cost of each module against the limits of the device."""
+def _modules(shown: Shown) -> Iterator[AnyPart]:
     profile = shown.session.model_profile
-    if profile is None:
-        why = shown.session.missing.get("model_profile", "no step was sampled")
-        if shown.is_trace_only:
-            why = "a trace does not say which module calls an operator"
-        yield note(f"The compute cost of the modules is unknown: {why}.")
-        return
-    yield heading(model.model_title(profile))
-    yield facts(model.model_facts(profile), "Model")
-    yield from model.model_parts(profile)
-    if profile.forward_flops is None:
+    if profile is not None and profile.forward_flops is None:
+        yield facts(model.model_facts(profile), "Model")
         yield model.module_table(profile)
 
 
-def ranks_view(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the ranks side by side."""
-    told = shown.session.ranks
-    if told is None or len(told.summaries) < 2:
-        n = shown.session.run.world_size
-        yield note("This run had one rank." if n < 2 else f"Only one of {n} ranks reported.")
-    if told is not None:
-        yield heading(ranks.rank_title(told))
-        yield from ranks.rank_parts(told)
-
-
-def trials_view(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the measured speedups of treatments."""
-    if not shown.session.trials:
-        yield note("No trial was made of this training. To measure the speedup of a fix:")
-        yield Code(("lightning-perf trial -- python train.py",), language="")
-    yield Figure("trials", "Measured speedups")
-    for trial in shown.session.trials:
-        yield from trials.trial_parts(trial)
-
-
-def data_and_host(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the DataLoader by itself, and the host code of a step."""
-    session = shown.session
-    if session.loader_probe is not None:
-        yield heading(loader.loader_title(session.loader_probe))
-        yield from loader.loader_parts(session)
-    else:
-        yield note("The DataLoader was not measured by itself. To do so:")
+def _data(shown: Shown) -> Iterator[AnyPart]:
+    if shown.session.loader_probe is None and not shown.is_trace_only:
+        yield note("The DataLoader was not measured by itself. To measure it:")
         yield Code(("lightning-perf data -- python train.py", "PerfDoctor(probe_data=True)"), language="")
-    yield from host.host_parts(session)
-    yield from phases.named_parts(session)
 
 
-def trace_view(shown: Shown) -> Iterator[AnyPart]:
-    """Yield the trace itself in Perfetto if that is installed, and its steps."""
+def _trials(shown: Shown) -> Iterator[AnyPart]:
+    yield note(f"Measured in {wording.line(shown.trial_label, 200)}." if shown.trial_label else "")
+
+
+def _trace(shown: Shown) -> Iterator[AnyPart]:
     if shown.trace is None:
-        yield note(NO_TRACE)
         return
     if shown.file is None:
         yield note("The trace file is not on this machine: only its summary is shown.")
@@ -179,15 +169,24 @@ def trace_view(shown: Shown) -> Iterator[AnyPart]:
     yield trace.categories_table(shown.trace)
 
 
+_FIRST = ("time", "fixes", "findings", "history", "validation", "about")
+
 VIEWS: dict[str, View] = {
-    "overview": View("Overview", overview),
-    "operators": View("Operators", operators),
-    "kernels": View("Kernels", kernels),
-    "memory": View("Memory", memory_view),
-    "modules": View("Modules", modules),
-    "data": View("Data and host", data_and_host),
-    "ranks": View("Ranks", ranks_view),
-    "trials": View("Trials", trials_view),
-    "trace": View("Trace", trace_view),
-}
+    "overview": View("Overview", _FIRST, _overview, "Nothing was measured.", ""),
+    "operators": View("Operators", (), _operators, "No profiler window was recorded.", _WINDOW, "windows"),
+    "kernels": View("Kernels", (), _kernels, "Kernels are recorded on a GPU, in a profiler window.", _WINDOW),
+    "memory": View("Memory", ("memory",), _memory, "Memory was not measured.", "PerfDoctor(memory=True)", "memory"),
+    "modules": View(
+        "Modules", ("model",), _modules, "The compute cost of the modules was not measured.",
+        "PerfDoctor(arithmetic=True)", "model_profile",
+    ),
+    "data": View("Data and host", ("loader", "host"), _data, "The DataLoader was not measured by itself.",
+                 "PerfDoctor(probe_data=True)"),
+    "ranks": View("Ranks", ("ranks",), _nothing, "Only one rank reported.", "Trainer(devices=2)"),
+    "trials": View(
+        "Trials", ("trials",), _trials, "No treatment was tried on this training.",
+        "lightning-perf trial -- python train.py",
+    ),
+    "trace": View("Trace", (), _trace, "No profiler window was recorded.", _WINDOW, "windows"),
+}  # fmt: skip
 """By name, in the order of the tabs; Diff, which needs two runs, has a route of its own."""

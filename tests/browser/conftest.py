@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -124,15 +125,23 @@ def _is_inside(address: str) -> bool:
     return parts.scheme in _INNER_SCHEMES or parts.hostname in _LOOPBACK
 
 
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """selenium's driver of one chromium for all tests of this process; skips where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e '.[dev]'")
+@contextlib.contextmanager
+def started_chromium(profile: Path) -> Iterator[Any]:
+    """Start a headless chromium and yield selenium's driver.
+
+    Args:
+        profile: Folder for the browser's own files.
+
+    Raises:
+        FileNotFoundError: Chromium or its driver is not installed.
+    """
+    from selenium import webdriver
+
     binary = next(filter(None, map(shutil.which, _CHROMIUMS)), None)
     driver_binary = shutil.which("chromedriver")
     if binary is None or driver_binary is None:
         missing = "chromium" if binary is None else "chromedriver"
-        pytest.skip(f"{missing} is not installed: apt-get install chromium chromium-driver")
+        raise FileNotFoundError(f"{missing} is not installed: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for argument in (
@@ -146,16 +155,30 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "--no-first-run",
         "--no-proxy-server",
         "--lang=en",
-        # Were a page to ask for a name outside, it would find none; that it asked is found in the log.
+        # Requests for other hosts fail; the log shows that they were made.
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
+        f"--user-data-dir={profile}",
     ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_binary))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
+    try:
+        driver.set_page_load_timeout(60)
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Selenium's driver of one chromium for all tests; skips where chromium or selenium is not installed."""
+    pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e '.[dev]'")
+    with contextlib.ExitStack() as stack:
+        try:
+            driver = stack.enter_context(started_chromium(tmp_path_factory.mktemp("chromium")))
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        yield driver
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 
 NARROW = 390
 
-INK = "return getComputedStyle(document.querySelector('figure[data-figure=breakdown] .ytick text')).fill"
+INK = "return getComputedStyle(document.querySelector('figure[data-figure=epochs] .ytick text')).fill"
 
 # Texts in the cells of a heat map and on bars stand on grounds of their own.
 COLOURS = """
@@ -70,14 +70,18 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return load(folder)
 
 
-def show(browser: Browser, session: Session, folder: Path) -> None:
-    """Opens the page of the session from disk, with the network off, and waits for its figures."""
+def show(browser: Browser, session: Session, folder: Path, unfold: bool = True) -> None:
+    """Opens the page of the session from disk, with the network off; opens all sections and waits for their figures."""
     page = folder / "report.html"
     page.write_text(to_page(session), encoding="utf-8")
     browser.network(False)
     browser.open(page)
-    drawn = browser.wait(lambda driver: driver.execute_script("return document.documentElement.dataset.drawn"))
-    assert int(drawn) == len(browser.all("figure[data-figure]"))
+    browser.wait(lambda driver: driver.execute_script("return document.documentElement.dataset.drawn"))
+    if unfold:
+        browser.driver.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
+        n_figures = len(browser.all("figure[data-figure]"))
+        script = "return Number(document.documentElement.dataset.drawn)"
+        browser.wait(lambda driver: driver.execute_script(script) == n_figures)
 
 
 def plotted(browser: Browser, name: str) -> list[dict[str, Any]]:
@@ -99,22 +103,22 @@ def test_page_tells_the_sessions_numbers_when_opened_from_disk(
     assert steady is not None
     largest = max(steady.phases.values(), key=lambda phase: phase.share)
     assert wording.share(largest.share, decimals=1) in browser.find("#time table").text
-    [bars] = plotted(browser, "breakdown")
-    assert bars["x"][0] == pytest.approx(100 * largest.share)
+    bars = [bar.size["width"] for bar in browser.all("#time td.bar span")]
+    assert bars[0] == max(bars) > 0
     epochs = plotted(browser, "epochs")
     heights = [sum(values) for values in zip(*(trace["y"] for trace in epochs), strict=True)]
     scale = 1.0 if max(epoch.wall_s for epoch in fitted.epochs) >= 1 else 1e3
     assert heights == pytest.approx([scale * sum(epoch.phases.values()) for epoch in fitted.epochs], rel=1e-6)
     # What was drawn can be seen: bars with a length, and their labels.
-    assert browser.all("figure[data-figure=breakdown] .point path")
-    assert "data wait" in browser.find("figure[data-figure=breakdown] .yaxislayer-above").text
+    assert browser.all("figure[data-figure=epochs] .point path")
+    assert "data wait" in browser.find("figure[data-figure=epochs] .legend").text
     assert browser.logged() == []
     browser.size(1400, 4000)
     browser.shot("page-fit")
 
 
 def test_click_on_a_finding_shows_its_evidence(browser: Browser, tmp_path: Path) -> None:
-    show(browser, starved(), tmp_path)
+    show(browser, starved(), tmp_path, unfold=False)
     closed = browser.find("#PD502")
     assert "share of logging" not in closed.text
     browser.find("#PD502 summary").click()
@@ -123,22 +127,38 @@ def test_click_on_a_finding_shows_its_evidence(browser: Browser, tmp_path: Path)
     assert "Trainer(log_every_n_steps=50)" in closed.text
 
 
-def test_click_on_a_bar_of_the_findings_opens_that_finding(browser: Browser, tmp_path: Path) -> None:
-    show(browser, starved(), tmp_path)
-    # plotly listens to the layer above the bars, so the click is given to the place, not to the element.
-    from selenium.webdriver.common.action_chains import ActionChains
+def test_page_logs_no_error_when_every_section_is_clicked(browser: Browser, tmp_path: Path) -> None:
+    browser.size(NARROW, 900)
+    show(browser, everything(), tmp_path, unfold=False)
+    summaries = browser.all("main summary")
+    assert len(summaries) > 10
+    for summary in summaries:
+        is_open = summary.find_element("xpath", "..").get_attribute("open")
+        if summary.is_displayed() and not is_open:
+            browser.driver.execute_script("arguments[0].scrollIntoView()", summary)
+            summary.click()
+    assert browser.all("figure[data-figure]")
+    browser.wait(lambda _: not browser.all("figure[data-figure] .plot:empty"))
+    assert browser.driver.execute_script("return document.documentElement.scrollWidth") <= NARROW
+    assert browser.logged() == []
 
-    browser.driver.execute_script("document.querySelector('figure[data-figure=findings]').scrollIntoView()")
-    bar = browser.all("figure[data-figure=findings] .point path")[1]
-    box = browser.driver.execute_script(
-        "const b = arguments[0].getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]", bar
-    )
-    mouse = ActionChains(browser.driver)
-    mouse.w3c_actions.pointer_action.move_to_location(int(box[0]), int(box[1]))
-    mouse.perform()
-    mouse.w3c_actions.pointer_action.click()
-    mouse.perform()
-    browser.wait(lambda driver: driver.execute_script("return document.getElementById('PD502').open"))
+
+def test_link_opens_the_section_that_it_leads_to(browser: Browser, tmp_path: Path) -> None:
+    show(browser, everything(), tmp_path, unfold=False)
+    assert not browser.find("#memory table").is_displayed()
+    browser.find("nav a[href='#memory']").click()
+    browser.wait(lambda _: browser.find("#memory table").is_displayed())
+
+
+def test_verdict_time_and_fixes_are_visible_without_a_click_on_the_first_screen(
+    browser: Browser, tmp_path: Path
+) -> None:
+    show(browser, starved(), tmp_path, unfold=False)
+    for selector in ("h1", "#time table", "#fixes table"):
+        bottom = browser.driver.execute_script(
+            "return document.querySelector(arguments[0]).getBoundingClientRect().bottom", selector
+        )
+        assert bottom < 900, selector
 
 
 def test_nothing_foreign_runs(browser: Browser, tmp_path: Path) -> None:
@@ -197,7 +217,7 @@ def test_every_text_stands_out_from_its_ground_in_both_themes(browser: Browser, 
 
 def test_print_shows_all_evidence_on_white(browser: Browser, tmp_path: Path) -> None:
     browser.prefer_dark(True)
-    show(browser, starved(), tmp_path)
+    show(browser, starved(), tmp_path, unfold=False)
     browser.driver.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     assert all(browser.driver.execute_script("return [...document.querySelectorAll('details')].map(d => d.open)"))
     assert _luminance(browser.driver.execute_script(INK)) < 0.1

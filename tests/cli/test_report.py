@@ -198,7 +198,7 @@ def test_report_prints_a_page_unchanged_when_the_terminal_knows_ascii_only(saved
         capture_output=True, timeout=120, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.decode() == to_page(starved())
+    assert done.stdout.decode() == to_page(starved(), str(saved))
 
 
 @pytest.mark.parametrize("format_", ["console", "markdown"])

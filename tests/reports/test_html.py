@@ -109,7 +109,7 @@ def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch
     monkeypatch.setattr(html, "MAX_FIGURES_BYTES", 100_000)
     page = Page(to_page(everything()))
     assert "ranks" not in page.data()["figures"]
-    assert "breakdown" in page.data()["figures"]
+    assert "timeline" in page.data()["figures"]
     assert "would make this file too large to be mailed" in page.text
 
 
@@ -140,7 +140,7 @@ def test_page_tells_of_every_part() -> None:
 
 def test_page_says_why_a_figure_is_not_there() -> None:
     text = Page(to_page(too_short())).text
-    assert "Too little was measured: 3 steps, 20 are needed" in text
+    assert "No steady steps: 3 steps, fewer than the 10 of warm-up" in text
     assert "the run had one rank, or only one reported" in text
 
 
@@ -149,6 +149,21 @@ def test_evidence_is_folded_up_below_its_finding_with_the_first_open() -> None:
     found = [a for tag, a in elements if tag == "details" and "finding" in (a.get("class") or "")]
     assert [a["id"] for a in found] == ["PD101", "PD502"]
     assert ["open" in a for a in found] == [True, False]
+
+
+def test_page_shows_run_verdict_time_and_fixes_and_folds_the_rest() -> None:
+    source = to_page(everything(), "lightning_logs/version_0")
+    order = ("PerfDoctor · lightning_logs/version_0 · 2026-01-02 03:04 UTC", "<h1>", ">data wait<", ">fix<",
+             'class="finding', 'class="folded"')  # fmt: skip
+    places = [source.index(told, source.index("<body>")) for told in order]
+    assert places == sorted(places)
+    folded = [attributes for tag, attributes in Page(source).elements if attributes.get("class") == "folded"]
+    assert len(folded) > 5
+    assert not any("open" in attributes for attributes in folded)
+
+
+def test_page_lists_rules_with_their_names() -> None:
+    assert "PD105 bursty-fetch" in Page(to_page(starved())).text
 
 
 def test_policy_runs_the_pages_own_scripts_and_loads_nothing() -> None:

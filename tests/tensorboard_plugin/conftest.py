@@ -53,7 +53,12 @@ class Tab:
         return told
 
     def blocks(self, view: str, run: str, **parameters: Any) -> list[dict[str, Any]]:
-        return list(self.ready("view", view=view, run=run, **parameters)["blocks"])
+        return parts(self.ready("view", view=view, run=run, **parameters))
+
+
+def parts(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of all sections of an answer."""
+    return [part for section in told["sections"] for part in section["parts"]]
 
 
 def _refused(constant: str) -> None:

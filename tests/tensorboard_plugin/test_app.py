@@ -21,15 +21,15 @@ from reports.test_rank_section import ranks_of
 from reports.trials import climbed
 from traces.shared import FOLDER, needs_shared_traces
 
-from lightning_perf.records import Distribution, Session, Window
-from lightning_perf.reports.figures import FIGURES, PAIR_FIGURES
+from lightning_perf.records import Distribution, LoaderSettings, ModelSettings, Session, Window
+from lightning_perf.reports.figures import FIGURES, PAIR_FIGURES, SHOWN_AS_TABLES
 from lightning_perf.tensorboard_plugin import catalogue, perfetto
 from lightning_perf.tensorboard_plugin.catalogue import Catalogue, roots_of
 from lightning_perf.tensorboard_plugin.timeline import MOST_EVENTS, lanes_of
 from lightning_perf.tensorboard_plugin.views import VIEWS
 from lightning_perf.traces import analyze, read
 
-from .conftest import Tab, table
+from .conftest import Tab, parts, table
 
 Open = Callable[..., Tab]
 
@@ -222,7 +222,7 @@ def test_every_figure_has_its_place_in_a_view(tab: Open, tmp_path: Path) -> None
         for block in one.blocks(view, run)
         if block["type"] == "figure"
     }
-    assert placed - {"trace_events"} == set(FIGURES)
+    assert placed - {"trace_events"} == set(FIGURES) - set(SHOWN_AS_TABLES) - {"kernels"}  # these traces have none
 
 
 def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
@@ -234,7 +234,8 @@ def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) ->
     assert session.steady is not None
     phases = table(blocks, "phases")
     shares = {name.replace("_", " "): phase.share for name, phase in session.steady.phases.items()}
-    assert dict(zip(phases["phase"], phases["share"], strict=True)) == shares
+    shown = dict(zip(phases["phase"], phases["share"], strict=True))
+    assert {name: shown[name] for name in shares if name in shown} == {n: s for n, s in shares.items() if s >= 0.005}
     found = [block for block in blocks if block["type"] == "finding"]
     assert [block["code"] for block in found] == [finding.code for finding in session.findings]
     first = session.findings[0]
@@ -265,6 +266,100 @@ def test_other_views_tell_the_figures_of_the_session(tab: Open, tmp_path: Path) 
     assert functions["function"] == [function.name for function in session.loader_probe.functions]
 
 
+def test_overview_starts_with_verdict_time_and_fixes_and_folds_the_rest(tab: Open, tmp_path: Path) -> None:
+    save(everything(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    sections = one.ready("view", view="overview", run=run)["sections"]
+    keys = [section["key"] for section in sections]
+    assert keys[:4] == ["overview", "time", "fixes", "findings"]
+    assert [section["is_short"] for section in sections] == [key in keys[:4] for key in keys]
+    assert sections[0]["parts"][0]["type"] == "verdict"
+    assert "fixes" in [part["key"] for part in sections[2]["parts"]]
+
+
+def test_phase_bars_start_at_zero_with_the_share_as_length(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    [phases] = [part for part in one.blocks("overview", run) if part.get("key") == "phases"]
+    assert phases["bars"] == pytest.approx([row[1][1] for row in phases["rows"]], abs=1e-3)
+
+
+def test_rules_are_listed_with_their_names(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    assert "PD105 bursty-fetch" in table(one.blocks("overview", run), "rules")["rule"]
+
+
+def test_view_without_content_names_the_argument_that_fills_it(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    empty = one.ready("view", view="overview", run=run)["empty"]
+    assert {"operators", "kernels", "modules", "ranks", "trials", "trace"} <= set(empty)
+    assert "overview" not in empty
+    for view in ("operators", "trace"):
+        hint, code = one.blocks(view, run)
+        assert hint["text"].startswith("No profiler window was recorded.")
+        assert "schedule=" in code["lines"][0]
+
+
+def test_operators_of_a_sampled_step_are_shown_without_a_note_that_there_are_none(tab: Open, tmp_path: Path) -> None:
+    save(msgspec.structs.replace(starved(), model_profile=profile()), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    blocks = one.blocks("operators", run)
+    assert table(blocks, "counted-operators")
+    assert not [block for block in blocks if block["type"] == "note"]
+
+
+def of_model(session: Session, n_trainable: int = 10) -> Session:
+    loader = LoaderSettings(stage="train", index=0, class_name="DataLoader", is_plain=True, dataset_class="Images")
+    settings = msgspec.structs.replace(
+        session.settings, model=ModelSettings(class_name="Net", n_trainable=n_trainable), loaders=(loader,)
+    )
+    return msgspec.structs.replace(session, settings=settings)
+
+
+def test_trial_of_a_training_is_shown_with_its_runs(tab: Open, tmp_path: Path) -> None:
+    trial = msgspec.structs.replace(of_model(starved()), trials=(climbed(),))
+    save(of_model(starved()), tmp_path / "run")
+    save(of_model(starved(), n_trainable=11), tmp_path / "another")
+    save(trial, tmp_path / "tried")
+    one = tab()
+    assert {run["label"] for run in one.json("runs")["runs"]} == {"run", "another", "tried (trial)"}
+    run = "run/perf_session.json"
+    assert table(one.blocks("trials", run), "ladder")["ladder"][0] == "baseline"
+    assert one.blocks("trials", run)[0]["text"] == "Measured in tried (trial)."
+    assert "trials" not in one.ready("view", view="overview", run=run)["empty"]
+    assert "trials" in one.ready("view", view="overview", run="another/perf_session.json")["empty"]
+
+
+def test_fixes_show_the_speedup_that_a_trial_measured(tab: Open, tmp_path: Path) -> None:
+    first = starved().findings[0]
+    fix = msgspec.structs.replace(first.prescriptions[0], treatment="loader-workers")
+    tried = msgspec.structs.replace(
+        starved(), findings=(msgspec.structs.replace(first, prescriptions=(fix,)),), trials=(climbed(),)
+    )
+    save(tried, tmp_path)
+    one = tab()
+    [run] = one.runs()
+    [fixes] = [part for part in one.blocks("overview", run) if part.get("key") == "fixes"]
+    assert fixes["rows"][0][3][0].startswith("1.83x measured")
+
+
+def test_runs_say_when_they_started_whenever_their_files_were_written(tab: Open, tmp_path: Path) -> None:
+    def started(at: str) -> Session:
+        return msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, started_at=at))
+
+    os.utime(save(started("2026-01-02T00:00:00Z"), tmp_path / "new"), (1, 1))
+    os.utime(save(started("2026-01-01T00:00:00"), tmp_path / "old"), (9, 9))
+    times = {run["label"]: run["time"] for run in tab().json("runs")["runs"]}
+    assert times["new"] - times["old"] == 24 * 3600
+
+
 def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> None:
     def window(first_step: int, n_operators: int) -> Window:
         trace = analyze(trace_file(tmp_path / f"{first_step}.json", n_operators))
@@ -276,7 +371,7 @@ def test_a_chosen_window_is_the_one_that_is_shown(tab: Open, tmp_path: Path) -> 
     latest = one.ready("view", view="operators", run=run)
     assert latest["traces"] == ["steps 10 to 11", "steps 50 to 51"]
     assert latest["trace"] == 1
-    assert len(table(latest["blocks"], "operators")["operator"]) == 3
+    assert len(table(parts(latest), "operators")["operator"]) == 3
     assert len(table(one.blocks("operators", run, trace=0), "operators")["operator"]) == 2
     figures = [one.json("figure", run=run, name="operators", trace=i)["figure"] for i in (0, 1)]
     assert [len(figure["data"][0]["y"]) for figure in figures] == [2, 3]
@@ -334,8 +429,8 @@ def test_diff_compares_two_sessions(tab: Open, tmp_path: Path) -> None:
     save(new, tmp_path / "new")
     one = tab()
     runs = {"base": "base/perf_session.json", "new": "new/perf_session.json"}
-    blocks = one.ready("diff", **runs)["blocks"]
-    assert blocks[0]["type"] == "heading"
+    blocks = parts(one.ready("diff", **runs))
+    assert blocks[0]["type"] == "verdict"
     assert {"times", "finding-changes"} <= {block.get("key") for block in blocks}
     for name in PAIR_FIGURES:
         assert one.json("figure", name=name, **runs)["figure"] is not None
@@ -344,7 +439,7 @@ def test_diff_compares_two_sessions(tab: Open, tmp_path: Path) -> None:
 def test_diff_of_two_traces_puts_operators_beside_each_other(tab: Open, tmp_path: Path) -> None:
     trace_file(tmp_path / "a" / "h.1.pt.trace.json", 2)
     trace_file(tmp_path / "b" / "h.1.pt.trace.json", 3)
-    blocks = tab().ready("diff", base="a/traces", new="b/traces")["blocks"]
+    blocks = parts(tab().ready("diff", base="a/traces", new="b/traces"))
     told = table(blocks, "host-changes")
     assert dict(zip(told["operator"], zip(told["base"], told["new"], strict=True), strict=True)) == {
         "aten::op0": (0.05, 0.05), "aten::op1": (0.05, 0.05), "aten::op2": (None, 0.05)
@@ -355,7 +450,7 @@ def test_diff_of_a_run_with_itself_says_so(tab: Open, tmp_path: Path) -> None:
     save(starved(), tmp_path)
     one = tab()
     [run] = one.runs()
-    blocks = one.ready("diff", base=run, new=run)["blocks"]
+    blocks = parts(one.ready("diff", base=run, new=run))
     assert blocks[0]["kind"] == "problem"
 
 

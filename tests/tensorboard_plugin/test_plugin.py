@@ -22,6 +22,8 @@ from werkzeug.test import Client
 from lightning_perf.reports.tensorboard import SessionWriter
 from lightning_perf.tensorboard_plugin.plugin import PerfDoctorPlugin
 
+from .conftest import parts
+
 Board = Callable[[], Client]
 
 
@@ -76,7 +78,7 @@ def test_tab_is_on_when_an_event_file_holds_a_session(board: Board, tmp_path: Pa
     [run] = client.get("/data/plugin/perfdoctor/runs").json["runs"]
     assert run["label"] == "run (event file)"
     told = client.get("/data/plugin/perfdoctor/view", query_string={"run": run["id"], "view": "overview"}).json
-    assert [block["code"] for block in told["blocks"] if block["type"] == "finding"] == [
+    assert [part["code"] for part in parts(told) if part["type"] == "finding"] == [
         finding.code for finding in session.findings
     ]
     assert has_scalars(client)

@@ -1,4 +1,4 @@
-"""Every figure once, drawn from a session with plotly: for the HTML report, the TensorBoard tab and notebooks.
+"""All figures of a session, drawn with plotly: for the HTML report, the TensorBoard tab and notebooks.
 
 Needs neither torch nor lightning; plotly is imported with the first figure.
 """
@@ -33,9 +33,9 @@ class NamedFigure(NamedTuple):
     """A figure of a session, or of two.
 
     Attributes:
-        title: To stand above it.
-        draw: ``draw(session, theme="light")``, of two ``draw(base, new, theme="light")``: the figure, or None where
-            the session holds nothing for it.
+        title: Shown above it.
+        draw: ``draw(session, theme="light")``, or ``draw(base, new, theme="light")`` of two sessions; returns None if
+            there is nothing to show.
     """
 
     title: str
@@ -64,33 +64,36 @@ FIGURES: dict[str, NamedFigure] = {
 }
 """By name, in the order in which a report shows them."""
 
+SHOWN_AS_TABLES = ("breakdown", "findings")
+"""Figures for notebooks: reports show the same values as tables with bars."""
+
 PAIR_FIGURES: dict[str, NamedFigure] = {"steps_diff": NamedFigure("Step time, base and new", pair.steps_diff)}
 
 _WHY: dict[str, tuple[str, str]] = {
     "breakdown": ("steady", "no step was measured in the steady state"),
-    "findings": ("", "no finding promises a gain in time"),
+    "findings": ("", "no finding has an expected speedup"),
     "epochs": ("", "no training epoch ended"),
     "timeline": ("steady", "no step was measured in the steady state"),
-    "startup": ("", "the run did not get to the end of a first step"),
+    "startup": ("", "the run ended before its first step did"),
     "trace_steps": ("windows", "no profiler window was recorded"),
     "operators": ("windows", "no profiler window was recorded, and no operator timed in a step"),
-    "kernels": ("windows", "no profiler window saw kernels: none was recorded, or the run used no device"),
-    "memory_peak": ("memory.breakdown", "it was not looked at what memory holds"),
+    "kernels": ("windows", "no kernels were recorded: there was no profiler window or no GPU"),
+    "memory_peak": ("memory.breakdown", "memory by component was not measured"),
     "memory_phases": ("memory.phases", "memory was not sampled within steps"),
-    "memory_modules": ("memory.breakdown", "it was not looked at what memory holds"),
-    "memory_growth": ("memory.growth", "memory was not watched for long enough to tell a trend"),
+    "memory_modules": ("memory.breakdown", "memory by component was not measured"),
+    "memory_growth": ("memory.growth", "too few memory readings for a trend"),
     "memory_before_oom": ("", "memory did not run out"),
-    "modules": ("model_profile", "no step was looked at to count the model's arithmetic"),
-    "roofline": ("model_profile", "no module or operator was both counted and timed"),
+    "modules": ("model_profile", "no step was sampled to count FLOPs"),
+    "roofline": ("model_profile", "no module or operator has both FLOPs and a time"),
     "ranks": ("ranks", "the run had one rank, or only one reported"),
-    "loader_curve": ("loader_probe", "the loader was not probed"),
+    "loader_curve": ("loader_probe", "the DataLoader was not measured by itself"),
     "trials": ("", "no treatment was tried on this training, or none could be measured"),
 }
-"""Where the session itself may say why, and what to say where it does not."""
+"""Key in `Session.missing` that holds the reason, and the reason to give without one."""
 
 
 def why_absent(name: str, session: Session) -> str:
-    """Why the figure of that name is None for this session, in one sentence."""
+    """Return why this session does not have the figure."""
     key, usual = _WHY[name]
     if not key:
         return usual
@@ -98,6 +101,6 @@ def why_absent(name: str, session: Session) -> str:
 
 
 def figure_json(figure: go.Figure) -> dict[str, Any]:
-    """The figure as pure JSON types: ``{"data": […], "layout": {…}}``. What is not a finite number becomes None."""
+    """Return the figure as JSON types: ``{"data": […], "layout": {…}}``; numbers that are not finite become None."""
     document: dict[str, Any] = plain(figure.to_plotly_json())
     return document

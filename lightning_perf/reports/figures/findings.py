@@ -1,4 +1,4 @@
-"""What the findings would win, and what trials measured."""
+"""Expected speedups of findings, and measured speedups of trials."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from lightning_perf.records import Rung
 
 MAX_FINDINGS = 24
-_WIDEST_GAIN = 100.0  # times; a bar that ends further out says no more
+_WIDEST_GAIN = 100.0  # bars are cut at this speedup
 _KEPT = {"improved": GREEN, "regressed": RED}
 
 
 def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Each finding that promises a gain: the interval of the speed-up, the verdict's own first."""
+    """Return the expected speedup of each finding, the verdict's first."""
     shown = [one for one in ordered_findings(session) if wording.gain(one.gain)][:MAX_FINDINGS]
     if not shown:
         return None
@@ -49,7 +49,7 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
             for one, told in zip(shown, claims, strict=True)
         ],
         "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>speedup %{text}, confidence %{customdata[3]}<br>"
-        "could win back at most: %{customdata[4]}<br>severity: %{customdata[2]}<extra></extra>",
+        "time it accounts for: %{customdata[4]}<br>severity: %{customdata[2]}<extra></extra>",
     }
     widest = max(highs)
     return figure(
@@ -66,7 +66,7 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 
 def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """The ladder of each trial: the speed-up over the baseline with its 95 % interval, and what was predicted."""
+    """Return the ladder of each trial: measured speedup with its 95 % CI, and the predicted one."""
     rungs = [(trial, rung) for trial in session.trials for rung in trial.ladder if rung.added and rung.speedup]
     if not rungs:
         return None
@@ -82,14 +82,14 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": "predicted for it alone",
+                "name": "predicted for the treatment alone",
                 "y": [row for row, _ in predicted],
                 "base": [gain.low for _, gain in predicted],
                 "x": [max(min(gain.high, _WIDEST_GAIN) - gain.low, 0.004) for _, gain in predicted],
                 "width": 0.7,
                 "marker": {"color": ORANGE, "opacity": 0.35},
                 "customdata": [[wording.gain(gain)] for _, gain in predicted],
-                "hovertemplate": "predicted for it alone: %{customdata[0]}<extra></extra>",
+                "hovertemplate": "predicted for the treatment alone: %{customdata[0]}<extra></extra>",
             }
         )
     for name, is_kept, symbol in (("kept", True, "circle"), ("left out", False, "x")):

@@ -1,8 +1,7 @@
-"""Colours that all figures share: told apart by people who see few of them, on white, on black and on paper.
+"""Colors shared by all figures, distinguishable for color-blind readers on light, dark and paper.
 
-The base is the palette of Okabe and Ito (2008), "Color universal design". Its yellow and black are left out: one
-vanishes on white, the other on black. Where twelve phases need a colour, those that happen between steps repeat a
-colour with a pattern, which also survives a printer without colours.
+Based on the palette of Okabe and Ito (2008), "Color universal design", without yellow (invisible on white) and black
+(invisible on dark). Phases between steps repeat a color with a pattern, which also works in grayscale print.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PHASE_COLOURS: dict[str, str] = {
     "startup": PURPLE,
     "other": GREY,
 }
-"""By phase; what no phase accounts for is grey too."""
+"""By phase; unaccounted time is grey too."""
 
 PHASE_PATTERNS: dict[str, str] = {
     "scheduler": "-",
@@ -38,15 +37,15 @@ PHASE_PATTERNS: dict[str, str] = {
     "epoch_boundary": "\\",
     "startup": ".",
 }
-"""Of the phases that share their color with another."""
+"""Patterns of the phases that share a color with another."""
 
 SEVERITY_COLOURS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GREY}
 
 SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BROWN, GREY)
-"""For what has no colour of its own, in this order."""
+"""For series without a color of their own, in this order."""
 
 LESS_TO_MORE = [[0.0, SKY], [0.5, "#777777"], [1.0, "#FF7A1A"]]
-"""Of differences from what is usual, which is grey: it stands back on white and on black."""
+"""Diverging scale; the middle is grey, which is unobtrusive on light and dark."""
 
 _INK = {"light": "#1f2328", "dark": "#e6e6e6"}
 _GRID = {"light": "#d9d9d9", "dark": "#4a4a4a"}
@@ -54,9 +53,9 @@ _LABEL = {"light": "#ffffff", "dark": "#303030"}
 
 
 def template(theme: Theme) -> dict[str, Any]:
-    """What a figure looks like apart from its data, as plotly's ``layout.template``.
+    """Return plotly's ``layout.template`` of a theme.
 
-    Only this differs between the themes, so a page can switch by replacing it. Backgrounds are transparent.
+    Themes differ only in this, so a page can switch by replacing it. Backgrounds are transparent.
     """
     ink, grid = _INK[theme], _GRID[theme]
     axis = {

@@ -1,4 +1,4 @@
-"""What figures are put together from: labels that cannot be read as markup, units for axes, layout."""
+"""Shared parts of figures: escaped labels, units of axes, layout."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _BYTES = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (0, "B"))
 
 
 def label(text: str, limit: int = 40) -> str:
-    """Foreign text for a figure: one line, and nothing that plotly could read as a tag, an entity or a formula."""
+    """Return foreign text as one line that plotly does not read as a tag, an entity or a formula."""
     return html.escape(line(text, limit), quote=False).replace("$", "&#36;")
 
 
 def seconds_scale(values: Iterable[float | None]) -> tuple[str, float]:
-    """Unit for the largest of the durations in seconds, and what to multiply them by."""
+    """Return the unit for the largest duration in seconds, and the factor to it."""
     largest = _largest(values)
     return next((unit, factor) for least, unit, factor in _SECONDS if largest >= least)
 
 
 def bytes_scale(values: Iterable[float | None]) -> tuple[str, float]:
-    """Unit for the largest number of bytes, and what to multiply them by."""
+    """Return the unit for the largest number of bytes, and the factor to it."""
     largest = _largest(values)
     return next((unit, 1 / max(least, 1)) for least, unit in _BYTES if largest >= least)
 
 
 def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
-    """A vertical axis with a text a row, the first on top. Rows stand at 0, 1, 2 … so that equal texts stay apart."""
+    """Return a vertical axis with one label per row, the first on top; rows are numbered, so that labels may repeat."""
     n = len(labels)
     return {
         "tickvals": list(range(n)),
@@ -52,12 +52,12 @@ def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def rows_height(n_rows: int, extra_px: int = 90) -> int:
-    """Height of a figure of rows, in pixels."""
+    """Return the height of a figure of rows, in pixels."""
     return n_rows * ROW_PX + extra_px
 
 
 def upright(at: float) -> dict[str, Any]:
-    """A dotted line from bottom to top: where nothing would have changed."""
+    """Return a dotted vertical line."""
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
             "line": {"color": GREY, "dash": "dot"}}  # fmt: skip
 
@@ -70,14 +70,14 @@ def figure(
     has_legend: bool = False,
     **layout: Any,
 ) -> go.Figure:
-    """A figure of the given traces in the theme; as wide as its place.
+    """Return a figure of the given traces, as wide as its container.
 
     Args:
         data: Traces as plotly's JSON.
-        theme: Of which the colours of text and grid are.
-        height: In pixels; room for a legend below comes on top.
-        has_legend: Whether to show one.
-        layout: The rest of plotly's layout.
+        theme: Colors of text and grid.
+        height: In pixels, without the legend.
+        has_legend: Whether to show a legend.
+        layout: Other arguments of plotly's layout.
     """
     import plotly.graph_objects as go
 
@@ -100,14 +100,14 @@ def figure(
 def rows_figure(
     data: Sequence[Mapping[str, Any]], theme: Theme, *, labels: Sequence[str], axis: str, barmode: str
 ) -> go.Figure:
-    """A figure of several bars a row, with a legend.
+    """Return a figure with several bars per row and a legend.
 
     Args:
         data: Bars as plotly's JSON, at the rows 0, 1, 2 ….
         theme: As for ``figure``.
-        labels: A text a row.
-        axis: What the bars show, with its unit.
-        barmode: How bars of one row lie: ``"stack"``, ``"group"`` or ``"overlay"``.
+        labels: One label per row.
+        axis: Title of the horizontal axis, with its unit.
+        barmode: Arrangement of the bars in a row: ``"stack"``, ``"group"`` or ``"overlay"``.
     """
     return figure(
         data,
@@ -121,7 +121,7 @@ def rows_figure(
 
 
 def plain(value: Any) -> Any:
-    """The value as pure JSON types; what is not a finite number becomes None."""
+    """Return the value as JSON types; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Where the time of steps and epochs went."""
+"""Time of steps and epochs by phase."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ if TYPE_CHECKING:
     from lightning_perf.records import Epoch
 
 MAX_EPOCH_BARS = 200
-"""Of more epochs, neighbours share a bar of their mean: one bar is then about four pixels wide."""
+"""Above this number, each bar is the mean of neighboring epochs: bars stay about four pixels wide."""
 
 
 def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """The steady span by phase, largest first; each bar begins where the one above ends, all fill 100 %."""
+    """Return the share of the steady time of each phase, largest first."""
     steady = session.steady
     rows = stage_rows(steady) if steady is not None else []
     if not rows:
         return None
-    starts = [sum(row.share for row in rows[:i]) for i in range(len(rows))]
     bars = {
         "type": "bar",
         "orientation": "h",
         "y": list(range(len(rows))),
         "x": [100 * row.share for row in rows],
-        "base": [100 * start for start in starts],
         "marker": _phase_markers([row.phase for row in rows]),
         "text": [share(row.share, decimals=1) for row in rows],
         "textposition": "outside",
@@ -44,7 +42,7 @@ def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
             for row in rows
         ],
         "hovertemplate": "%{customdata[0]}: %{text}<br>%{customdata[1]} in total<br>"
-        f"median a {step_word(session)}: %{{customdata[2]}}<extra></extra>",
+        f"p50 per {step_word(session)}: %{{customdata[2]}}<extra></extra>",
     }
     return figure(
         [bars],
@@ -56,7 +54,7 @@ def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 
 def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Wall time of each epoch by phase; of very many epochs, means of neighbours."""
+    """Return the wall time of each epoch by phase; means of neighbors if there are many epochs."""
     if not session.epochs:
         return None
     size = -(-len(session.epochs) // MAX_EPOCH_BARS)
@@ -92,7 +90,7 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 
 def startup(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Where the time to the end of the first step went, largest part first."""
+    """Return the parts of the time to the end of the first step, largest first."""
     parts = sorted(session.run.startup.items(), key=lambda part: -part[1])
     if not parts:
         return None
@@ -119,12 +117,12 @@ def startup(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 
 def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """The step over the course of the run, by phase, with the slowest step of each stretch and profiler windows."""
+    """Return the step time over the run by phase, with the slowest steps and the profiler windows."""
     blocks = session.steady.timeline if session.steady is not None else ()
     if not blocks or session.steady is None:
         return None
     unit, factor = seconds_scale(block.step_s for block in blocks)
-    # The last block ends somewhere: one more point closes its tread.
+    # One more point ends the last block.
     xs = [block.first_step for block in blocks]
     xs.append(blocks[-1].first_step + blocks[-1].n_steps)
     word = step_word(session)
@@ -156,7 +154,7 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
             "y": [*slowest, slowest[-1]],
             "line": {"shape": "hv", "width": 1, "color": GREY, "dash": "dot"},
             "customdata": [[seconds(block.max_step_s)] for block in (*blocks, blocks[-1])],
-            "hovertemplate": f"slowest {word} hereabouts: %{{customdata[0]}}<extra></extra>",
+            "hovertemplate": f"slowest {word} nearby: %{{customdata[0]}}<extra></extra>",
             "visible": True if max(slowest) <= 5 * max(block.step_s for block in blocks) * factor else "legendonly",
         }
     )
@@ -200,11 +198,11 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 
 def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
-    """Phase, name and values of what can be seen; phases that are small everywhere are added up with ``other``."""
+    """Return phase, name and values; phases that are small everywhere are added to ``other``."""
     totals = [sum(value for value in values if math.isfinite(value)) for values in zip(*series.values(), strict=True)]
     kept, rest, n_folded = [], [0.0] * len(totals), 0
     for phase, values in series.items():
-        # What is not a number counts as seen, so that its gap is.
+        # NaN counts as visible, so that the gap is shown.
         is_seen = any(
             not value < FOLDED_BELOW_SHARE * total for value, total in zip(values, totals, strict=True) if value
         )

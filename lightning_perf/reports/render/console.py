@@ -16,8 +16,8 @@ from lightning_perf.reports import wording
 
 _WIDEST = 100
 _NARROW = 70
-_BAR = {False: 30, True: 14}
-"""Width of bars by whether the console is narrow; a third less for bars that all start at the left."""
+_BAR = {False: 20, True: 10}
+"""Width of bars by whether the console is narrow."""
 SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cyan", "info": "bold"}
 _VERDICT_STYLES = {"healthy": "bold green"}
 QUIET = "dim"
@@ -131,12 +131,10 @@ class Page:
         if table.about:
             yield self._text(table.about, QUIET)
         if table.bars:
-            is_stacked = any(start for start, _ in table.bars)
-            width = self._bar_width if is_stacked else self._bar_width * 2 // 3
             heads.insert(1, "")
             numbers.insert(1, False)
-            for row, (start, length) in zip(rows, table.bars, strict=False):
-                row.insert(1, _bar(start, length, width))
+            for row, length in zip(rows, table.bars, strict=False):
+                row.insert(1, _bar(length, self._bar_width))
         yield self._grid(rows, numbers, heads, bar=1 if table.bars else None)
 
     def _grid(
@@ -173,10 +171,8 @@ class Page:
         return Constrain(Padding(grid, (0, 0, 0, indent), expand=False), self._width)
 
 
-def _bar(start: float, length: float, width: int) -> str:
-    first, end = round(width * start), round(width * (start + length))
-    first = min(first, width - 1)
-    return (" " * first + ("█" * (end - first) or "▏")).ljust(width)
+def _bar(length: float, width: int) -> str:
+    return ("█" * round(width * length) or "▏").ljust(width)
 
 
 def _is_set_off(before: doc.AnyPart, part: doc.AnyPart) -> bool:

@@ -1,7 +1,7 @@
-"""The diagnosis as one HTML file to be mailed: opens from disk, asks nothing of any network, runs only its own script.
+"""The diagnosis as one HTML file: opens from disk, makes no network requests, runs only its own script.
 
-Verdict, findings and tables are plain HTML and need no script; figures are drawn over them by plotly's own file, taken
-from the installed wheel. Foreign text is shortened, stripped of control characters and escaped.
+Verdict, tables and findings are plain HTML and need no script. Figures are drawn by plotly's script from the installed
+wheel. Foreign text is shortened, stripped of control characters and escaped.
 """
 
 from __future__ import annotations
@@ -18,39 +18,42 @@ from typing import Any
 from lightning_perf.records import Session
 from lightning_perf.reports import figures, wording
 from lightning_perf.reports.cells import PAGE
-from lightning_perf.reports.document import Section, section, table, visible
+from lightning_perf.reports.document import Document, Figure, Section, section, table, visible
+from lightning_perf.reports.sections.verdict import run_name
 from lightning_perf.reports.session_document import session_document
 
 MAX_ROWS = 200
-"""Rows of a table; a report that is mailed is read, not searched."""
+"""Rows of a table; `perf_session.json` has all of them."""
 
 MAX_FIGURES_BYTES = 800_000
-"""Of all figures together: with plotly's 4.8 MB the file stays below 6 MB, which mail servers let through. Beyond it
-the largest are left out, and listed with the reason."""
+"""Size of all figures: with plotly's 4.8 MB the file stays below 6 MB, which mail servers accept. The largest figures
+are left out first and listed with the reason."""
 
 _WIDTH = PAGE
 
 _STATIC = importlib.resources.files(__package__) / "static"
 
 
-def to_page(session: Session) -> str:
+def to_page(session: Session, name: str = "") -> str:
     """Return the whole diagnosis as one self-contained HTML page.
 
     Args:
         session: The session.
+        name: Where the session is, shown on top with the date; if empty, the class of the model.
     """
     with warnings.catch_warnings():  # importing plotly adds filters, which the training's process must not keep
-        return _page(session)
+        return _page(session, name)
 
 
-def _page(session: Session) -> str:
-    drawn, left_out = _drawn(session)
+def _page(session: Session, name: str) -> str:
     document = session_document(session, show_all=True)
+    drawn, left_out = _drawn(session, document)
     assert document.verdict is not None
     scripts = [_plotly(), _static("report.js")] if drawn else []
     themes = {"light": figures.template("light"), "dark": figures.template("dark")}
     page: str = _template().render(
         title=f"PerfDoctor: {document.verdict.text}",
+        run=run_name(session, name),
         verdict=document.verdict,
         facts=document.facts,
         sections=[*visible(document, _WIDTH, drawn), *_absent(left_out)],
@@ -68,19 +71,21 @@ def _absent(left_out: dict[str, str]) -> list[Section]:
     return [section("figures", "Figures not shown", [absent])] if rows else []
 
 
-def _drawn(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
+def _drawn(session: Session, document: Document) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures as JSON, by name, and the reason why others are not shown."""
     found: dict[str, Any] = {}
     absent: dict[str, str] = {}
+    placed = {part.name for each in document.sections for part in each.parts if isinstance(part, Figure)}
     for name, (_, draw) in figures.FIGURES.items():
-        figure = draw(session)
+        if name in figures.SHOWN_AS_TABLES:
+            continue
+        figure = draw(session) if name in placed else None
         if figure is None:
             absent[name] = figures.why_absent(name, session)
         else:
-            document = figures.figure_json(figure)
-            document["layout"].pop("template", None)  # the page has both themes once
-            found[name] = document
-    sizes = {name: len(_script_data(document)) for name, document in found.items()}
+            found[name] = figures.figure_json(figure)
+            found[name]["layout"].pop("template", None)  # the page has both themes once
+    sizes = {name: len(_script_data(each)) for name, each in found.items()}
     while sum(sizes.values()) > MAX_FIGURES_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         absent[largest] = f"its {wording.size(sizes.pop(largest))} would make this file too large to be mailed"
@@ -122,8 +127,8 @@ def _static(name: str) -> str:
 
 
 def _inline(text: str) -> str:
-    # A parser of HTML reads every line end as \n before the script is hashed, and ends the element at its end tag
-    # wherever that stands; in a string of a script the backslash means nothing.
+    # HTML parsers read every line end as \n before they hash the script, and end the element at the first end tag. In a
+    # string of a script, the backslash has no effect.
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

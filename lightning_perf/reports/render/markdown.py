@@ -13,10 +13,10 @@ from lightning_perf.reports.session_document import session_document
 
 _WIDTH = 79
 _BAR_WIDTH = 20
-# Escaped where they mean something inside a line, and the marks of lists and headings where a line begins.
+# Special inside a line; and list and heading marks at the start of a line.
 _SPECIAL = re.compile(r"[\\`*_\[\]|]|^[-+#]")
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
-# Signs that only some Markdowns give a meaning to, and that others would show with their backslash.
+# Special in some Markdown dialects only; the others would show the backslash.
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"})
 
 
@@ -44,17 +44,15 @@ def render(document: doc.Document, is_folded: bool = False) -> str:
     if document.facts:
         parts.append(escape(" · ".join(document.facts)))
     for section in doc.visible(document, _WIDTH):
-        heading = [f"### {escape(section.title)}"] if section.title else []
-        heading += _overview([part for part in section.parts if isinstance(part, doc.Diagnosis)])
-        if not is_folded or section.is_short:
-            parts += heading
-            for part in section.parts:
-                if is_folded and isinstance(part, doc.Diagnosis):
-                    parts.append(_folded(f"{part.severity}: {part.title}", list(_part(part))))
-                else:
-                    parts += _part(part)
-        else:
-            parts.append(_folded(section.title, [*heading, *(text for part in section.parts for text in _part(part))]))
+        if is_folded and not section.is_short:
+            parts.append(_folded(section.title, [text for part in section.parts for text in _part(part)]))
+            continue
+        parts += [f"### {escape(section.title)}"] if section.title else []
+        for part in section.parts:
+            if is_folded and isinstance(part, doc.Diagnosis):
+                parts.append(_folded(f"{part.severity}: {part.title}", list(_finding(part))))
+            else:
+                parts += _part(part)
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,17 +80,11 @@ def _part(part: doc.AnyPart) -> Iterator[str]:
     elif isinstance(part, doc.Table):
         yield from _table(part)
     elif isinstance(part, doc.Diagnosis):
+        yield f"#### {part.severity}: {escape(part.title)}"
         yield from _finding(part)
 
 
-def _overview(findings: Sequence[doc.Diagnosis]) -> list[str]:
-    """Return several findings as one table."""
-    rows = [(f.severity, f.title, f.speedup, f.confidence, f.fixes[0].text if f.fixes else "") for f in findings]
-    return list(_table(doc.table(("severity", "finding", "speedup", "confidence", "fix"), rows))) if rows else []
-
-
 def _finding(finding: doc.Diagnosis) -> Iterator[str]:
-    yield f"#### {finding.severity}: {escape(finding.title)}"
     remark = f" ({finding.remark})" if finding.remark else ""
     yield escape(finding.summary) + remark
     if finding.evidence:
@@ -118,7 +110,7 @@ def _table(one: doc.Table) -> Iterator[str]:
     if one.bars:
         heads.insert(1, "")
         numbers.insert(1, False)
-        for row, (_, length) in zip(cells, one.bars, strict=False):
+        for row, length in zip(cells, one.bars, strict=False):
             row.insert(1, "▇" * round(_BAR_WIDTH * length))
     rule = ["---:" if is_number else "---" for is_number in numbers]
     yield "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *cells))
@@ -130,7 +122,7 @@ def _folded(title: str, parts: Sequence[str]) -> str:
 
 
 def _fenced(lines: Sequence[str], language: str = "python") -> str:
-    # A fence longer than any inside, so that nothing in the code can close it.
+    # Longer than any fence inside, so that the code cannot close it.
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}{language}", *lines, fence])

@@ -66,7 +66,7 @@ def _part(part: doc.AnyPart) -> Iterator[str]:
         if part.bars:
             heads.insert(1, "")
             numbers.insert(1, False)
-            for row, (_, length) in zip(cells, part.bars, strict=False):
+            for row, length in zip(cells, part.bars, strict=False):
                 row.insert(1, f'<span style="{_BAR};width:{_BAR_EM * length:.2f}em"></span>')
         yield _table(heads, numbers, cells)
     elif isinstance(part, doc.Diagnosis):

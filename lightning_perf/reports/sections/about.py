@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from lightning_perf.records import Session
 from lightning_perf.reports.document import AnyPart, Section, code, pairs, section, table
 from lightning_perf.reports.wording import line, seconds, share
+from lightning_perf.rules.engine import all_rules
 
 from .machine import machine_facts
 from .memory import peaks_fact
@@ -44,7 +45,8 @@ def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
     """Yield facts on the measurement, and, if asked for all, the outcome of each rule and what is missing."""
     yield pairs(about_facts(session, show_all))
     if show_all:
-        rules = [(line(one.code, 16), one.status, line(one.reason)) for one in session.outcomes]
+        names = {rule.code: f"{rule.code} {rule.name}" for rule in all_rules()} if session.outcomes else {}
+        rules = [(names.get(one.code, line(one.code, 16)), one.status, line(one.reason)) for one in session.outcomes]
         yield table(("rule", "result", "reason"), rules, title="Rules", key="rules", is_folded=True)
         yield table(("what", "reason"), missing_rows(session), title="Not measured", key="missing", is_folded=True)
 

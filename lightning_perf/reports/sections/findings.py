@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lightning_perf.records import SEVERITIES, Finding, Session
 from lightning_perf.reports.cells import Value
-from lightning_perf.reports.document import AnyPart, Diagnosis, Figure, Fix
+from lightning_perf.reports.document import AnyPart, Diagnosis, Fix
 from lightning_perf.reports.wording import block, evidence_basis, evidence_value, gain, line
 
 
@@ -25,8 +25,7 @@ def finding_title(finding: Finding) -> str:
 
 
 def finding_parts(session: Session) -> Iterator[AnyPart]:
-    """Yield the plot of speedups and all findings; the first one is open."""
-    yield Figure("findings", "Expected speedup of each fix")
+    """Yield all findings; the first one is open."""
     for i, finding in enumerate(ordered_findings(session)):
         yield diagnosis(finding, is_open=i == 0)
 

@@ -59,7 +59,7 @@ def loader_parts(session: Session) -> Iterator[AnyPart]:
         for row in rows
     ]  # fmt: skip
     heads: Heads = ("workers", "batches/s alone", "expected step", "")
-    yield table(heads, cells, key="curve", bars=[(0.0, row.fill) for row in rows])
+    yield table(heads, cells, key="curve", bars=[row.fill for row in rows])
     yield listing(function_facts(probe))
     yield facts(sample_facts(probe), "Sample")
     functions = [

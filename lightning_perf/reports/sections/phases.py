@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from lightning_perf.records import PHASES, Session, StageTimes
 from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number, seconds, share
-from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
+from lightning_perf.reports.document import AnyPart, Figure, Table, facts, note, table
 from lightning_perf.reports.wording import count, phase_name, seconds_column
 from lightning_perf.reports.wording import seconds as seconds_text
 from lightning_perf.reports.wording import share as share_text
@@ -105,29 +104,33 @@ def validation_title(validation: StageTimes) -> str:
     return f"Validation: {count(validation.n_steps, 'batch')} in {seconds_text(validation.span_s)}"
 
 
-def steady_parts(session: Session, folded_below: float = FOLDED_BELOW_SHARE) -> Iterator[AnyPart]:
-    """Yield the breakdown of the steady state, epochs, and time series."""
-    yield Figure("breakdown", "Time per phase")
+def steady_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield the breakdown of the steady state, or why there is none."""
     if session.steady is not None:
-        yield from stage_parts(session.steady, step_word(session), "phases", folded_below)
+        yield from stage_parts(session.steady, step_word(session), "phases")
+    elif "steady" in session.missing:
+        yield note(f"No steady steps: {session.missing['steady']}.")
+
+
+def history_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield the step time over the run, the epochs, and the start."""
     yield Figure("timeline", "Step time over the run")
     yield Figure("epochs", "Time per phase and epoch")
     yield _epochs(session)
     yield Figure("startup", "Time to the end of the first step")
 
 
-def stage_parts(stage: StageTimes, word: str, key: str, folded_below: float = FOLDED_BELOW_SHARE) -> Iterator[AnyPart]:
+def stage_parts(stage: StageTimes, word: str, key: str) -> Iterator[AnyPart]:
     """Yield speed and breakdown of one stage."""
     yield facts(rate_facts(stage, word), "Speed")
     yield facts([device_fact(stage)], "Device")
     p95_s = {name: phase.p95_s for name, phase in stage.phases.items()}
-    yield breakdown(stage_rows(stage, folded_below), word, key, p95_s)
+    yield breakdown(stage_rows(stage), word, key, p95_s)
 
 
 def breakdown(rows: list[PhaseRow], word: str = "step", key: str = "", p95_s: Mapping[str, float | None] = {}) -> Table:
-    """Return phases as a table with bars that continue from row to row."""
+    """Return phases as a table with bars."""
     whole = sum(row.total_s for row in rows) or 1.0
-    ends = list(itertools.accumulate((row.total_s / whole for row in rows), initial=0.0))
     cells = [
         (row.name, Value(share_text(row.share, decimals=1), row.share), Value(total, row.total_s),
          Value(p50, row.p50_s), seconds(p95_s.get(row.phase)))
@@ -135,8 +138,7 @@ def breakdown(rows: list[PhaseRow], word: str = "step", key: str = "", p95_s: Ma
                                    seconds_column([row.p50_s for row in rows]), strict=True)
     ]  # fmt: skip
     heads: Heads = ("phase", "share", "total", f"p50 per {word}", Column(f"p95 per {word}", PAGE))
-    bars = [(start, end - start) for start, end in itertools.pairwise(ends)]
-    return table(heads, cells, key=key, bars=bars)
+    return table(heads, cells, key=key, bars=[row.total_s / whole for row in rows])
 
 
 def _epochs(session: Session) -> Table:

@@ -53,6 +53,11 @@ def trace_document(record: TraceRecord) -> Document:
 def trace_parts(record: TraceRecord) -> Iterator[AnyPart]:
     """Yield the tables and facts of one trace, without its findings."""
     yield categories_table(record)
+    yield from detail_parts(record)
+
+
+def detail_parts(record: TraceRecord) -> Iterator[AnyPart]:
+    """Yield everything except the time by category and the findings."""
     yield what_if_table(record)
     yield pairs(trace_facts(record))
     yield _syncs_table(record)
@@ -120,7 +125,7 @@ def categories_table(record: TraceRecord) -> Table:
              for name in (windows[0].categories if windows else ())}  # fmt: skip
     spent = {name: s for name, s in spent.items() if s >= _LEAST_SHARE * total}
     rows: Rows = [(name.replace("_", " "), seconds(s / n), share(s / total)) for name, s in spent.items()]
-    bars = [(0.0, min(1.0, s / total)) for s in spent.values()]
+    bars = [min(1.0, s / total) for s in spent.values()]
     heads: Heads = ("category", "mean", "share")
     about = "each moment counts for the first category that applies, from the top"
     return table(heads, rows, title=_time_title(record), about=about, key="categories", bars=bars)

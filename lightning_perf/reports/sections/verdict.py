@@ -43,6 +43,19 @@ def run_facts(session: Session) -> list[str]:
     return [*facts, machine_text(session)]
 
 
+def run_name(session: Session, name: str = "") -> str:
+    """Return the name of the run and when it started.
+
+    Args:
+        session: The session.
+        name: Where the session is; if empty, the class of the model.
+    """
+    model = session.settings.model
+    started = line(session.run.started_at, 40)[:16].replace("T", " ")
+    told = (line(name, 120) or (line(model.class_name, 60) if model is not None else ""), started and f"{started} UTC")
+    return " · ".join(filter(None, told))
+
+
 def machine_text(session: Session) -> str:
     """Return the devices, or "CPU", and the number of usable cores."""
     machine = session.machine

@@ -1,12 +1,13 @@
-// One function for each kind of block that the server sends.
+// One function per kind of part that the server sends.
 
 import {figure} from './figures.js';
 import {address, el} from './page.js';
 import {table} from './table.js';
 
 function verdict(block) {
-  const level = block.severity || (block.category === 'healthy' ? 'healthy' : 'unknown');
-  return el('p', {class: `verdict ${level}`}, el('b', {text: block.severity || block.category}), el('span', {text: block.text}));
+  const level = block.severity || (['healthy', 'faster'].includes(block.category) ? 'healthy' : 'unknown');
+  const label = (block.severity || block.category).replace('_', ' ');
+  return el('div', {class: `verdict ${level}`}, ...(block.text.toLowerCase().startsWith(label) ? [] : [el('b', {text: label})]), el('h1', {text: block.text}));
 }
 
 function pairs(block) {
@@ -39,27 +40,27 @@ function copier(text) {
 }
 
 function finding(block) {
+  const remarks = [block.speedup && `speedup ${block.speedup}`, `confidence ${block.confidence}`, block.remark].filter(Boolean).join(', ');
   const evidence = el('table', {class: 'evidence'}, el('tbody', {}, ...block.evidence.map(([metric, [text, value], basis]) =>
     el('tr', {}, el('th', {scope: 'row', text: metric}), el('td', {class: 'number', text, 'data-value': value}), el('td', {text: basis})))));
   const fixes = block.fixes.flatMap((fix) => [
     el('p', {class: 'fix'}, el('b', {text: 'Fix '}), el('span', {text: fix.text}), el('span', {class: 'about', text: ` (${fix.kind})`})),
     fix.code.length ? code({lines: fix.code}) : null,
   ]);
-  return el('details', {class: `finding ${block.severity}`, 'data-code': block.code},
+  return el('details', {class: `finding ${block.severity}`, 'data-code': block.code, open: block.is_open},
     el('summary', {}, el('span', {class: 'severity', text: block.severity}), el('b', {text: block.title}),
-      el('span', {class: 'gain', text: block.speedup ? `speedup ${block.speedup}` : ''}), el('span', {class: 'says', text: block.summary})),
+      el('span', {class: 'about', text: remarks}), el('span', {class: 'says', text: block.summary})),
     el('div', {class: 'inside'},
-      el('h4', {text: 'Evidence'}), evidence,
-      ...fixes,
+      el('div', {class: 'scroll plain', tabindex: '0'}, evidence), ...fixes,
       block.speedup ? el('p', {class: 'fix'}, el('b', {text: 'Expected speedup '}), el('span', {text: block.basis ? `${block.speedup} (${block.basis})` : block.speedup})) : null,
-      el('p', {class: 'about', text: `Confidence: ${block.confidence}${block.remark ? `, ${block.remark}` : ''}. Details: lightning-perf explain ${block.code}`})));
+      el('p', {class: 'about', text: `Details: lightning-perf explain ${block.code}`})));
 }
 
 function perfetto(block, parameters) {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined));
   const trace = address(`trace?${query}`);
   const page = `${address('perfetto/index.html')}#!/?url=${encodeURIComponent(trace)}`;
-  const inside = `${page}&mode=embedded`; // without its menus, and without its own look for newer files
+  const inside = `${page}&mode=embedded`; // no menus, no check for updates
   return el('section', {class: 'perfetto'},
     el('p', {}, el('span', {text: `${block.file} in Perfetto. `}), el('a', {href: page, target: '_blank', rel: 'noopener', text: 'Open in a new tab'})),
     el('iframe', {src: inside, title: `Perfetto showing ${block.file}`}));
@@ -68,10 +69,15 @@ function perfetto(block, parameters) {
 const DRAWN = {
   verdict, facts, pairs, code, finding, perfetto, figure, table,
   listing: (block) => el('ul', {}, ...block.items.map((text) => el('li', {text}))),
-  heading: (block) => el('h2', {text: block.text}),
+  heading: (block) => el('h3', {text: block.text}),
   note: (block) => el('p', {class: `note ${block.kind}`, text: block.text}),
 };
 
-export function draw(blocks, parameters) {
-  return blocks.map((block) => (DRAWN[block.type] ?? (() => null))(block, parameters)).filter(Boolean);
+// Long sections are folded, as in the HTML report.
+export function draw(sections, parameters) {
+  return sections.map(({key, title, parts, is_short: isShort}) => {
+    const drawn = parts.map((part) => (DRAWN[part.type] ?? (() => null))(part, parameters));
+    if (isShort || !title) return el('section', {'data-section': key}, title ? el('h2', {text: title}) : null, ...drawn);
+    return el('details', {class: 'folded', 'data-section': key, 'data-code': key}, el('summary', {}, el('h2', {text: title})), ...drawn);
+  });
 }

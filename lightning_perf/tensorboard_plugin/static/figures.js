@@ -1,4 +1,4 @@
-// Figures, drawn by the plotly that is installed beside TensorBoard, once they come into view.
+// Figures, drawn by plotly from the installed wheel once they come into view.
 
 import {address, ask, el, isDark} from './page.js';
 
@@ -14,8 +14,8 @@ function plotly() {
   return loading;
 }
 
-const OPTIONS = {responsive: true, displaylogo: false, showSendToCloud: false, showEditInChartStudio: false,
-  modeBarButtonsToRemove: ['lasso2d', 'select2d'], topojsonURL: 'none://'};
+// No mode bar: it covers the figure, and one of its buttons sends the data to a server.
+const OPTIONS = {responsive: true, displayModeBar: false, topojsonURL: 'none://'};
 
 async function draw(section, place, parameters) {
   try {
@@ -34,9 +34,7 @@ async function draw(section, place, parameters) {
     place.classList.remove('waiting');
     place.replaceChildren();
     place.style.minHeight = `${told.figure.layout.height ?? 300}px`;
-    const style = getComputedStyle(document.documentElement);
-    const modebar = {bgcolor: 'rgba(0,0,0,0)', color: style.getPropertyValue('--quiet'), activecolor: style.getPropertyValue('--ink')};
-    await library.react(place, told.figure.data, {...told.figure.layout, modebar}, OPTIONS);
+    await library.react(place, told.figure.data, told.figure.layout, OPTIONS);
     section.dataset.drawn = isDark() ? 'dark' : 'light';
   } catch (error) {
     place.classList.remove('waiting');

@@ -1,4 +1,4 @@
-// The PERFDOCTOR tab. TensorBoard calls render() once and keeps the page: what is new is asked for.
+// The PERFDOCTOR tab. TensorBoard calls render() once and keeps the page, so the page polls for changes.
 
 import {draw} from './static/blocks.js';
 import {address, ask, el, isDark, onTheme} from './static/page.js';
@@ -7,7 +7,7 @@ const POLL_MS = 5000;
 const READING_MS = 600;
 const DIFF = ['diff', 'Diff'];
 
-const state = {runs: [], views: [], run: null, base: null, view: 'overview', trace: null, asked: 0, drawn: ''};
+const state = {runs: [], views: [], run: null, base: null, view: 'overview', trace: null, empty: {}, asked: 0, drawn: ''};
 const page = {};
 
 export async function render() {
@@ -58,23 +58,34 @@ async function poll() {
   tabs();
   const one = state.runs.find((run) => run.id === state.run);
   page.about.textContent = [one?.status, one?.started_at?.slice(0, 16).replace('T', ' '),
-    told.is_complete ? '' : 'still looking through the log directory', told.is_cut ? 'the log directory is too large to look through' : '',
+    told.is_complete ? '' : 'still searching the log directory', told.is_cut ? 'the log directory has too many folders: some were not searched' : '',
   ].filter(Boolean).join(' · ');
   if (!state.runs.length) {
     state.drawn = '';
-    say(told.is_complete ? 'No sessions of PerfDoctor and no profiler traces lie in this log directory yet. Add PerfDoctor() to the Trainer’s callbacks.'
-      : 'Looking through the log directory …');
+    say(told.is_complete ? 'This log directory has no PerfDoctor sessions and no profiler traces yet. Add PerfDoctor() to the callbacks of the Trainer.'
+      : 'Searching the log directory …');
   } else if (stamp() !== before || !state.drawn) show();
 }
 
-// What to compare with unless told: the newest other run of the same kind.
+const time = (id) => state.runs.find((run) => run.id === id)?.time ?? 0;
+
+// The default base of a comparison: the previous run of the same kind, else the next one.
 function other() {
   const kind = state.runs.find((run) => run.id === state.run)?.kind === 'traces';
   const rest = state.runs.filter((run) => run.id !== state.run && !run.error);
-  return (rest.find((run) => (run.kind === 'traces') === kind) ?? rest[0])?.id ?? null;
+  const alike = rest.filter((run) => (run.kind === 'traces') === kind);
+  const latest = (runs) => runs.reduce((one, run) => (one && one.time >= run.time ? one : run), null);
+  const isEarlier = (run) => run.time <= time(state.run);
+  const next = (runs) => runs.reduce((one, run) => (one && one.time <= run.time ? one : run), null);
+  return (latest(alike.filter(isEarlier)) ?? next(alike) ?? latest(rest.filter(isEarlier)) ?? next(rest))?.id ?? null;
 }
 
-// Changes whenever what is on show is out of date.
+// Whichever run was chosen first, the older one is the base.
+function pair() {
+  return time(state.base) <= time(state.run) ? {base: state.base, new: state.run} : {base: state.run, new: state.base};
+}
+
+// Changes whenever the view is out of date.
 function stamp() {
   const of = (id) => `${id}@${state.runs.find((run) => run.id === id)?.stamp}`;
   return [state.view, state.trace, of(state.run), state.view === 'diff' ? of(state.base) : ''].join('|');
@@ -99,6 +110,9 @@ function tabs() {
     const isChosen = tab.dataset.view === state.view;
     tab.setAttribute('aria-selected', isChosen);
     tab.tabIndex = isChosen ? 0 : -1;
+    const hint = tab.dataset.view === 'diff' ? (state.runs.length < 2 ? 'There is only one run.' : '') : state.empty[tab.dataset.view] ?? '';
+    tab.classList.toggle('empty', Boolean(hint));
+    tab.title = hint && `Empty: ${hint}`;
   }
   page.view.setAttribute('aria-labelledby', `tab-${state.view}`);
 }
@@ -126,18 +140,18 @@ function say(text, kind = 'note') {
   page.view.replaceChildren(el('p', {class: `note ${kind}`, role: 'status', text}));
 }
 
-// The latest question wins: an answer that comes after another was asked is dropped.
+// Answers to outdated requests are dropped.
 async function show() {
   const mine = ++state.asked;
   const isDiff = state.view === 'diff';
   const now = stamp();
   const isNew = !state.drawn || state.drawn.split('|').slice(0, 2).join() !== now.split('|').slice(0, 2).join() || state.drawn.split('@')[0] !== now.split('@')[0];
-  const parameters = isDiff ? {base: state.base, new: state.run} : {run: state.run, trace: state.trace};
+  const parameters = isDiff ? pair() : {run: state.run, trace: state.trace};
   page.forBase.hidden = !isDiff;
   if (isDiff) page.forTrace.hidden = true;
   if (isDiff && (state.base === null || state.base === state.run)) {
     state.drawn = now;
-    say(state.runs.length < 2 ? 'There is only one run: a diff needs two.' : 'Choose two different runs.');
+    say(state.runs.length < 2 ? 'There is only one run: a diff needs a second one.' : 'Choose two different runs.');
     return;
   }
   page.view.setAttribute('aria-busy', 'true');
@@ -161,11 +175,13 @@ async function show() {
     return;
   }
   traces(told);
+  if (told.empty) state.empty = told.empty;
+  tabs();
   const open = new Set(isNew ? [] : [...page.view.querySelectorAll('details[open]')].map((one) => one.dataset.code));
   const at = document.scrollingElement.scrollTop;
-  page.view.replaceChildren(...draw(told.blocks, parameters));
-  for (const one of page.view.querySelectorAll('details')) if (open.has(one.dataset.code)) one.open = true;
-  document.scrollingElement.scrollTop = isNew ? 0 : at; // a run that goes on does not move what is read
+  page.view.replaceChildren(...draw(told.sections, parameters));
+  if (!isNew) for (const one of page.view.querySelectorAll('details')) one.open = open.has(one.dataset.code);
+  document.scrollingElement.scrollTop = isNew ? 0 : at; // keep the place while a run goes on
   page.view.dataset.view = state.view;
   page.view.dataset.run = state.run;
 }

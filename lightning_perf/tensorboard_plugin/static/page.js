@@ -1,4 +1,4 @@
-// Building the page and asking the server. Text is always set as text, never as markup.
+// Elements and requests. Text is always set as text, never as markup.
 
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -33,7 +33,7 @@ export function address(path) {
   return new URL(`./${path}`, import.meta.url.replace(/static\/[^/]*$/, '')).href;
 }
 
-// TensorBoard tells nobody of its dark mode; the class of its body does.
+// TensorBoard does not announce its dark mode; only a class of its body shows it.
 export function isDark() {
   try {
     return window.parent.document.body.classList.contains('dark-mode');

@@ -1,4 +1,4 @@
-// A table that can be sorted by any column and filtered; long ones are drawn a part at a time.
+// A table that can be sorted and filtered; long tables are drawn in parts.
 
 import {el} from './page.js';
 
@@ -10,6 +10,8 @@ const value = (cell) => (Array.isArray(cell) ? cell[1] : cell);
 export function table(block) {
   const state = {by: -1, down: true, words: '', drawn: PART};
   const body = el('tbody');
+  const isCards = block.key === 'fixes'; // one card per row on a narrow screen
+  const bar = (length) => el('td', {class: 'bar', 'aria-hidden': 'true'}, el('span', {style: `width: ${100 * length}%`}));
   const heads = block.heads.map((head, i) =>
     el('th', {scope: 'col', class: block.numbers[i] ? 'number' : '', 'aria-sort': 'none'},
       block.rows.length < 2 ? el('span', {text: head})
@@ -24,7 +26,7 @@ export function table(block) {
       }});
 
   function sort(i) {
-    // What is longest is looked for first, names from A on; again turns it round.
+    // Numbers start with the largest, names with A; a second click reverses the order.
     state.down = state.by === i ? !state.down : block.numbers[i];
     state.by = i;
     heads.forEach((head, j) => head.setAttribute('aria-sort', i !== j ? 'none' : state.down ? 'descending' : 'ascending'));
@@ -33,28 +35,30 @@ export function table(block) {
 
   function ordered() {
     const words = state.words.split(/\s+/).filter(Boolean);
+    const rows = block.rows.map((row, i) => Object.assign([...row], {bar: block.bars[i]}));
     const kept = words.length
-      ? block.rows.filter((row) => { const text = row.map(shown).join(' ').toLowerCase(); return words.every((word) => text.includes(word)); })
-      : block.rows.slice();
+      ? rows.filter((row) => { const text = row.map(shown).join(' ').toLowerCase(); return words.every((word) => text.includes(word)); })
+      : rows;
     if (state.by < 0) return kept;
     const sign = state.down ? -1 : 1;
     return kept.sort((one, other) => {
       const a = value(one[state.by]);
       const b = value(other[state.by]);
-      if (a === null || b === null) return (a === null) - (b === null); // what is not known comes last
+      if (a === null || b === null) return (a === null) - (b === null); // unknown values last
       return sign * (typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b)));
     });
   }
 
   function draw() {
     const rows = ordered();
-    body.replaceChildren(...rows.slice(0, state.drawn).map((row) => el('tr', {}, ...row.map((cell, i) => {
+    body.replaceChildren(...rows.slice(0, state.drawn).map((row) => el('tr', {}, ...row.flatMap((cell, i) => {
       const text = shown(cell);
       const node = el('td', {class: block.numbers[i] ? 'number' : 'text'});
-      const inner = text.length > 40 ? el('span', {class: 'long', title: text, tabindex: '0', text}) : document.createTextNode(text);
+      const inner = text.length > 40 && !isCards ? el('span', {class: 'long', title: text, tabindex: '0', text}) : document.createTextNode(text);
       node.append(inner);
       if (Array.isArray(cell) && cell[1] !== null) node.dataset.value = cell[1];
-      return node;
+      if (i > 2 && isCards) node.dataset.head = block.heads[i];
+      return i === 0 && row.bar !== undefined ? [node, bar(row.bar)] : [node];
     }))));
     const rest = rows.length - state.drawn;
     more.hidden = rest <= 0;
@@ -65,9 +69,9 @@ export function table(block) {
 
   draw();
   return el('section', {class: 'table', 'data-table': block.key || null},
-    el('div', {class: 'above'}, block.title ? el('h3', {text: block.title}) : null, filter, count),
+    block.title || filter ? el('div', {class: 'above'}, block.title ? el('h3', {text: block.title}) : null, filter, count) : null,
     block.about ? el('p', {class: 'about', text: block.about}) : null,
-    el('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': block.title || 'table'},
-      el('table', {}, el('thead', {}, el('tr', {}, ...heads)), body)),
+    el('div', {class: isCards ? 'scroll cards' : 'scroll', tabindex: '0', role: 'region', 'aria-label': block.title || 'table'},
+      el('table', {}, el('thead', {}, el('tr', {}, ...(block.bars.length ? [heads[0], el('th', {class: 'bar'}), ...heads.slice(1)] : heads))), body)),
     more);
 }

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures over the tables that are there without it.
+// Draws the figures; everything else on the page works without scripts.
 (function () {
   const { figures, themes } = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -9,7 +9,7 @@
 
   const theme = () => (dark.matches && !isPrinting ? themes.dark : themes.light);
 
-  // An entity such as &lt; is one character: half of one would show as it stands.
+  // An entity such as &lt; counts as one character and must not be split.
   function shortened(text, limit) {
     const characters = text.match(/&#?\w+;|[^]/gu) || [];
     return characters.length <= limit ? text : characters.slice(0, limit - 1).join("") + "…";
@@ -23,7 +23,7 @@
       if (axis.ticktext) axis.ticktext = axis.ticktext.map((text) => shortened(text, 14));
       layout.font = { size: 11 };
       if (layout.showlegend) {
-        // As many entries side by side as there is room for, in a place of their own above the plot.
+        // Move the legend above the plot, with as many entries per row as fit.
         const longest = Math.max(...figure.data.map((trace) => (trace.name || "").length));
         const top = 16 + 19 * Math.ceil(figure.data.length / (longest > 18 ? 1 : 2));
         layout.height += top - layout.margin.t;
@@ -36,12 +36,12 @@
 
   function dataOf(figure) {
     if (!narrow.matches || isPrinting) return figure.data;
-    // No room for figures in the cells of a heat map.
+    // Cells of a heat map are too small for numbers.
     return figure.data.map((trace) => (trace.type === "heatmap" ? { ...trace, texttemplate: "" } : trace));
   }
 
   function draw(name, place) {
-    // No bar of buttons: it would lie over the figure, and one of them sends the data to a server.
+    // No mode bar: it covers the figure, and one of its buttons sends the data to a server.
     const figure = figures[name];
     Plotly.react(place, dataOf(figure), layoutOf(figure), { responsive: true, displayModeBar: false });
   }
@@ -50,37 +50,43 @@
     for (const [name, place] of drawn) draw(name, place);
   }
 
-  function showFinding(code) {
-    const finding = document.getElementById(code);
-    if (!finding || finding.tagName !== "DETAILS") return;
-    finding.open = true;
-    finding.scrollIntoView({ block: "nearest" });
+  // A figure in a closed section has no width: it is drawn when the section is opened.
+  function drawShown() {
+    for (const element of document.querySelectorAll("figure[data-figure]:not(.failed)")) {
+      const name = element.dataset.figure;
+      if (drawn.has(name) || element.closest("details:not([open])")) continue;
+      const place = element.querySelector(".plot");
+      try {
+        draw(name, place);
+        drawn.set(name, place);
+      } catch (error) {
+        element.classList.add("failed"); // the tables have the same values
+        console.error(name, error);
+      }
+    }
+    document.documentElement.dataset.drawn = drawn.size;
+  }
+
+  function openSection() {
+    const details = location.hash && document.getElementById(location.hash.slice(1))?.querySelector("details");
+    if (details) details.open = true;
   }
 
   document.documentElement.classList.add("js");
-  for (const element of document.querySelectorAll("figure[data-figure]")) {
-    const name = element.dataset.figure;
-    const place = element.querySelector(".plot");
-    try {
-      draw(name, place);
-      drawn.set(name, place);
-    } catch (error) {
-      element.classList.add("failed"); // what it would show stands in the tables too
-      console.error(name, error);
-    }
-  }
-  const findings = drawn.get("findings");
-  if (findings) findings.on("plotly_click", (event) => showFinding(event.points[0].customdata[0]));
+  document.addEventListener("toggle", drawShown, true); // does not bubble
+  window.addEventListener("hashchange", openSection);
+  openSection();
+  drawShown();
   dark.addEventListener("change", redraw);
   narrow.addEventListener("change", redraw);
   window.addEventListener("beforeprint", () => {
     isPrinting = true;
     for (const details of document.querySelectorAll("details")) details.open = true;
+    drawShown();
     redraw();
   });
   window.addEventListener("afterprint", () => {
     isPrinting = false;
     redraw();
   });
-  document.documentElement.dataset.drawn = drawn.size;
 })();

@@ -1,0 +1,52 @@
+"""The ranked fixes: what to change, what it brings, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_perf.records import Arm, Finding, Session
+from lightning_perf.reports.cells import Column, Heads, Rows, Value
+from lightning_perf.reports.document import Table, table
+from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text
+from lightning_perf.reports.wording import gain, interval_text, line, times
+
+_WIDE, _WIDEST = 72, 100
+_ROOM = 120
+"""Characters of a fix."""
+
+
+def fixes_table(session: Session) -> Table:
+    """Return one row per cause, the best fix first, with the speedup a trial measured or else the expected one."""
+    rows: Rows = []
+    for group in fix_groups(session):
+        first, fix = group[0], group[0].prescriptions[0]
+        other = alternatives(group, session, _ROOM)
+        text = fix_text(fix, session, _ROOM) + (f"; {other}" if other else "")
+        rows.append(
+            (line(first.code, 16), line(first.name, 60), text, speedup_of(session, first), fix.effort, first.confidence)
+        )
+    heads: Heads = (
+        "rule",
+        Column("finding", _WIDEST),
+        "fix",
+        "speedup",
+        Column("effort", _WIDE),
+        Column("confidence", _WIDE),
+    )
+    return table(heads, rows, key="fixes")
+
+
+def speedup_of(session: Session, finding: Finding) -> Value:
+    """Return the speedup that a trial measured for the finding's first fix; else the expected speedup."""
+    arm = _measured(session, finding.prescriptions[0].treatment)
+    if arm is not None and arm.speedup is not None:
+        return Value(f"{times(arm.speedup.value)} measured ({interval_text(arm.speedup)})", arm.speedup.value)
+    return Value(gain(finding.gain), finding.gain.low if finding.gain is not None else None)
+
+
+def _measured(session: Session, treatment: str) -> Arm | None:
+    """Return the arm of the latest trial that tried this treatment alone."""
+    arms: Sequence[Arm] = [arm for trial in reversed(session.trials) for arm in trial.arms]
+    name = treatment.partition("=")[0]
+    tried = (arm for arm in arms if name and [each.partition("=")[0] for each in arm.treatments] == [name])
+    return next((arm for arm in tried if arm.speedup is not None), None)
