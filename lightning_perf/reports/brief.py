@@ -13,7 +13,7 @@ from lightning_perf.records import Finding, OutOfMemory, Session
 from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
-from .fixes import alternatives, clause, first_sentence, fix_groups, fix_text, instruction
+from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, fix_text, instruction
 from .render.brief import MAX_WIDTH, BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
 from .sections import about, loader, memory, phases
@@ -37,15 +37,14 @@ _MIN_EPOCH_S = 30.0
 _SAME_STEP = 0.10
 """A step time that changed by less is not reported at the end of an epoch."""
 _BAR = 30
-_FIX = 36
+_FIX = 40
 _MAX_CURVE = 3
 _LABEL = 9
 """Width of the words before commands."""
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 # Where there are too many lines, those of the highest number are dropped first.
-_NEEDED, _MORE, _NOTE, _GAP, _LAST_GAP, _NORMAL = range(6)
-
+_NEEDED, _MORE, _GAP, _NORMAL, _LAST_GAP = range(5)
 
 _BLANK = Line((), _GAP)
 
@@ -247,33 +246,25 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
     if not groups:
         return
     yield _BLANK
-    more = f"fix (+{len(groups) - n_shown} more)" if len(groups) > n_shown else "fix"
-    yield Line(((f"  {more:<{_FIX + 7}}{'speedup':<13}{'effort':<10}confidence", QUIET),))
     shown = groups[:n_shown]
+    head = f"fix (+{len(groups) - n_shown} more)" if len(groups) > n_shown else "fix"
+    if any(wording.gain(group[0].gain).startswith("up to") for group in shown):
+        head += ' · "up to": not measured'
+    yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<13}{'effort':<10}cause", QUIET),))
     for i, group in enumerate(shown, start=1):
         first, fix = group[0], group[0].prescriptions[0]
-        whole = fix_text(fix, session, 2 * _FIX if i == 1 else _FIX)
+        whole = code_text(fix, session, _FIX) or fix_text(fix, session, 2 * _FIX if i == 1 else _FIX)
         text = next(iter(textwrap.wrap(whole, _FIX, break_on_hyphens=False)), "")
         rest = whole[len(text) :].strip()
         yield Line((
             (f"{i} ", QUIET), (f"{wording.line(first.code, 16):<5} ", SEVERITY_STYLES[first.severity]),
-            (f"{text:<{_FIX}} {wording.gain(first.gain):<13}{fix.effort:<10}{first.confidence}", ""),
+            (f"{text:<{_FIX}} {wording.gain(first.gain):<13}{fix.effort:<10}{wording.certainty(first)}", ""),
         ))  # fmt: skip
         if rest:
             yield Line(((" " * 8 + rest, ""),))
         other = alternatives(group, session, MAX_WIDTH - 8)
         if other:
             yield Line(((" " * 8 + other, QUIET),), _MORE)
-    note = _note([group[0] for group in shown])
-    yield Line((("  " + note, QUIET),), _NOTE)
-
-
-def _note(findings: Sequence[Finding]) -> str:
-    """Return what the words in the table mean."""
-    told = ["confidence: how certain the cause is"]
-    if any(wording.gain(each.gain).startswith("up to") for each in findings):
-        told.insert(0, '"up to": not measured, may be none')
-    return " · ".join(told)
 
 
 def _state(session: Session, warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
@@ -313,13 +304,13 @@ def _commands(session: Session, place: str | None) -> Iterator[Line]:
     groups = fix_groups(session)
     if session.memory.oom is None and session.run.stage == "fit" and groups:
         if any(group[0].prescriptions[0].treatment for group in groups[:_MAX_FIXES]):
-            yield _command("measure", "lightning-perf trial -- python train.py", "tries each fix on your script")
+            yield _command("measure", "lightning-perf trial -- python train.py", "short runs, script unchanged")
         elif place:
-            yield _command("measure", f"lightning-perf compare {_quoted(place)} NEW_RUN", "after the change")
+            yield _command("measure", f"lightning-perf compare {_quoted(place)} NEXT_RUN", "after the change")
     yield from _details(place)
     code = wording.line(session.verdict.code or ("PD408" if session.memory.oom is not None else ""), 16)
     if code:
-        yield _command("explain", f"lightning-perf explain {code}", "what it measures, when it is wrong")
+        yield _command("explain", f"lightning-perf explain {code}", "why, and when it does not apply")
 
 
 def _details(place: str | None) -> Iterator[Line]:
@@ -352,8 +343,8 @@ def _out_of_memory(session: Session, oom: OutOfMemory) -> Iterator[Line]:
         yield Line(((f"  {row.name:<17}{wording.size(row.n_bytes):>9}  ", ""), (bar, "cyan")), rank)
     found = next((each for each in session.findings if each.code == "PD408"), None)
     fixes = found.prescriptions[:_MAX_FIXES] if found is not None else ()
-    if fixes:
-        yield _BLANK
+    if len(fixes) > 1:
+        yield Line((("  try in this order", QUIET),), _MORE)
     for i, fix in enumerate(fixes, start=1):
         text, cost = clause(fix.summary, MAX_WIDTH - 2), f"  ({fix.effort}, {RESULTS[fix.safety]})"
         cost = cost if cell_len(text + cost) <= MAX_WIDTH - 2 else f"  ({fix.effort})"

@@ -131,6 +131,7 @@ class Diagnosis(Part, frozen=True, tag="finding"):
     Attributes:
         evidence: Metric, measured value, basis.
         speedup: Short form, e.g. ``1.7–2.1x``; empty if none is expected.
+        certainty: How certain the cause is.
         basis: What the speedup was estimated from.
         remark: Set for a finding that rests on settings alone.
     """
@@ -138,7 +139,7 @@ class Diagnosis(Part, frozen=True, tag="finding"):
     code: str
     title: str
     severity: str
-    confidence: str
+    certainty: str
     summary: str
     evidence: tuple[tuple[str, Value, str], ...]
     fixes: tuple[Fix, ...]

@@ -58,6 +58,31 @@ def fix_text(fix: Prescription, session: Session | None = None, room: int = 200)
     return wording.line(", ".join(told), 80) + now
 
 
+def code_text(fix: Prescription, session: Session, room: int) -> str:
+    """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if it is no such change.
+
+    Args:
+        fix: The recommendation.
+        session: Where the present values are read from.
+        room: Greatest length; the present value, then the callee are left out of a longer text.
+    """
+    values = _arguments(fix)
+    match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)
+    if not values or len({bool(fix.trainer_flags), bool(fix.loader_args), bool(match)} - {False}) > 1:
+        return ""
+    callee = fix.code.partition("(")[0] if match else "Trainer" if fix.trainer_flags else "DataLoader"
+    first, n_train = next(iter(values)), sum(each.stage == "train" for each in session.settings.loaders)
+    if callee == "DataLoader" and len(session.settings.loaders) > n_train:
+        callee = "train DataLoader"
+    now = _now(fix, session, first)
+    for n in range(len(values), 0, -1):
+        told = ", ".join(f"{name}={value}" for name, value in list(values.items())[:n])
+        for text in (f"{callee}({told}){f', now {now}' if now else ''}", f"{callee}({told})"):
+            if len(text) <= room:
+                return wording.line(text, room)
+    return wording.line(f"{first}={values[first]}", room)
+
+
 def instruction(fix: Prescription, session: Session | None, room: int = 90) -> str:
     """Return `fix_text` as part of a sentence: arguments follow the verb "set"."""
     return f"{'set ' if _arguments(fix) else ''}{fix_text(fix, session, room)}"
@@ -103,16 +128,18 @@ def alternatives(group: Sequence[Finding], session: Session, room: int) -> str:
 
 def _present(fix: Prescription, session: Session, name: str) -> str:
     """Return the present value of an argument, and which loader it belongs to if there are several."""
-    wanted, trainer = _arguments(fix)[name], session.settings.trainer
-    if hasattr(trainer, name):
-        now = getattr(trainer, name)
-        return "" if now is None or repr(now) == wanted else f" (now {now!r})"
-    loaders = session.settings.loaders
-    train = [each for each in loaders if each.stage == "train"]
-    now = getattr(train[0], name, None) if len(train) == 1 else None
-    told = ["train loader"] if len(loaders) > 1 and train and name in fix.loader_args else []
-    told += [f"now {now!r}"] if now is not None and repr(now) != wanted else []
+    loaders, now = session.settings.loaders, _now(fix, session, name)
+    is_train = name in fix.loader_args and len(loaders) > 1 and any(each.stage == "train" for each in loaders)
+    told = [*["train loader"] * is_train, *[f"now {now}"] * bool(now)]
     return f" ({', '.join(told)})" if told else ""
+
+
+def _now(fix: Prescription, session: Session, name: str) -> str:
+    """Return the present value of an argument as code; empty if it is unknown or the one recommended."""
+    trainer, train = session.settings.trainer, [each for each in session.settings.loaders if each.stage == "train"]
+    owner = trainer if hasattr(trainer, name) else train[0] if len(train) == 1 else None
+    now = getattr(owner, name, None)
+    return "" if now is None or repr(now) == _arguments(fix)[name] else repr(now)
 
 
 def _is_negligible(finding: Finding) -> bool:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from lightning_perf.records import Evidence, Gain, Interval
+from lightning_perf.records import Evidence, Finding, Gain, Interval
 from lightning_perf.records.text import clean
 from lightning_perf.rules.wording import speedup
 
@@ -120,6 +120,11 @@ def gain(value: Gain | None) -> str:
     if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)):
         return ""
     return speedup(value)
+
+
+def certainty(finding: Finding) -> str:
+    """Return how certain the cause of a finding is, in one word."""
+    return {"high": "certain", "medium": "likely", "low": "possible"}[finding.confidence]
 
 
 def times(value: float) -> str:

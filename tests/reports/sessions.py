@@ -287,7 +287,7 @@ def ddp() -> Session:
     device = DeviceTimes(n=790, starved_s=5.9, starved_share=0.095, busy_s=55.8, step_s=times(0.0771), backend="cuda")
     return msgspec.structs.replace(
         base,
-        run=msgspec.structs.replace(base.run, rank=0, world_size=4, wall_s=3912.0, n_steps=81_240, n_epochs=12),
+        run=msgspec.structs.replace(base.run, rank=0, world_size=4, wall_s=3912.0, n_steps=48_000, n_epochs=12),
         machine=Machine(
             os="Linux",
             python="3.11.9",

@@ -87,7 +87,10 @@ def demo(fault: str) -> Session:
         return diagnose(build_session())
     cases = yaml.safe_load((CASES / f"{code}.yml").read_text(encoding="utf-8"))
     case = next(case for case in cases if case["expect"] == "finding")
-    return diagnose(build_session(case["session"]))
+    session = build_session(case["session"])
+    assert session.steady is not None
+    run = msgspec.structs.replace(session.run, wall_s=session.steady.span_s + 2)
+    return diagnose(msgspec.structs.replace(session, run=run))
 
 
 RUNS: dict[str, Callable[[], Session]] = {

@@ -45,10 +45,10 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
         "textposition": "outside",
         "cliponaxis": False,
         "customdata": [
-            [label(one.code, 16), label(one.name, 60), one.severity, one.confidence, told]
+            [label(one.code, 16), label(one.name, 60), one.severity, wording.certainty(one), told]
             for one, told in zip(shown, claims, strict=True)
         ],
-        "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>speedup %{text}, confidence %{customdata[3]}<br>"
+        "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>speedup %{text}, cause %{customdata[3]}<br>"
         "time it accounts for: %{customdata[4]}<br>severity: %{customdata[2]}<extra></extra>",
     }
     widest = max(highs)

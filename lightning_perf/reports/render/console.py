@@ -107,7 +107,7 @@ class Page:
 
     def _finding(self, finding: doc.Diagnosis) -> Iterator[RenderableType]:
         heading = self._text(finding.title, "bold")
-        remarks = [f"speedup {finding.speedup}" if finding.speedup else "", f"confidence {finding.confidence}"]
+        remarks = [f"speedup {finding.speedup}" if finding.speedup else "", f"cause {finding.certainty}"]
         heading.append_text(self._text("  " + ", ".join(filter(None, [*remarks, finding.remark])), QUIET))
         grid = Grid.grid()
         grid.add_column(width=_INDENT, no_wrap=True)

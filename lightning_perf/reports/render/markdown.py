@@ -97,7 +97,7 @@ def _finding(finding: doc.Diagnosis) -> Iterator[str]:
         if fix.code:
             yield _fenced(fix.code)
     if finding.expected:
-        yield f"**Expected speedup:** {escape(finding.expected)}, confidence {finding.confidence}"
+        yield f"**Expected speedup:** {escape(finding.expected)}, cause {finding.certainty}"
 
 
 def _table(one: doc.Table) -> Iterator[str]:

@@ -84,7 +84,7 @@ def _finding(finding: doc.Diagnosis) -> Iterator[str]:
     for fix in finding.fixes:
         yield f"<p>Fix: {escape(fix.text)} ({escape(fix.kind)})</p>" + (_code(fix.code) if fix.code else "")
     if finding.expected:
-        yield f"<p>Expected speedup: {escape(finding.expected)}, confidence {escape(finding.confidence)}</p>"
+        yield f"<p>Expected speedup: {escape(finding.expected)}, cause {escape(finding.certainty)}</p>"
     yield "</details>"
 
 

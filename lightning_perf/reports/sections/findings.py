@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lightning_perf.records import SEVERITIES, Finding, Session
 from lightning_perf.reports.cells import Value
 from lightning_perf.reports.document import AnyPart, Diagnosis, Fix
-from lightning_perf.reports.wording import block, evidence_basis, evidence_value, gain, line
+from lightning_perf.reports.wording import block, certainty, evidence_basis, evidence_value, gain, line
 
 
 def ordered_findings(session: Session) -> list[Finding]:
@@ -36,7 +36,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
         code=line(finding.code, 16),
         title=finding_title(finding),
         severity=finding.severity,
-        confidence=finding.confidence,
+        certainty=certainty(finding),
         summary=line(finding.summary, 600),
         evidence=tuple(
             (line(each.metric, 200), Value(evidence_value(each), _number(each.value)), evidence_basis(each))

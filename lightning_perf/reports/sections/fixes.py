@@ -8,7 +8,7 @@ from lightning_perf.records import Arm, Finding, Session
 from lightning_perf.reports.cells import Column, Heads, Rows, Value
 from lightning_perf.reports.document import Table, table
 from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text
-from lightning_perf.reports.wording import gain, interval_text, line, times
+from lightning_perf.reports.wording import certainty, gain, interval_text, line, times
 
 _WIDE, _WIDEST = 72, 100
 _ROOM = 120
@@ -23,7 +23,7 @@ def fixes_table(session: Session) -> Table:
         other = alternatives(group, session, _ROOM)
         text = fix_text(fix, session, _ROOM) + (f"; {other}" if other else "")
         rows.append(
-            (line(first.code, 16), line(first.name, 60), text, speedup_of(session, first), fix.effort, first.confidence)
+            (line(first.code, 16), line(first.name, 60), text, speedup_of(session, first), fix.effort, certainty(first))
         )
     heads: Heads = (
         "rule",
@@ -31,7 +31,7 @@ def fixes_table(session: Session) -> Table:
         "fix",
         "speedup",
         Column("effort", _WIDE),
-        Column("confidence", _WIDE),
+        Column("cause", _WIDE),
     )
     return table(heads, rows, key="fixes")
 

@@ -92,7 +92,7 @@ def memory_rows(breakdown: Breakdown) -> list[MemoryRow]:
         ("batch", breakdown.batch_bytes, ""),
         ("activations", breakdown.activations_bytes, _activations_note(breakdown)),
         ("rest of the peak", breakdown.rest_bytes, "temporary buffers and other tensors"),
-        ("allocator cache", breakdown.cache_bytes, "reserved beyond the peak"),
+        ("reserved, unused", breakdown.cache_bytes, "reserved beyond the peak"),
     ]
     total = sum(n_bytes or 0 for _, n_bytes, _ in parts)
     rows = [MemoryRow(n, b, b / total, note) for n, b, note in parts if b and b >= _MIN_SHARE * total]

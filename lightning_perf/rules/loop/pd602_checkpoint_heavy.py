@@ -94,7 +94,7 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     return fix(
         f"set {setting} on {name}: one checkpoint in {times}" if name else f"save one checkpoint in {times}",
         "one line",
-        code=f"{name}({setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
+        code=f"{name}(..., {setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
     )
 
 

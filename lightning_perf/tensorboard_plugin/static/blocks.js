@@ -40,7 +40,7 @@ function copier(text) {
 }
 
 function finding(block) {
-  const remarks = [block.speedup && `speedup ${block.speedup}`, `confidence ${block.confidence}`, block.remark].filter(Boolean).join(', ');
+  const remarks = [block.speedup && `speedup ${block.speedup}`, `cause ${block.certainty}`, block.remark].filter(Boolean).join(', ');
   const evidence = el('table', {class: 'evidence'}, el('tbody', {}, ...block.evidence.map(([metric, [text, value], basis]) =>
     el('tr', {}, el('th', {scope: 'row', text: metric}), el('td', {class: 'number', text, 'data-value': value}), el('td', {text: basis})))));
   const fixes = block.fixes.flatMap((fix) => [
