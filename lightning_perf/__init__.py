@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from . import traces
     from .doctor import PerfDoctor
     from .errors import ConfigError, PerfDoctorError, SessionError, TraceError, TrialError
+    from .options import DoctorOptions
     from .quick import memory_breakdown
     from .quick_model import measure_ceilings, quick_profile
     from .records import Session, load
     from .reports.render.notebook import to_html
+    from .reports.text import to_text
 
 __version__ = "0.1.0.dev0"
 
@@ -31,12 +33,15 @@ _HOMES = {
     "measure_ceilings": ".quick_model",
     "memory_breakdown": ".quick",
     "quick_profile": ".quick_model",
+    "DoctorOptions": ".options",
     "to_html": ".reports.render.notebook",
+    "to_text": ".reports.text",
     "traces": ".traces",
 }
 
 __all__ = [
     "ConfigError",
+    "DoctorOptions",
     "PerfDoctor",
     "PerfDoctorError",
     "Session",
@@ -48,6 +53,7 @@ __all__ = [
     "memory_breakdown",
     "quick_profile",
     "to_html",
+    "to_text",
     "traces",
 ]
 

@@ -32,13 +32,13 @@ class BarFigures:
         self._shown: dict[str, str] = {}
 
     def __call__(self) -> dict[str, str]:
-        """``{"data_wait": "54%", "perf": "PD101"}``, without what is not known yet."""
+        """Return ``{"wait": "54%", "perf": "PD101"}``, without what is not known yet."""
         now_s = self._now_s()
         if now_s >= self._due_s:
             self._due_s = now_s + REFRESH_S
             share, verdict = self._wait_share(), self._verdict()
             if share is not None:
-                self._shown = {**self._shown, "data_wait": f"{share:.0%}"}
+                self._shown = {**self._shown, "wait": f"{share:.0%}"}
             if verdict is not None:
                 self._shown = {**self._shown, "perf": verdict.code or verdict.category}
         return self._shown

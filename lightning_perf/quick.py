@@ -17,11 +17,11 @@ from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.steps import size_reader
 from lightning_perf.records import Breakdown
-from lightning_perf.reports.console import model_report, to_text
+from lightning_perf.reports.console import model_report
 
 
 class MemoryBreakdown:
-    """What memory holds, to be read on screen or by its ``record``.
+    """Memory of a module by component: prints as a table, and shows itself in notebooks.
 
     Attributes:
         record: The figures, in bytes.
@@ -32,16 +32,22 @@ class MemoryBreakdown:
 
     @property
     def total_bytes(self) -> int:
-        """All parts together; parts that are not known count nothing."""
+        """Sum of all components; unknown ones count as 0."""
         return self.record.parts_bytes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
         yield model_report(None, self.record)
 
     def __str__(self) -> str:
-        return to_text(self, width=100).strip("\n")
+        """Return the table."""
+        return str(self.record)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows."""
+        return self.record._repr_html_()
 
 
 def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None) -> MemoryBreakdown:

@@ -25,7 +25,8 @@ from lightning_perf.probes.steps import size_reader
 from lightning_perf.probes.storages import tensors_in
 from lightning_perf.quick import as_it_was, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
-from lightning_perf.reports.console import model_report, to_text
+from lightning_perf.reports.console import model_report
+from lightning_perf.reports.text import report_text
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
 from lightning_perf.stats.steady import warmup_length
@@ -37,28 +38,73 @@ _TIMED_BY_MODULE = 5
 
 
 class QuickProfile:
-    """What a model costs, to be read on screen or by its ``record``.
+    """Cost of a model: prints as a few lines, and shows itself in notebooks.
+
+    Fields of `record` can be read as attributes too, e.g. ``forward_flops``, ``backward_flops`` and ``bound``
+    (``"compute"``, ``"bandwidth"``, ``"launch"`` or ``"latency"``).
 
     Attributes:
-        record: The figures.
+        record: All figures.
     """
 
     def __init__(self, record: ModelProfile) -> None:
         self.record = record
 
     def __getattr__(self, name: str) -> Any:
-        # The record's figures as the profile's own: quick_profile(model, batch).forward_flops.
+        """Return a field of the record."""
         if name.startswith("_") or name == "record":
             raise AttributeError(name)
         return getattr(self.record, name)
 
+    def __dir__(self) -> list[str]:
+        """List the record's fields too."""
+        return sorted({*super().__dir__(), *self.record.__struct_fields__})
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, a shared one counted once."""
+        return self.record.n_parameters
+
+    @property
+    def latency_p50_s(self) -> float | None:
+        """Median time of a forward pass in seconds."""
+        return None if self.record.forward_s is None else self.record.forward_s.p50
+
+    @property
+    def latency_p95_s(self) -> float | None:
+        """95th percentile of the time of a forward pass in seconds."""
+        return None if self.record.forward_s is None else self.record.forward_s.p95
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Throughput: of forward and backward if both ran, else of forward; None if the batch size is not known."""
+        timed = self.record.step_s or self.record.forward_s
+        if timed is None or not self.record.n_samples or timed.p50 <= 0:
+            return None
+        return self.record.n_samples / timed.p50
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Sum of parameters, gradients, buffers, batch and saved activations in one pass, without workspaces."""
+        return None if self.record.memory is None else self.record.memory.parts_bytes
+
+    def report(self) -> str:
+        """Return all tables: modules, operators and memory."""
+        return report_text(self)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield all tables."""
         yield model_report(self.record, self.record.memory)
 
     def __str__(self) -> str:
-        return to_text(self, width=100).strip("\n")
+        """Return the summary."""
+        return str(self.record)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows."""
+        return self.record._repr_html_()
 
 
 def measure_ceilings(device: str | torch.device = "cpu", *, again: bool = False) -> Ceilings:
@@ -107,7 +153,8 @@ def quick_profile(
         ceilings: Whether the device may be measured, for up to three seconds, where that was never done.
 
     Returns:
-        The profile; ``print`` it, or read its figures: ``profile.forward_flops``, ``profile.record``.
+        The profile; ``print`` it, or read its figures: ``parameters``, ``forward_flops``, ``latency_p50_s``,
+        ``latency_p95_s``, ``samples_per_s``, ``peak_memory_bytes``, ``bound``. ``report()`` gives all tables.
 
     Raises:
         ConfigError: An argument is not what it should be, or the model's forward or backward pass failed.

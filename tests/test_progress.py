@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+from tqdm import tqdm
+
 from lightning_perf.progress import REFRESH_S, BarFigures
 from lightning_perf.records import Verdict
+from lightning_perf.seams import tap_progress_bar
+
+METRICS = {"v_num": 0, "train_loss_step": 0.123, "train_loss_epoch": 0.234}
 
 
 class Clock:
@@ -30,10 +37,24 @@ def test_figures_show_what_is_known_and_keep_it_when_it_is_not_known_for_a_momen
     assert figures() == {}
     share = 0.544
     clock.s += REFRESH_S
-    assert figures() == {"data_wait": "54%"}
+    assert figures() == {"wait": "54%"}
     share, verdict = None, Verdict(category="data", code="PD101", text="")
     clock.s += REFRESH_S
-    assert figures() == {"data_wait": "54%", "perf": "PD101"}
+    assert figures() == {"wait": "54%", "perf": "PD101"}
     verdict = Verdict(category="healthy", code=None, text="")
     clock.s += REFRESH_S
-    assert figures() == {"data_wait": "54%", "perf": "healthy"}
+    assert figures() == {"wait": "54%", "perf": "healthy"}
+
+
+def test_figures_are_whole_in_a_bar_of_80_columns() -> None:
+    figures = BarFigures(lambda: 0.54, lambda: Verdict(category="data", code="PD101", text=""), clock := Clock())
+    clock.s += REFRESH_S
+    trainer = SimpleNamespace(progress_bar_callback=SimpleNamespace(get_metrics=lambda: METRICS))
+    undo = tap_progress_bar(trainer, figures)
+    assert undo is not None
+    postfix = ", ".join(f"{name}={text}" for name, text in trainer.progress_bar_callback.get_metrics().items())
+    drawn = tqdm.format_meter(720, 1440, 66.0, ncols=80, prefix="Epoch 12: ", postfix=postfix, unit="it")
+    assert "wait=54%, perf=PD101" in drawn
+    assert len(drawn) == 80
+    undo()
+    assert trainer.progress_bar_callback.get_metrics() == METRICS

@@ -82,7 +82,7 @@ class Model(LightningModule):
 
 
 def _kind(doctor: Any) -> str:
-    recorder = getattr(doctor, "_recorder", None)
+    recorder = getattr(getattr(doctor, "_run", None), "recorder", None)
     edges = recorder.loop.timeline.edges if recorder is not None else None
     name = type(getattr(edges, "_open", None) or edges).__name__
     return PLAIN if edges is None else KINDS.get(name, name)

@@ -81,7 +81,7 @@ def _module(n_turns: int) -> Any:
                 self.thread_us = beside_ns / 1e3 / (n_turns * STEPS_A_TURN)
                 trainer.should_stop, self._arm = True, ARMS[0]
             # The doctor is taken out in the middle of a step, of whose end nobody will tell it.
-            self._kept["callbacks"][0]._loop.main.batch_ends()
+            self._kept["callbacks"][0]._probes.loop.main.batch_ends()
             is_doctors = self._arm == ARMS[0]
             trainer.profiler = self._kept["profiler" if is_doctors else "plain"]
             trainer.callbacks[:] = (

@@ -15,6 +15,8 @@ from lightning_perf.rules.rule import Rule
 
 from .output import write_stdout
 
+_MAX_SUGGESTED = 3
+
 
 def rules(as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False) -> None:
     """Lists all rules; `lightning-perf explain CODE` tells more of one."""
@@ -54,7 +56,8 @@ def _find(wanted: str) -> Rule:
         if wanted.casefold() in (rule.code.casefold(), rule.name.casefold()):
             return rule
     known = {name.casefold(): rule for rule in rules for name in (rule.code, rule.name)}
-    close = difflib.get_close_matches(wanted.casefold(), known, n=3, cutoff=0.5)
+    begun = [name for name in known if wanted and name.startswith(wanted.casefold())][:_MAX_SUGGESTED]
+    close = begun or difflib.get_close_matches(wanted.casefold(), known, n=_MAX_SUGGESTED, cutoff=0.5)
     names = ", ".join(dict.fromkeys(f"{known[name].code} {known[name].name}" for name in close))
     hint = f"did you mean {names}? All of them:" if names else "all of them:"
     raise ConfigError(f"there is no rule {wanted!r}; {hint} lightning-perf rules")

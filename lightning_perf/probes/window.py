@@ -99,8 +99,8 @@ class WindowProbe:
         """Number of finished steps."""
         return self._loop.main.n_steps
 
-    def step(self) -> None:
-        """The loop is about to run a step."""
+    def batch_begins(self, batch: Any = None) -> None:
+        """Advance an open window, or open one, before the step runs."""
         if self._recording is not None:
             self._advance(self._recording)
         if self._recording is None and self._step >= self._look_at:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import msgspec
 
@@ -15,8 +16,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     or in ``Session.missing``; it is never 0.
     """
 
+    def __str__(self) -> str:
+        """Return a short report; the record's fields if there is no report of this kind of record."""
+        text: str | None = _package().to_text(self)
+        return repr(self) if text is None else text
+
     def _repr_html_(self) -> str | None:
-        """Return the HTML that a notebook shows; None for plain text."""
-        # Records may not import reports, so the package provides the function.
-        drawn: str | None = sys.modules[__name__.partition(".")[0]].to_html(self)
+        """Return what a notebook shows; None, which means the text, if there is no report of this kind of record."""
+        drawn: str | None = _package().to_html(self)
         return drawn
+
+
+def _package() -> Any:
+    """Return ``lightning_perf``, which knows the reports; records must not import them."""
+    return sys.modules[__name__.partition(".")[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from .base import Record
+from .text import clean_line
 
 Severity = Literal["high", "medium", "low", "info"]
 Confidence = Literal["high", "medium", "low"]
@@ -106,6 +107,11 @@ class Finding(Record, frozen=True, kw_only=True):
     confidence: Confidence = "high"
     claims: dict[str, float] = {}
     is_preflight: bool = False
+
+    def __repr__(self) -> str:
+        """Return one line; `str` gives evidence and recommendations too."""
+        text = f"{self.code} {self.name}, {self.severity}: {self.summary}"
+        return f"Finding({clean_line(text)})"
 
 
 LINE_METRIC = "time in "

@@ -26,6 +26,7 @@ from .replay import Replay
 from .settings import Settings
 from .steps import Epoch, StageTimes
 from .telemetry import Telemetry
+from .text import clean_line
 from .trace import TraceRecord
 from .trial import Trial
 from .validation import Refused, checked, repaired
@@ -184,6 +185,19 @@ class Session(Record, frozen=True, kw_only=True):
     host_profile: HostProfile | None = None
     collections: Collections | None = None
     replay: Replay | None = None
+
+    def __repr__(self) -> str:
+        """Return one line; `str` gives the brief report and `to_json` all fields."""
+        n = len(self.findings)
+        findings = "1 finding" if n == 1 else f"{n} findings"
+        code = f" ({self.verdict.code})" if self.verdict.code else ""
+        text = f"{self.run.stage}, {self.run.status}, {findings}: {self.verdict.text}{code}"
+        return f"Session({clean_line(text)})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return what rich's pretty printer shows."""
+        codes = [finding.code for finding in self.findings]
+        return [("stage", self.run.stage), ("status", self.run.status), ("findings", codes), ("verdict", self.verdict)]
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
         """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""

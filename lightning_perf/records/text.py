@@ -16,3 +16,8 @@ def clean(text: str) -> str:
     if text.isprintable():
         return text
     return _UNSAFE.sub("", _ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+
+
+def clean_line(text: str, limit: int = 400) -> str:
+    """Return the text as one line of at most ``limit`` characters, cleaned."""
+    return " ".join(clean(text[: 4 * limit]).split())[:limit]

@@ -18,14 +18,14 @@ from lightning_perf.records import (
 )
 
 from .brief import brief_epoch, brief_preflight, brief_report
-from .document import Document, section
+from .document import Document, Facts, facts, section
 from .render.brief import BriefReport
 from .render.console import DocumentReport
 from .render.terminal import emit, to_text
 from .sections.comparison import comparison_document
 from .sections.epoch import epoch_document, preflight_document
-from .sections.memory import breakdown_parts, memory_title
-from .sections.model import model_parts, model_title
+from .sections.memory import memory_title
+from .sections.model import model_document, model_parts, model_title
 from .sections.post_mortem import post_mortem_document
 from .sections.trace import trace_documents
 from .sections.trials import trial_parts
@@ -38,6 +38,7 @@ __all__ = [
     "emit",
     "epoch_report",
     "model_report",
+    "model_summary",
     "post_mortem",
     "preflight_report",
     "run_report",
@@ -85,12 +86,14 @@ def post_mortem(session: Session) -> DocumentReport:
 
 def model_report(profile: ModelProfile | None, memory: Breakdown | None) -> DocumentReport:
     """Return the compute cost of a model, what its memory holds, or both."""
-    sections = []
-    if profile is not None:
-        sections.append(section("model", model_title(profile), model_parts(profile, in_run=False)))
-    if memory is not None:
-        sections.append(section("memory", memory_title(memory), breakdown_parts(memory)))
-    return DocumentReport(Document(None, (), tuple(sections)))
+    return DocumentReport(model_document(profile, memory))
+
+
+def model_summary(profile: ModelProfile) -> DocumentReport:
+    """Return the compute cost of a model without tables."""
+    parts = [part for part in model_parts(profile, in_run=False) if isinstance(part, Facts)]
+    memory = [] if profile.memory is None else [facts([memory_title(profile.memory)])]
+    return DocumentReport(Document(None, (), (section("model", model_title(profile), [*parts, *memory]),)))
 
 
 def short_path(session: Path) -> str:

@@ -122,7 +122,7 @@ def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators
         return None
     cost_s = _cost_s(reading, n, n * mean_s)
     count = f"{n / reading.n_steps:.0f} operators {'a step' if trace.steps else 'in the trace'}"
-    hint = "" if trace.has_stacks else '; with_stack=True in PerfDoctor(profiler={"with_stack": True}) shows where'
+    hint = "" if trace.has_stacks else '; with_stack=True in DoctorOptions(profiler={"with_stack": True}) shows where'
     return TinyOperators(
         cost_s,
         cost_s * (1 - MIN_OPERATORS * reading.n_steps / n),

@@ -66,7 +66,7 @@ class _TimedFromFirst(_Timed):
 
 
 class _MoreBarMetrics(_Timed):
-    """``progress_bar.get_metrics`` followed by PerfDoctor's figures."""
+    """``progress_bar.get_metrics`` with PerfDoctor's figures in front, where a bar of 80 columns does not cut them."""
 
     def __init__(self, owner: Any, more: Callable[[], dict[str, str]]) -> None:
         super().__init__(owner, "get_metrics", nullcontext())
@@ -76,7 +76,7 @@ class _MoreBarMetrics(_Timed):
         metrics = self.__wrapped__(*args, **kwargs)
         if not self.is_measuring() or not isinstance(metrics, dict):
             return metrics
-        return {**metrics, **{name: text for name, text in self._more().items() if name not in metrics}}
+        return {**{name: text for name, text in self._more().items() if name not in metrics}, **metrics}
 
 
 def _put(timed: _Timed, undos: Undos | None = None) -> Undo:

@@ -45,7 +45,12 @@ def test_explain_prints_json_when_asked(monkeypatch: pytest.MonkeyPatch, capsys:
 
 @pytest.mark.parametrize(
     ("wanted", "hint"),
-    [("PD011", "PD101 starved-by-loader"), ("loging-every-step", "PD502 logging-every-step"), ("zzzz", "all of them")],
+    [
+        ("PD1", "did you mean PD101 starved-by-loader?"),
+        ("PD011", "PD101 starved-by-loader"),
+        ("loging-every-step", "PD502 logging-every-step"),
+        ("zzzz", "all of them"),
+    ],
 )
 def test_explain_names_close_rules_when_the_code_is_unknown(
     wanted: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

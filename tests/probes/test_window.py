@@ -390,7 +390,7 @@ def one_step(probe: WindowProbe) -> None:
     """As PerfDoctor does it: only steps that the probe wants to be told of, which it is asked for after such a step."""
     main = probe._loop.main
     if main.n_steps >= main.next_step:
-        probe.step()
+        probe.batch_begins()
         main.n_steps += 1
         main.next_step = probe.next_step
     else:

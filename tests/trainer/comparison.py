@@ -165,7 +165,7 @@ def assert_unchanged(server: Server, kind: Kind, configuration: str) -> None:
     failed = {probe: error for probe, error in measured["probes_off"].items() if probe not in kind.may_fail}
     found = differences(bare["observed"], measured["observed"], kind.ignore)
     if not found:
-        assert failed == {}, f"{kind.name!r}, {configuration}: probes failed"
+        assert failed == {}, f"{kind.name!r}, {configuration}: probes failed: {failed}"
         return
     if differences(bare["observed"], server.run(kind, "bare")["observed"], kind.ignore):
         found.insert(0, "(two bare runs differ as well: this kind is not deterministic)")

@@ -35,15 +35,17 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "everything": {
         "schedule": (3, 1, 2, 0),
         "probe_data": True,
-        "memory_snapshot": True,
-        "progress": True,
         "reports": ["console", "tensorboard", "json", "html"],
-        "module_depth": 2,
-        "device_stats": True,
         "apply": ["progress-refresh", "prog-bar-off", "anomaly-off"],
-        "profiler": {"record_shapes": True, "profile_memory": True, "with_flops": True},
-        "price_per_hour": 1.0,
-        "gco2_per_kwh": 100.0,
+        "options": {
+            "memory_snapshot": True,
+            "progress": True,
+            "module_depth": 2,
+            "device_stats": True,
+            "profiler": {"record_shapes": True, "profile_memory": True, "with_flops": True},
+            "price_per_hour": 1.0,
+            "gco2_per_kwh": 100.0,
+        },
     },
 }
 """PerfDoctor's arguments in each configuration; None for a run without it."""

@@ -93,7 +93,7 @@ def assert_nothing_left(trainer: Trainer, profiler: Any) -> None:
         owners.append(trainer.lightning_module)
     for owner in owners:
         if isinstance(owner, PerfDoctor):
-            assert owner._recorder is None
+            assert owner._run is None
             continue
         left = {name for name, value in vars(owner).items() if is_ours(value) or isinstance(value, _Timed)}
         assert left == set(), f"{type(owner).__name__} still carries {left}"

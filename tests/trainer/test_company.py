@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
-from lightning_perf import PerfDoctor, hooks
+from lightning_perf import PerfDoctor, run_reports
 
 from .conftest import Make, assert_adds_up, assert_nothing_left
 from .models import Tiny, loader
@@ -218,7 +218,7 @@ class LogsToWandb(Callback):
 @pytest.fixture
 def all_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each epoch is reported, however long the machine took for the reports before."""
-    monkeypatch.setattr(hooks, "_REPORTING_ALLOWED_S", float("inf"))
+    monkeypatch.setattr(run_reports, "_REPORTING_ALLOWED_S", float("inf"))
 
 
 def keys_by_row(rows: list[tuple[int | None, dict[str, float]]]) -> list[tuple[int | None, list[str]]]:

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_perf import PerfDoctor, hooks
+from lightning_perf import PerfDoctor, run
 from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, session_builder, spans, steps
 from lightning_perf.probes.clock import DeviceClock
 from lightning_perf.records import Session, load
@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "memory as a step ends": ("memory", at(recorder.MemoryProbe, "batch_ends")),
     "a part of a sampled step begins": ("steps", at(recorder.MemoryProbe, "enters")),
     "a part of a sampled step ends": ("steps", at(recorder.MemoryProbe, "leaves")),
-    "window at a step": ("windows", at(recorder.WindowProbe, "step")),
+    "window at a step": ("windows", at(recorder.WindowProbe, "batch_begins")),
     "before_backward": ("gradients", at(model.ZeroGradWatch, "before_backward")),
     "after_backward": ("gradients", at(model.ZeroGradWatch, "after_backward")),
     "before_zero_grad": ("gradients", at(model.ZeroGradWatch, "before_zero_grad")),
@@ -194,8 +194,8 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "event_record": ("device", events_fail_later("record")),
     "event_query": ("device", events_fail_later("query")),
     "event_elapsed": ("device", events_fail_later("elapsed_time")),
-    "diagnose": ("diagnosis", at(hooks, "diagnose")),
-    "preflight": ("preflight", at(hooks, "preflight")),
+    "diagnose": ("diagnosis", at(run, "diagnose")),
+    "preflight": ("preflight", at(run, "preflight")),
     "emit": ("console", at(console, "emit")),
     "brief_epoch": ("console", at(console, "brief_epoch")),
     "brief_report": ("console", at(console, "brief_report")),

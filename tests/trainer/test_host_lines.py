@@ -47,7 +47,7 @@ class StopWhenSampled(Callback):
         self.began_s = time.monotonic()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        lines = self.doctor._recorder.host_lines
+        lines = self.doctor._run.recorder.host_lines
         if lines._n >= ENOUGH or time.monotonic() - self.began_s > MAX_S:
             trainer.should_stop = True
 
@@ -240,7 +240,8 @@ def test_thread_ends_by_itself_when_no_hook_tells_that_the_run_is_over(make_trai
             thread.join(30)
             assert not thread.is_alive()
     finally:
-        doctor._end()
+        if doctor._run is not None:
+            doctor._run.restore()
 
 
 def test_no_thread_is_started_when_the_user_does_not_want_it(make_trainer: Make) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_perf import PerfDoctor, hooks
+from lightning_perf import PerfDoctor, run
 from lightning_perf.probes import arithmetic, looks, steps
 from lightning_perf.probes.recording import Recording
 from tests.fuzzing import FUZZ, IS_TORTURE
@@ -22,7 +22,7 @@ from .models import Manual, Tiny, loader
 N_SAMPLED = 12 * FUZZ if IS_TORTURE else 6
 """Lines tried per test: a fixed sample in ``make test``, more in ``make torture``."""
 
-_RESTORING = ("seams/", "hooks.py", "probes/")
+_RESTORING = ("seams/", "hooks.py", "run.py", "run_reports.py", "probes/")
 _ON_THE_TRAINING_THREAD = (*_RESTORING, "rules/", "reports/")
 
 
@@ -107,7 +107,7 @@ def test_error_of_a_signal_handler_reaches_the_user_when_a_line_of_ours_is_inter
 def test_signal_handlers_are_restored_when_the_report_of_a_failed_run_is_interrupted(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, raise_there: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(hooks, "diagnose", lambda *_: raise_there("while diagnosing"))
+    monkeypatch.setattr(run, "diagnose", lambda *_: raise_there("while diagnosing"))
     before = process_state()
     model = FailsLate()
     trainer = make_trainer(PerfDoctor(reports=(), every_n_epochs=9))

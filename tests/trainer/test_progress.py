@@ -47,7 +47,7 @@ def test_bar_shows_data_wait_and_verdict_when_asked_to(make_trainer: Make, bar_c
     trainer.fit(Tiny(), loader(8, Sleeps(fetch=0.05)))
     shown = bar.seen[-1]
     assert shown["own"] == 1
-    assert int(shown["data_wait"].rstrip("%")) > 50
+    assert int(shown["wait"].rstrip("%")) > 50
     assert shown["perf"].startswith("PD") or shown["perf"] in ("healthy", "unknown")
     assert "get_metrics" not in vars(bar)
     assert_nothing_left(trainer, profiler)
@@ -58,7 +58,7 @@ def test_bar_shows_data_wait_and_verdict_when_asked_to(make_trainer: Make, bar_c
 def test_bar_is_left_alone_when_not_asked_to(make_trainer: Make, bar_class: type) -> None:
     bar = seen_by(bar_class)()
     make_trainer(PerfDoctor(schedule=None), bar, enable_progress_bar=True).fit(Tiny(), loader())
-    assert not any({"data_wait", "perf"} & set(shown) for shown in bar.seen)
+    assert not any({"wait", "perf"} & set(shown) for shown in bar.seen)
 
 
 def test_tqdm_asks_only_when_it_refreshes(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

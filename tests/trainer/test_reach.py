@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_perf import PerfDoctor
+from lightning_perf.run_reports import RunReports
 
 from .conftest import Counted, Make, assert_adds_up, assert_nothing_left
 from .models import Tiny, loader
@@ -135,10 +136,10 @@ def test_reports_between_epochs_keep_to_their_share_when_epochs_are_short(make_t
     doctor = PerfDoctor(schedule=None)
     reports: list[int] = []
 
-    def slow_report(self: Any, trainer: Any) -> None:
-        reports.append(trainer.current_epoch)
+    def slow_report(self: Any, session: Any) -> None:
+        reports.append(session.epochs[-1].index)
         time.sleep(0.3)
 
-    monkeypatch.setattr(PerfDoctor, "_report_epoch", slow_report)
+    monkeypatch.setattr(RunReports, "epoch", slow_report)
     make_trainer(doctor, max_epochs=6).fit(Tiny(), loader(3))
     assert reports == [0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,10 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_perf import PerfDoctor, hooks
+from lightning_perf import PerfDoctor, run_reports
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.records import Session
+from lightning_perf.run import DoctorRun
 
 from .conftest import Make
 
@@ -113,15 +113,21 @@ def test_nothing_is_replayed_when_told_not_to(make_trainer: Make) -> None:
 def test_replay_is_charged_to_reporting_when_an_epoch_ends(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = 0.0
 
-    def replay(self: PerfDoctor, recorder: Any) -> None:
+    def replay(self: DoctorRun) -> None:
         nonlocal clock_s
         clock_s += 0.1
 
-    monkeypatch.setattr(hooks, "time", SimpleNamespace(perf_counter=lambda: clock_s, strftime=time.strftime))
-    monkeypatch.setattr(PerfDoctor, "_replay", replay)
-    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False)
-    fitted(make_trainer, doctor)
-    assert doctor._reporting_s == pytest.approx(0.2)  # two epochs
+    monkeypatch.setattr(run_reports, "time", SimpleNamespace(perf_counter=lambda: clock_s))
+    monkeypatch.setattr(DoctorRun, "_replay", replay)
+    spent_s: list[float] = []
+    can_afford = run_reports.RunReports.can_afford_epoch
+    monkeypatch.setattr(
+        run_reports.RunReports,
+        "can_afford_epoch",
+        lambda self, wall_s: spent_s.append(self.spent_s) or can_afford(self, wall_s),
+    )
+    fitted(make_trainer, PerfDoctor(schedule=None, reports=(), ceilings=False))
+    assert spent_s == pytest.approx([0.0, 0.1])
 
 
 def test_overhead_holds_a_replay_once_when_it_ran_in_a_hook(

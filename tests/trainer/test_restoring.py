@@ -24,7 +24,7 @@ from .models import Tiny, loader
 
 def _assert_run_is_over(trainer: Any, doctor: PerfDoctor, profiler: Any) -> None:
     assert_nothing_left(trainer, profiler)
-    assert doctor._recorder is None
+    assert doctor._run is None
     assert not [one for one in threading.enumerate() if one.name.startswith("lightning-perf")]
 
 
@@ -76,7 +76,7 @@ def test_forked_child_writes_and_restores_nothing_when_it_leaves_through_the_tra
     except SystemExit:
         if not forks.in_child:
             raise
-        code = 7 if doctor._recorder is None else 3  # None: the child has ended the parent's run
+        code = 7 if doctor._run is None else 3  # None: the child has ended the parent's run
     if forks.in_child:
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(forks.child, 0)[1]) == 3

@@ -107,7 +107,7 @@ class KeepsRows(Callback):
         self.doctor = doctor
 
     def on_train_end(self, *_: Any) -> None:
-        loop = self.doctor._loop
+        loop = self.doctor._probes.loop
         assert loop is not None
         loop.main.stage_times()
         self.rows = loop.main._matrix()

@@ -228,7 +228,7 @@ def test_error_of_a_signal_handler_reaches_the_training_when_a_probe_runs(make_t
         original = doctor.on_train_batch_start
 
         def interrupted(*args: Any) -> None:
-            loop = doctor._loop
+            loop = doctor._probes.loop
             assert loop is not None
             loop.batch_begins = lambda batch: signal.raise_signal(signal.SIGUSR1)  # type: ignore[method-assign]
             original(*args)

@@ -200,7 +200,10 @@ def test_training_and_diagnosis_go_on_when_the_folder_cannot_be_made(
         trainer.fit(Tiny(), loader(8))
     assert trainer.global_step == 16
     assert len(warnings_of(caplog)) == 1, warnings_of(caplog)
-    assert {f.probe for f in doctor.session.probes_off} == {"json", "html", "traces", "last save"}
+    assert f"cannot write to {doctor.out_dir}" in warnings_of(caplog)[0]
+    assert {f.probe: f.step for f in doctor.session.probes_off} == dict.fromkeys(
+        ("json", "last save", "html", "traces"), 0
+    )
     assert "per step (p95" in capsys.readouterr().out
 
 

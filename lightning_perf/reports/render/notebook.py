@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from lightning_perf.records import Comparison, Finding, Session, Trial
+from lightning_perf.records import Breakdown, Comparison, Finding, ModelProfile, Session, Trial
 from lightning_perf.reports import document as doc
 from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.sections.findings import diagnosis
+from lightning_perf.reports.sections.model import model_document
 from lightning_perf.reports.sections.trials import trial_parts
 from lightning_perf.reports.session_document import session_document
 
@@ -20,7 +21,7 @@ _BAR_EM = 16
 
 
 def to_html(record: Any) -> str | None:
-    """Return a session, finding, trial or comparison as a fragment of HTML; None for other records."""
+    """Return a session, finding, trial, comparison, model profile or memory breakdown as HTML; None for others."""
     if isinstance(record, Session):
         return _fragment(session_document(record))
     if isinstance(record, Comparison):
@@ -29,6 +30,10 @@ def to_html(record: Any) -> str | None:
         return _fragment(doc.Document(None, (), (doc.Section("", "", (diagnosis(record, is_open=True),)),)))
     if isinstance(record, Trial):
         return _fragment(doc.Document(None, (), (doc.Section("", "", tuple(trial_parts(record))),)))
+    if isinstance(record, ModelProfile):
+        return _fragment(model_document(record, record.memory))
+    if isinstance(record, Breakdown):
+        return _fragment(model_document(None, record))
     return None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_perf.records import ModelProfile, Utilisation
+from lightning_perf.records import Breakdown, ModelProfile, Utilisation
 from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number, seconds
 from lightning_perf.reports.cells import share as share_cell
 from lightning_perf.reports.cells import size as size_cell
-from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
+from lightning_perf.reports.document import AnyPart, Document, Figure, Table, facts, section, table
+from lightning_perf.reports.sections.memory import breakdown_parts, memory_title
 from lightning_perf.reports.wording import count, line, share, size
 from lightning_perf.reports.wording import number as number_text
 from lightning_perf.reports.wording import seconds as seconds_text
@@ -24,6 +25,16 @@ _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def model_title(profile: ModelProfile) -> str:
     """Return the heading of the section."""
     return f"Compute cost of {line(profile.class_name, 60)} ({line(profile.device, 16)})"
+
+
+def model_document(profile: ModelProfile | None, memory: Breakdown | None) -> Document:
+    """Return the compute cost of a model, what its memory holds, or both; outside a run."""
+    sections = []
+    if profile is not None:
+        sections.append(section("model", model_title(profile), model_parts(profile, in_run=False), is_short=True))
+    if memory is not None:
+        sections.append(section("memory", memory_title(memory), breakdown_parts(memory), is_short=True))
+    return Document(None, (), tuple(sections))
 
 
 def model_parts(profile: ModelProfile | None, in_run: bool = True) -> Iterator[AnyPart]:

@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
             fix(
                 "measure less, or remove PerfDoctor once the diagnosis is known",
                 "one line",
-                code="PerfDoctor(memory=False, device_stats=False)",
+                code="PerfDoctor(options=DoctorOptions(memory=False, device_stats=False))",
             ),
         ),
     )

@@ -9,8 +9,10 @@ import pytest
 from torch import nn
 
 from lightning_perf import PerfDoctor
+from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.ranks import RankProbe
 from lightning_perf.records import NamedTime, StageTimes, together
+from lightning_perf.run import DoctorRun
 
 from .made_up import steady, summary
 
@@ -24,9 +26,9 @@ class FakeProbe:
 
 @pytest.mark.parametrize("probe", ["ranks", "steps", "setup"])
 def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: str) -> None:
-    doctor = PerfDoctor()
-    doctor._ranks = ranks = FakeProbe()
-    doctor._switch_off(probe, ValueError("planted"))
+    probes, ranks = ProbeSet(), FakeProbe()
+    probes.add("ranks", ranks, ranks.close)
+    probes.switch_off(probe, ValueError("planted"))
     assert ranks.is_closed
 
 
@@ -64,9 +66,10 @@ class BrokenLive:
 def test_every_rank_takes_part_in_the_broadcast_when_the_first_cannot_tell_what_to_apply() -> None:
     sent: list[Any] = []
     strategy = SimpleNamespace(broadcast=lambda requests: sent.append(list(requests)) or requests)
-    doctor = PerfDoctor()
-    doctor._live = BrokenLive()
-    doctor.on_train_epoch_start(SimpleNamespace(is_global_zero=True, world_size=2, strategy=strategy), None)
+    trainer = SimpleNamespace(is_global_zero=True, world_size=2, strategy=strategy)
+    run = DoctorRun(PerfDoctor(), trainer, ProbeSet(), lambda: None)
+    run.live = BrokenLive()
+    run.apply_treatments(None)
     assert sent == [[]]
 
 

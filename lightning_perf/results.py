@@ -1,0 +1,97 @@
+"""What people read of a PerfDoctor in Python: verdict, findings, the report, and what notebooks show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from lightning_perf.errors import PerfDoctorError
+from lightning_perf.records import Finding, Session, Verdict
+from lightning_perf.reports import console as console_report
+from lightning_perf.reports.text import report_text
+
+_BRIEF_WIDTH = 80
+_FULL_WIDTH = 100
+
+
+class Report:
+    """The report of a run: prints as on the terminal, and shows itself in notebooks.
+
+    Args:
+        session: The run.
+        place: Where its session file lies; None if it was not saved.
+        full: Whether it says everything.
+    """
+
+    def __init__(self, session: Session, place: str | None, full: bool) -> None:
+        self.session = session
+        self._place = place
+        self._is_full = full
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the report."""
+        if self._is_full:
+            yield console_report.run_report(self.session, place=self._place)
+        else:
+            yield console_report.brief_report(self.session, self._place)
+
+    def __str__(self) -> str:
+        """Return the report without colors."""
+        return report_text(self, _FULL_WIDTH if self._is_full else _BRIEF_WIDTH)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows."""
+        return self.session._repr_html_()
+
+
+class Results:
+    """The results of a callback's latest run.
+
+    Attributes:
+        session: The latest session; None before the first run.
+    """
+
+    session: Session | None = None
+    _saved_at: Path | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The one thing to do first; None before the first run."""
+        return None if self.session is None else self.session.verdict
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, the most valuable first; empty before the first run."""
+        return () if self.session is None else self.session.findings
+
+    def report(self, full: bool = False) -> Report:
+        """Return the report of the latest run: ``print`` it, or end a notebook's cell with it.
+
+        Args:
+            full: Whether it says everything, and not the 15 most important lines.
+
+        Raises:
+            PerfDoctorError: There was no run yet.
+        """
+        if self.session is None:
+            raise PerfDoctorError(
+                f"{type(self).__name__} has nothing to report yet: call trainer.fit(...) with it in "
+                "Trainer(callbacks=[...]) first"
+            )
+        place = None if self._saved_at is None else console_report.short_path(self._saved_at)
+        return Report(self.session, place, full)
+
+    def __repr__(self) -> str:
+        """Return one line: the verdict of the latest run."""
+        session, name = self.session, type(self).__name__
+        if session is None:
+            return f"{name}(no run yet)"
+        return f"{name}({session!r})"
+
+    def _repr_html_(self) -> Any:
+        """Return what a notebook shows."""
+        return None if self.session is None else self.session._repr_html_()

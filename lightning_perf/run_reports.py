@@ -1,0 +1,219 @@
+"""The reports of one run: which are made when, where their files go, and what happens where one fails."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lightning_perf import seams
+from lightning_perf.logger_reports import LoggerReports
+from lightning_perf.probes.probe_set import ProbeSet
+from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Session
+from lightning_perf.records.files import require_room, write_whole
+from lightning_perf.reports import console as console_report
+
+if TYPE_CHECKING:
+    from .hooks import DoctorHooks
+
+_log = logging.getLogger("lightning_perf")
+
+_REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
+_REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
+
+
+class RunReports:
+    """Writes and prints what one run's sessions say.
+
+    Args:
+        doctor: The callback: which reports it makes.
+        trainer: The Trainer, in its ``setup``.
+        probes: Isolates errors; a report that raises is switched off like a probe.
+    """
+
+    def __init__(self, doctor: DoctorHooks, trainer: Any, probes: ProbeSet) -> None:
+        self.folder = Path()
+        self.spent_s = 0.0
+        self._doctor, self._trainer, self._probes = doctor, trainer, probes
+        self._loggers = LoggerReports()
+        self._shown: Session | None = None  # at the end of an epoch
+
+    def open(self, log_dir: str | None, stamp: str) -> None:
+        """Choose the run's folder; if it cannot be written, say so once and write no files."""
+        trainer, out_dir = self._trainer, self._doctor.out_dir
+        if out_dir is not None:
+            self.folder = out_dir
+        elif trainer.loggers and log_dir:
+            self.folder = Path(log_dir)
+        else:
+            self.folder = Path(trainer.default_root_dir) / "perf_logs" / stamp
+        wanted = {
+            "json": "json" in self._doctor.reports,
+            "last save": "json" in self._doctor.reports,
+            "html": "html" in self._doctor.reports,
+            "traces": self._doctor.window_options is not None,
+        }
+        files = [name for name, is_wanted in wanted.items() if is_wanted]
+        if not files or trainer.fast_dev_run:
+            return
+        try:
+            _require_writable(self.folder)
+        except OSError as error:
+            warning = (
+                f"PerfDoctor cannot write to {self.folder} ({error.strerror}): this run leaves no files, the diagnosis "
+                "is shown all the same; choose another out_dir."
+            )
+            for name in files:
+                self._probes.switch_off(name, error, warning)
+
+    def can_afford_epoch(self, wall_s: float) -> bool:
+        """Return whether reporting keeps to its share of the run, as it does not after very short epochs."""
+        return self.spent_s <= max(_REPORTING_ALLOWED_S, _REPORTING_SHARE * wall_s)
+
+    def charged(self, function: Callable[[], None]) -> None:
+        """Call what is part of a report at the end of an epoch, and add its time to what reporting has taken."""
+        started_s = time.perf_counter()
+        function()
+        self.spent_s += time.perf_counter() - started_s
+
+    def preflight(self, findings: tuple[Finding, ...], session: Session) -> None:
+        """Print what the settings alone make likely."""
+        if findings:
+            brief_of = None if self._doctor.console == "full" else session
+            self._print(lambda: console_report.preflight_report(findings, brief_of))
+
+    def epoch(self, session: Session) -> None:
+        """Report an epoch."""
+        trainer = self._trainer
+        if not trainer.is_global_zero:
+            return
+        reports = self._active()
+        if "console" in reports:
+            self._print(lambda: self._epoch_report(session, trainer.current_epoch))
+        if "tensorboard" in self._doctor.reports and not trainer.fast_dev_run:
+            self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
+        if "json" in reports:
+            self._probes.call("json", self._save, session)
+
+    def _epoch_report(self, session: Session, epoch: int) -> Any:
+        """Return what the console shows of an epoch; None if nothing."""
+        is_full = self._doctor.console == "full"
+        make: Any = console_report.epoch_report if is_full else console_report.brief_epoch
+        report = make(session, epoch, self._shown)
+        if report is not None:
+            self._shown = session
+        return report
+
+    def run(self, session: Session, diagnose: Callable[[Session], Session]) -> None:
+        """Report a run that is over.
+
+        Args:
+            session: Its last session.
+            diagnose: Adds failures of reports, and what follows from them, to a session.
+        """
+        session = self._with_post_mortem(session, diagnose)
+        reports, failures = self._active(), self._probes.failures
+        if not self._trainer.is_global_zero:
+            if "json" in reports:
+                self._probes.call("json", self._save, session)
+            return
+        if "console" in reports and (session.run.n_steps > 0 or session.memory.oom is not None):
+            self._print(lambda: self._run_report(session, is_saved="json" in reports))
+        if "html" in reports:
+            self._probes.call("html", self._write_page, session)
+        # A report that fails belongs into the record too.
+        if len(failures) > len(session.probes_off):
+            session = diagnose(session)
+        if "json" in reports:
+            self._probes.call("json", self._save, session)
+        elif "json" in self._doctor.reports and not self._trainer.fast_dev_run:  # a full disk may have room again
+            self._probes.call("last save", self._save, session)
+        if len(failures) > len(session.probes_off):
+            diagnose(session)
+
+    def _run_report(self, session: Session, is_saved: bool) -> Any:
+        place = console_report.short_path(self._session_path(session)) if is_saved else None
+        if self._doctor.console == "full":
+            return console_report.run_report(session, place=place) if session.run.n_steps > 0 else None
+        return console_report.brief_report(session, place)
+
+    def post_mortem(self, session: Session | None) -> None:
+        """Print what is known where memory ran out, last of all."""
+        is_shown = "console" in self._doctor.reports and self._doctor.console == "full"
+        if session is not None and session.memory.oom is not None and is_shown:
+            self._print(lambda: console_report.post_mortem(session))
+
+    def _with_post_mortem(self, session: Session, diagnose: Callable[[Session], Session]) -> Session:
+        """Write the file on the rank whose memory ran out; return the session, which names no file if that fails."""
+        oom = session.memory.oom
+        if oom is None or oom.post_mortem_file is None:
+            return session
+        self._probes.call("post-mortem", self._write_post_mortem, session, oom.post_mortem_file)
+        if "post-mortem" not in self._probes.failures:
+            return session
+        memory = msgspec.structs.replace(session.memory, oom=msgspec.structs.replace(oom, post_mortem_file=None))
+        return diagnose(msgspec.structs.replace(session, memory=memory))
+
+    def _write_post_mortem(self, session: Session, name: str) -> None:
+        text = console_report.to_text(console_report.post_mortem(session), width=100)
+        self._write(name, text.encode())
+
+    def _print(self, make_report: Callable[[], Any]) -> None:
+        def show() -> None:
+            report = make_report()
+            if report is not None:
+                console_report.emit(report, console=seams.live_console(self._trainer))
+
+        self._probes.call("console", show)
+
+    def _write_page(self, session: Session) -> None:
+        from lightning_perf.reports.render.html import (
+            to_page,  # plotly, which no run needs that does not ask for a page
+        )
+
+        name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
+        place = console_report.short_path(self._session_path(session))
+        self._write(name, to_page(session, place).encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file into the run's folder; raises ``OSError`` where that would fill the disk."""
+        require_room(self.folder, len(content))
+        write_whole(self.folder / name, content)
+
+    def _save(self, session: Session) -> None:
+        require_room(self.folder, 0)  # a session is small beside the reserve
+        self._doctor._saved_at = session.save(self._session_path(session))
+
+    def _active(self) -> tuple[str, ...]:
+        """Return the reports to make; a trial run of a few batches leaves no files behind."""
+        wanted = tuple(report for report in self._doctor.reports if report not in self._probes.failures)
+        return tuple(r for r in wanted if r == "console") if self._trainer.fast_dev_run else wanted
+
+    def _session_path(self, session: Session) -> Path:
+        name = SESSION_FILE if session.run.stage == "fit" else f"perf_session_{session.run.stage}.json"
+        if session.run.rank == 0:
+            return self.folder / name
+        return self.folder / RANKS_FOLDER / f"{Path(name).stem}.rank{session.run.rank}.json"
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise ``OSError`` unless files can be made in a folder; it need not exist yet, and nothing is written."""
+    try:
+        os.stat(folder / SESSION_FILE)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:  # a path with a zero byte
+        raise OSError(errno.EINVAL, str(error), str(folder)) from error
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not os.path.isdir(place):
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(place))
