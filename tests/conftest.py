@@ -22,6 +22,15 @@ settings.load_profile("shared")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _forget_compiled_graphs() -> Iterator[None]:
+    """A process that has compiled anything is measured differently: the next test starts without such a past."""
+    yield
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None:
+        utils.counters.clear()
+
+
 @pytest.fixture(scope="session")
 def forkserver() -> Iterator[Forkserver]:
     """Runs scripts in forks of one process that has imported torch and Lightning."""

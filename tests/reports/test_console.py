@@ -155,7 +155,7 @@ def test_epoch_report_names_the_epoch_when_it_was_not_recorded() -> None:
 
 def test_report_marks_a_finding_when_it_comes_from_settings_alone() -> None:
     text = " ".join(to_text(run_report(twelve_findings())).split())
-    assert "medium, from settings alone, not measured" in text
+    assert "likely, from settings alone, not measured" in text
 
 
 def test_emit_writes_no_escape_sequences_and_no_trailing_blanks_when_stream_is_no_terminal() -> None:

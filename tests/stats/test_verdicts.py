@@ -93,7 +93,7 @@ def test_no_change_is_never_said_of_more_than_five_percent_however_noisy_the_mac
     assert call(interval(1.21, 1.3), 0.2) == "improved"
     found = compare([[1.0], [1.03], [1.0]], [[0.9], [0.93]], 0.2)
     assert found.repeats_needed is None
-    assert found.reason == "1.10× lies within the noise (±20.0 %), so more repeats would not settle it"
+    assert found.reason == "1.10x lies within the noise (±20.0 %), so more repeats would not settle it"
 
 
 def test_no_number_of_repeats_is_told_when_the_ratio_lies_at_the_edge_of_the_band() -> None:

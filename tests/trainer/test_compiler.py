@@ -105,7 +105,7 @@ def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
     assert "size mismatch" in recompile.reason
     assert watch.compile_s > 0
     (finding,) = (finding for finding in session.findings if finding.code == "PD311")
-    assert f"{HERE}:{recompile.line} in net" in finding.summary
+    assert f"net ({HERE}:{recompile.line})" in finding.summary
 
 
 class Lengths(IterableDataset):
@@ -185,7 +185,7 @@ def test_function_is_told_when_torch_gave_it_up_in_the_first_steps(make_trainer,
     monkeypatch.setattr(compiler, "WARMUP_STEPS", N_STEPS)
     session = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
     (finding,) = (finding for finding in session.findings if finding.code == "PD311")
-    assert "gives a function up" in finding.summary
+    assert "torch runs the function uncompiled" in finding.summary
 
 
 def test_steps_that_compile_count_in_no_statistic_when_compiling_is_slow(make_trainer):
@@ -211,7 +211,7 @@ def test_line_and_reason_are_named_when_the_graph_breaks(make_trainer):
     assert graph_break.line == line_of(Compiled.net, "# breaks")
     assert "graph_break" in graph_break.reason
     (finding,) = (finding for finding in session.findings if finding.code == "PD312")
-    assert f"{HERE}:{graph_break.line} in net" in finding.summary
+    assert f"net ({HERE}:{graph_break.line})" in finding.summary
 
 
 def test_nothing_is_said_when_one_graph_serves_all_steps(make_trainer):

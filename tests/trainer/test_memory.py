@@ -251,7 +251,7 @@ def test_post_mortem_is_on_screen_and_on_disk_when_memory_runs_out(
     assert_nothing_left(trainer, profiler)
     screen = capsys.readouterr().out
     text = (tmp_path / "out" / "out_of_memory.txt").read_text()
-    assert "post-mortem  out_of_memory.txt" in screen
+    assert "report   out_of_memory.txt" in screen
     assert len(screen.splitlines()) <= MAX_LINES
     assert "post-mortem: the device ran out of memory" in text
     for shown in (screen, text):

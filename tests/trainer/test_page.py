@@ -8,6 +8,7 @@ import pytest
 
 from lightning_perf import PerfDoctor, load
 from lightning_perf.errors import ConfigError
+from lightning_perf.reports.console import short_path
 from lightning_perf.reports.render import html
 
 from .conftest import Make
@@ -19,7 +20,7 @@ def test_page_is_written_beside_the_session_at_the_end_of_a_run(make_trainer: Ma
     trainer = make_trainer(doctor)
     trainer.fit(Tiny(), loader())
     page = (tmp_path / "perf_report.html").read_text(encoding="utf-8")
-    assert page == html.to_page(load(tmp_path))
+    assert page == html.to_page(load(tmp_path), short_path(tmp_path / "perf_session.json"))
     trainer.validate(Tiny(), loader(), verbose=False)
     assert "validate finished" in (tmp_path / "perf_report_validate.html").read_text(encoding="utf-8")
 
@@ -32,7 +33,7 @@ def test_no_page_is_written_unless_it_is_asked_for(make_trainer: Make, tmp_path:
 def test_page_that_fails_is_told_in_the_session_and_leaves_the_training_alone(
     make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(session: object) -> str:
+    def fail(session: object, name: str = "") -> str:
         raise OSError("planted")
 
     monkeypatch.setattr(html, "to_page", fail)

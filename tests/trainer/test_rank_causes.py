@@ -51,7 +51,7 @@ CAUSES = {
 def assert_second_rank_is_named(session: Any, fault: str) -> None:
     """The verdict may be another where more processes than these compete for the cores: then that costs more."""
     finding = found(session)["PD701"]
-    assert finding.summary.startswith("Rank 1 holds the other")
+    assert finding.summary.startswith("Rank 1 slows down ")
     assert CAUSES[fault] in finding.summary
 
 
@@ -149,7 +149,7 @@ def test_flag_is_not_named_when_a_parameter_is_unused(pair: dict[str, Any]) -> N
 
 
 def test_uneven_batches_are_named(pair: dict[str, Any]) -> None:
-    assert "rank 1 280 samples an epoch, rank 0 140" in found(pair["uneven"])["PD704"].summary
+    assert "rank 1 gets 280 samples per epoch, rank 0 140" in found(pair["uneven"])["PD704"].summary
 
 
 def test_reductions_at_every_step_are_named(pair: dict[str, Any]) -> None:

@@ -142,7 +142,7 @@ def test_line_is_named_when_it_makes_the_host_wait(make_trainer, fault, operator
     assert call.phase == "forward"
     assert call.code.endswith(f"# {fault}")
     (finding,) = (finding for finding in session.findings if finding.code == "PD501")
-    assert f"{HERE}:{line_of(fault)} in {function}" in finding.summary
+    assert f"{function} ({HERE}:{line_of(fault)})" in finding.summary
     assert "on a GPU" in finding.summary
 
 
@@ -166,7 +166,7 @@ def test_loop_is_named_when_python_takes_a_tensor_apart(make_trainer, fault, ope
     assert 0 < loop.share <= 1
     assert loop.phase == "forward"
     (finding,) = (finding for finding in session.findings if finding.code == "PD304")
-    assert f"{HERE}:{line_of(fault)} in forward" in finding.summary
+    assert f"forward ({HERE}:{line_of(fault)})" in finding.summary
 
 
 class Rows(Callback):
@@ -223,7 +223,7 @@ def test_loop_is_the_optimizers_when_its_step_takes_a_tensor_apart(make_trainer,
     assert {loop.phase for loop in session.sync_calls.loops} == {"optimizer"}
     (finding,) = (finding for finding in session.findings if finding.code == "PD304")
     assert set(finding.claims) == {"optimizer"}
-    assert "in step" in finding.summary
+    assert f"step ({HERE}:" in finding.summary
 
 
 def test_loop_is_told_by_phase_when_two_of_them_share_it(make_trainer):
