@@ -189,7 +189,10 @@ def _facts(session: Session) -> Line:
         told = [f"failed ({run.error})"]
     if run.stage != "fit":
         told.append(run.stage)
-    told += [wording.count(run.n_steps, word) if run.stage != "data" else "", wording.seconds(run.wall_s)]
+    told += [
+        wording.count(run.n_steps, word) if run.stage != "data" else "",
+        wording.seconds(run.wall_s) + _paused(session),
+    ]
     if steady is not None:
         if steady.samples_per_s is not None:
             rate = f"{wording.number(round(steady.samples_per_s, 0 if steady.samples_per_s >= 10 else 2))} samples/s"
@@ -202,6 +205,15 @@ def _facts(session: Session) -> Line:
         if cell_len(" · ".join(told)) > MAX_WIDTH and spare in told:
             told.remove(spare)
     return Line(((wording.cut(" · ".join(told), MAX_WIDTH), QUIET),))
+
+
+def _paused(session: Session) -> str:
+    """Return how long the loader probe paused the run, where that is much of the run's time."""
+    probe = session.loader_probe
+    if session.run.stage == "data" or probe is None or probe.is_beside_training:
+        return ""
+    is_much = probe.wall_s >= _LEAST_SHARE * session.run.wall_s
+    return f" ({wording.seconds(probe.wall_s)} loader probe)" if is_much else ""
 
 
 def _phases(session: Session, n_shown: int) -> Iterator[Line]:

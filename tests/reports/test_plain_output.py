@@ -38,7 +38,7 @@ from lightning_perf.rules.engine import diagnose
 from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
 from reports.comparisons import alike
-from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, memory_looked_at, starved
+from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_looked_at, starved
 from reports.test_console import Screen
 from reports.trials import climbed
 
@@ -76,6 +76,15 @@ def test_doubt_is_next_to_the_verdict_when_step_times_changed_during_the_run() -
 
 
 # -- 4: one scope -------------------------------------------------------------------------
+
+
+def test_time_of_the_loader_probe_is_named_when_it_is_much_of_the_run() -> None:
+    session = diagnose(loader_probed())
+    assert session.loader_probe is not None
+    for share, is_named in ((0.5, True), (0.01, False)):
+        probe = msgspec.structs.replace(session.loader_probe, wall_s=share * session.run.wall_s)
+        text = to_text(brief_report(msgspec.structs.replace(session, loader_probe=probe)))
+        assert ("loader probe)" in text) == is_named
 
 
 def test_headline_and_bars_name_the_same_share_when_data_is_waited_for() -> None:
