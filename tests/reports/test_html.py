@@ -251,3 +251,7 @@ def test_page_is_the_same_each_time() -> None:
 
 def test_scripts_cannot_be_ended_from_within() -> None:
     assert html._inline('a = "</script>"; b = "<!--"\r\n') == 'a = "<\\/script>"; b = "<\\!--"\n'
+
+
+def test_page_is_named_by_the_model_when_the_session_is_in_the_current_folder() -> None:
+    assert to_page(starved(), ".") == to_page(starved())
