@@ -73,11 +73,10 @@ def test_finding_agrees_with_the_replay_whatever_the_cpu(make_trainer: Make, mon
         finding, result = findings.get(code), results.get(treatment)
         if finding is None:
             continue  # its symptom is absent here, or it was measured not to be faster
-        if result is None or result.speedup is None:
+        if result is None or result.speedup is None or result.speedup.low <= 1:  # refused, or undecided by the end
             assert (finding.severity, finding.gain) == ("low", None)
             assert "not measured" in finding.summary
         else:
-            assert result.speedup.low > 1
             assert finding.gain is not None
             assert finding.gain.method == "replayed"
 
