@@ -112,7 +112,7 @@ class DoctorHooks(Results):
         self._run, self._probes = None, ProbeSet()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return arguments and findings, for other processes; what hangs on a Trainer stays here."""
+        """Return arguments and findings, for other processes; references to the Trainer are left out."""
         return {**self.__dict__, "_run": None, "_probes": ProbeSet()}
 
     def profile_now(self) -> None:

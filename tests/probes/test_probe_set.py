@@ -27,7 +27,7 @@ class FakeLoop:
 
 
 class FakeProbe:
-    """Observes the steps it is given, and fails where it is told to."""
+    """A probe that observes the given steps and raises at one of them."""
 
     def __init__(self, *steps: int, fails_at: int = -1) -> None:
         self.steps, self.fails_at = list(steps), fails_at
