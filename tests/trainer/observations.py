@@ -329,10 +329,15 @@ def _handlers() -> dict[str, str]:
     return {name: str(h) if isinstance(h, int) else describe(h) for name, h in handlers.items() if h is not None}
 
 
+# The first sends what is left in a queue that was just closed. The second references the training thread's frames for
+# the moment in which it reads a stack; a run that calls none of PerfDoctor's last hooks is restored when it lets go.
+_ENDING_THREADS = ("QueueFeederThread", "lightning-perf host lines")
+
+
 def observe_process() -> Observed:
     """Return the state of this process."""
     for thread in threading.enumerate():
-        if thread.name.startswith("QueueFeederThread"):  # of multiprocessing, of a queue that was just closed
+        if thread.name.startswith(_ENDING_THREADS):
             thread.join(2.0)
     hooks = (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook, sys.breakpointhook)
     return {

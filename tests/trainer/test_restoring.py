@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
 
 from lightning_perf import PerfDoctor
+from lightning_perf.probes.host_lines.stacks import StackReader
 from lightning_perf.seams import Undos, change_attribute, run_to_the_end, tap_profiler
 
 from .conftest import Make, assert_nothing_left
@@ -23,6 +24,9 @@ from .models import Tiny, loader
 
 
 def _assert_run_is_over(trainer: Any, doctor: PerfDoctor, profiler: Any) -> None:
+    for thread in threading.enumerate():
+        if thread.name == "lightning-perf host lines":  # may be reading the stack of the run that has just ended
+            thread.join(10.0)
     assert_nothing_left(trainer, profiler)
     assert doctor._run is None
     assert not [one for one in threading.enumerate() if one.name.startswith("lightning-perf")]
@@ -106,6 +110,34 @@ def test_everything_is_restored_when_callbacks_are_removed_during_the_run(
     trainer = make_trainer(doctor, RemovesCallbacks(hook, replacement))
     profiler = trainer.profiler
     trainer.fit(Tiny(), loader())
+    _assert_run_is_over(trainer, doctor, profiler)
+
+
+def test_everything_is_restored_when_a_stack_is_read_while_the_run_ends(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reading, is_over = threading.Event(), threading.Event()
+    read = StackReader.read
+
+    def held(self: StackReader, frame: Any) -> Any:
+        is_reading.set()
+        is_over.wait(10.0)
+        return read(self, frame)
+
+    class EndsWhileRead(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 7:
+                assert is_reading.wait(10.0)
+                self.trainer.callbacks.clear()
+            return super().training_step(batch, batch_idx)
+
+    monkeypatch.setattr(StackReader, "read", held)
+    doctor = PerfDoctor(reports=())
+    trainer = make_trainer(doctor)
+    profiler = trainer.profiler
+    trainer.fit(EndsWhileRead(), loader())
+    assert doctor._run is not None
+    is_over.set()
     _assert_run_is_over(trainer, doctor, profiler)
 
 
