@@ -43,7 +43,7 @@ class GarbagePauses:
         self._generations: dict[int, list[int]] = {}  # collections, nanoseconds, nanoseconds of automatic ones
         self._asked: dict[tuple[Site, str], list[int]] = {}
         self._n_objects: int | None = None
-        self._counted_at_ns = 0  # automatic collections had taken so long when objects were counted
+        self._counted_at_ns = 0  # collections had taken so long when objects were counted
 
     def start(self) -> None:
         """Start listening."""
@@ -102,8 +102,8 @@ class GarbagePauses:
         """Return the collections in ``span_s`` seconds; None before the first."""
         if not self._generations:
             return None
-        if self.automatic_ns > max(_COUNT_SHARE * span_s * 1e9, 2 * self._counted_at_ns):
-            self._counted_at_ns = self.automatic_ns
+        if self.total_ns > max(_COUNT_SHARE * span_s * 1e9, 2 * self._counted_at_ns):
+            self._counted_at_ns = self.total_ns
             self._n_objects = len(gc.get_objects())
         asked = sorted(self._asked.items(), key=lambda item: -item[1][1])[:_MAX_ASKED]
         return Collections(

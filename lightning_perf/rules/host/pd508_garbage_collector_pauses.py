@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
 
 MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
-# Of the time. Garbage that nobody collects any more is left to Python's own collections, most of which are of young
-# objects only.
-LEFT_SHARE = 0.01
+RAISED = 100
+"""The recommended threshold of generation 0 ÷ the present one."""
+RAISED_MIDDLE, RAISED_FULL = 50, 100
+"""The recommended thresholds of generations 1 and 2."""
 
 DOCS = """\
 ## What it measures
@@ -31,6 +32,11 @@ def training_step(self, batch, batch_idx):
 ## Prescription
 Remove the call, or collect once per epoch. Against automatic collections: `gc.freeze()` once the dataset and the model
 are in memory, so that what is alive then is never visited again, and higher thresholds.
+
+Without the call, Python collects by itself: at most once more per removed call in generation 0, and as often in
+generations 1 and 2 as the thresholds say. The speedup leaves out that many collections, each as long as those that were
+timed. Raised thresholds make full collections rarer by the ratio of the thresholds, and nothing is certain of younger
+generations: collections of them become rarer and longer.
 
 ## When it is wrong
 A training that makes many reference cycles that hold tensors needs collections to free them.
@@ -53,16 +59,13 @@ def check(session: Session) -> Finding | None:
         return None
     scale = steady.span_s / found.span_s
     asked = [each for each in found.asked if each.is_users]
-    asked_s = sum(each.total_s for each in asked)
-    is_asked = asked_s > sum(found.automatic_by_phase_s.values())
-    full = next((each for each in found.generations if each.generation == 2), None)
-    full_s = full.automatic_s if full is not None else 0.0
-    claims: dict[str, float] = {}
+    is_asked = sum(each.total_s for each in asked) > sum(found.automatic_by_phase_s.values())
+    timed: dict[str, float] = {}
     for phase, seconds in [(a.phase, a.total_s) for a in asked] if is_asked else found.automatic_by_phase_s.items():
-        claims[phase] = claims.get(phase, 0.0) + seconds * scale
-    if sum(claims.values()) < MIN_SHARE * steady.span_s:
+        timed[phase] = timed.get(phase, 0.0) + seconds * scale
+    if sum(timed.values()) < MIN_SHARE * steady.span_s:
         return None
-    return timed_finding(
+    return removal_finding(
         steady,
         summary=(
             f"{percent(total_s / found.span_s)} of training time is spent in garbage collection. {_cause(found, asked)}"
@@ -83,15 +86,47 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         prescriptions=(_prescription(found, asked[0] if is_asked else None),),
-        claims=claims,
-        low_s=scale * asked_s - LEFT_SHARE * steady.span_s if is_asked else scale * full_s,
-        method="timed",
-        basis=(
-            "all of the collections asked for, but for what Python collects by itself then"
-            if is_asked
-            else "from full collections to all automatic collections"
-        ),
+        timed=timed,
+        left=_left_without_calls(found, asked) if is_asked else _left_with_raised_thresholds(found),
+        left_least=0.0,
     )
+
+
+def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> float:
+    """Return the part of the calls' time that Python's own collections take at most once the calls are gone.
+
+    Between two calls, generation 0 grew by less than its threshold after the last automatic collection: each call that
+    goes away adds at most one collection of it.
+    """
+    n_calls = sum(each.n for each in asked)
+    asked_s = sum(each.total_s for each in asked)
+    of = {each.generation: each for each in found.generations}
+    youngest, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
+    if not (youngest and middle and oldest) or 2 not in of:
+        return 1.0  # the collector is off, or has other generations: nothing says how often it would run
+    full_s = of[2].total_s / of[2].n
+
+    def collection_s(generation: int, n_objects: int) -> float:
+        if generation in of:
+            return of[generation].total_s / of[generation].n
+        return full_s * min(1.0, n_objects / found.n_objects) if found.n_objects else full_s
+
+    n_young = n_calls + (of[0].n if 0 in of else 0)
+    left_s = n_young * (
+        collection_s(0, youngest) + collection_s(1, youngest * middle) / middle + full_s / (middle * oldest)
+    )
+    return min(1.0, left_s / asked_s)
+
+
+def _left_with_raised_thresholds(found: Collections) -> float:
+    """Return the part of the automatic collections' time that is not certain to go away with higher thresholds."""
+    total_s = sum(found.automatic_by_phase_s.values())
+    full_s = sum(each.automatic_s for each in found.generations if each.generation == 2)
+    _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
+    if not (middle and oldest):
+        return 1.0  # not a collector of three generations
+    rarer = middle * oldest / (RAISED * RAISED_MIDDLE * RAISED_FULL)
+    return 1.0 - min(full_s, total_s) * max(0.0, 1.0 - rarer) / total_s
 
 
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:
@@ -108,11 +143,12 @@ def _cause(found: Collections, asked: list[AskedCollection]) -> str:
 def _prescription(found: Collections, asked: AskedCollection | None) -> Prescription:
     if asked is not None:
         return fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
-    raised = 100 * found.thresholds[0] if found.thresholds and found.thresholds[0] else 70_000
+    raised = RAISED * (found.thresholds[0] if found.thresholds and found.thresholds[0] else 700)
     return fix(
         "call gc.freeze() before training and raise the collector's thresholds",
         "one line",
-        code=f"def on_train_start(self):\n    gc.collect()\n    gc.freeze()\n    gc.set_threshold({raised}, 50, 100)",
+        code=f"def on_train_start(self):\n    gc.collect()\n    gc.freeze()\n    "
+        f"gc.set_threshold({raised}, {RAISED_MIDDLE}, {RAISED_FULL})",
     )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.timed import removal_finding
+from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
-# A scheduler of torch's own with one parameter group takes 10 to 30 us per step; with Lightning's call around it this
-# is what a table lookup may leave.
-LEFT_S = 100e-6
 
 DOCS = """\
 ## What it measures
@@ -29,7 +27,8 @@ LambdaLR(optimizer, lambda step: sum(math.exp(-i) for i in range(step)))
 
 ## Prescription
 Compute the schedule once and look it up, step the scheduler once per epoch where the schedule allows it, or use one of
-`torch.optim.lr_scheduler`'s own, which compute the next rate from the last one.
+`torch.optim.lr_scheduler`'s own, which compute the next rate from the last one. The time of your own lines goes away;
+what the scheduler itself takes remains. Where no line of yours was sampled, the speedup was not measured.
 
 ## When it is wrong
 With `interval="epoch"` the learning rate changes less often, which changes the training. A table lookup does not.
@@ -47,7 +46,8 @@ def check(session: Session) -> Finding | None:
     if share < MIN_SHARE:
         return None
     each_s = seconds / steady.n_steps
-    return timed_finding(
+    lines = lines_of(session, "scheduler")
+    return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in learning-rate schedulers, {duration(each_s)} per step.",
         evidence=(fact("share of the time in learning-rate schedulers", share, "fraction", MIN_SHARE, steady.n_steps),),
@@ -58,10 +58,9 @@ def check(session: Session) -> Finding | None:
                 code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
             ),
         ),
-        claims={"scheduler": seconds},
-        low_s=seconds - LEFT_S * steady.n_steps,
-        method="timed",
-        basis=f"all of the scheduler's time but for at most {duration(LEFT_S)} per step",
+        timed={"scheduler": seconds},
+        left=max(0.0, 1.0 - sum(line.low_s for line in lines) / seconds),
+        left_least=max(0.0, 1.0 - sum(line.high_s for line in lines) / seconds) if lines else 0.0,
     )
 
 
