@@ -10,7 +10,7 @@ from .gain import gain_from
 from .severity import severity_of, severity_of_gain
 from .signals import phase_s
 from .timed import SPREAD
-from .user_lines import LineTime, host_s, lines_of
+from .user_lines import LineTime, host_s, lines_of, whole_lines_of
 from .wording import percent, place, site_of
 
 MIN_PART = 0.3
@@ -57,15 +57,24 @@ def with_line(finding: Finding, session: Session) -> Finding:
     lines = lines_of(session, *(finding.claims if phases == _CLAIMED else phases))
     if finding.code in _OF_PART_OF_A_PHASE:
         hooks = {evidence.metric.rpartition(".")[2] for evidence in finding.evidence}
+        lines = whole_lines_of(session, tuple(finding.claims), lambda line: line.entry in hooks) or lines
         others = [line for line in lines if line.line.entry.startswith("on_") and line.line.entry not in hooks]
         lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
     line = next(iter(lines), None)
     if line is None or line.seconds < MIN_PART * claimed_s or line.where in finding.summary:
         return finding
-    sentence = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}."
-    return msgspec.structs.replace(
-        finding, summary=finding.summary + sentence, evidence=(*finding.evidence, evidence_of(line, steady))
-    )
+    sentence = f"{line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
+    return _with_sentence(finding, sentence, evidence_of(line, steady))
+
+
+def _with_sentence(finding: Finding, sentence: str, evidence: Evidence) -> Finding:
+    """Return the finding with a sentence about a line: in the headline of a wait for data that gives no reason."""
+    headline, dot, rest = finding.summary.partition(". ")
+    if _PHASES_OF[finding.code] == _LOADING and dot and ";" not in headline:
+        summary = f"{headline}; {sentence}. {rest}"
+    else:
+        summary = f"{finding.summary} {sentence}."
+    return msgspec.structs.replace(finding, summary=summary, evidence=(*finding.evidence, evidence))
 
 
 def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
@@ -85,11 +94,7 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     doing = f" in {line.call}" if line.call else ""
     where = place(line.function, site_of(line.file, line.line))
     evidence = Evidence(metric=f"{what} in {where}{doing}", value=line.share, unit="fraction", n=line.n_samples)
-    return msgspec.structs.replace(
-        finding,
-        summary=f"{finding.summary} {where} takes {percent(line.share)} of {what}{doing}.",
-        evidence=(*finding.evidence, evidence),
-    )
+    return _with_sentence(finding, f"{where} takes {percent(line.share)} of {what}{doing}", evidence)
 
 
 def within_operators(finding: Finding, session: Session) -> Finding:

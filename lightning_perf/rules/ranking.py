@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -60,7 +60,7 @@ def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
 
 
 def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
-    """Return the findings with each cause moved up to the first symptom that it explains.
+    """Return the findings with each cause moved up to the first symptom that it explains, and its alternatives last.
 
     A cause that is less certain than the symptom, or whose fix gains less for certain, stays where it is.
     """
@@ -72,7 +72,28 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
             if symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom):
                 ordered.insert(ordered.index(symptom), ordered.pop(place))
                 break
-    return ordered
+    return _alternatives_last(ordered, explains)
+
+
+def _alternatives_last(ordered: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:
+    """Return the findings with alternatives of which nothing is certain behind certain ones of their severity.
+
+    A finding is an alternative if a cause before it explains it: it is another way out of the same time.
+    """
+    found = list(ordered)
+    for place, finding in enumerate(ordered):
+        is_explained = any(finding.code in explains.get(cause.code, ()) for cause in ordered[:place])
+        if not is_explained or _is_certain(finding):
+            continue
+        certain = [one for one in found if one.severity == finding.severity and _is_certain(one)]
+        if certain and found.index(certain[-1]) > found.index(finding):
+            found.remove(finding)
+            found.insert(found.index(certain[-1]) + 1, finding)
+    return found
+
+
+def _is_certain(finding: Finding) -> bool:
+    return finding.gain is not None and certain_speedup(finding.gain) > 1.0
 
 
 def _explains_most(cause: Finding, symptom: Finding) -> bool:

@@ -93,7 +93,10 @@ def test_reader_reads_generated_code_as_its_modules_when_a_dataclass_is_made():
     [
         ("module.probe()", {"module": json}, "module.probe", False),
         ("module.probe()", {"module": torch}, "module.probe", True),
-        ("self.items.probe()", {}, "items.probe", None),
+        ("table.probe()", {"table": torch.zeros(1)}, "table.probe", True),
+        ("pattern.probe()", {"pattern": SimpleNamespace()}, "pattern.probe", False),
+        ("self.items.probe()", {}, "items.probe", False),  # tensors have no such method
+        ("self.items.split()", {}, "items.split", None),  # tensors and strings have it
     ],
 )
 def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_operator, tmp_path, monkeypatch):
@@ -109,7 +112,7 @@ def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_o
     file.write_text(f"def planted(self):\n    x = 1; {source}\n")
     space = dict(names)
     exec(compile(file.read_text(), str(file), "exec"), space)
-    space["planted"](SimpleNamespace(items=SimpleNamespace(probe=probe)))
+    space["planted"](SimpleNamespace(items=SimpleNamespace(probe=probe, split=probe)))
     assert (seen[0].call, seen[0].is_operator) == (call, is_operator)
 
 
@@ -358,10 +361,10 @@ def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
     counted = []
     pauses = GarbagePauses(time.perf_counter_ns)
     pauses._generations[2] = [1, 10**9, 10**9]
-    pauses.automatic_ns = 10**9
+    pauses.total_ns = 10**9
     monkeypatch.setattr(gc, "get_objects", lambda: counted.append(1) or [1, 2])
     assert [pauses.record(1.0).n_objects for _ in range(3)] == [2, 2, 2]
     assert len(counted) == 1
-    pauses.automatic_ns = 3 * 10**9
+    pauses.total_ns = 3 * 10**9
     pauses.record(3.0)
     assert len(counted) == 2

@@ -39,8 +39,8 @@ class OwnCode:
 
     Attributes:
         call: The function called, as the line writes it; empty if none was.
-        is_operator: Whether it was a torch operator; None if only the interpreter lock can tell: a method that tensors
-            and Python's own types both have, or neither.
+        is_operator: Whether it was a torch operator; None if only the interpreter lock can tell: a method of an unknown
+            object that tensors and Python's own types both have.
     """
 
     __slots__ = ("call", "is_operator")
@@ -64,10 +64,12 @@ class OwnCode:
             return
         if isinstance(target, ModuleType) or _module_of(target):
             self.is_operator = _module_of(target).partition(".")[0] == "torch"
+        elif target is not None and method and "." not in method:  # of a global object
+            self.is_operator = type(target).__module__.partition(".")[0] == "torch"
         elif method:
             name = function.rpartition(".")[2]
-            is_tensors, is_pythons = hasattr(torch.Tensor, name), name in _PYTHONS_OWN
-            self.is_operator = is_tensors if is_tensors != is_pythons else None
+            is_tensors = hasattr(torch.Tensor, name)
+            self.is_operator = None if is_tensors and name in _PYTHONS_OWN else is_tensors
 
 
 def _module_of(target: Any) -> str:
