@@ -129,6 +129,33 @@ def test_accusation_is_false_when_its_fix_gains_too_little(
     assert (sums.accused.n, sums.upheld) == ((1, 0) if is_alarm else (0, 1))
 
 
+@pytest.mark.parametrize(
+    ("facts", "other", "rank"),
+    [
+        ({}, {}, 1),
+        ({}, {"severity": "low"}, 2),  # nothing is certain
+        ({"also": ()}, {}, 2),
+        ({"has_line": True}, {}, 2),
+        ({"has_line": True}, {"names_line": True}, 1),
+        ({"has_line": True, "second": "PD101"}, {}, 1),
+        ({"expect": ("PD107",)}, {}, None),  # the expected one is not among the first three
+        ({"expect": ("PD107",), "has_line": True}, {"names_line": True}, 1),
+    ],
+)
+def test_other_answer_is_right_when_its_gain_is_certain(
+    facts: dict[str, Any], other: dict[str, Any], rank: int | None
+) -> None:
+    one = outcome(said("PD101", **other), said("PD504", severity="low"), **{"also": ("PD101",), **facts})
+    assert one.rank == rank
+
+
+def test_promise_of_another_right_answer_is_judged_by_its_own_fix() -> None:
+    applied = (score.Applied("PD101", ("loader-workers=2",), 1.5),)
+    one = outcome(said("PD101"), said("PD504"), also=("PD101",), measured=9.0, applied=applied)
+    assert one.promises == (score.Promise(1.2, 2.4, 1.5),)
+    assert msgspec.structs.replace(one, applied=()).promises == ()
+
+
 def test_accusation_is_false_when_nothing_can_be_applied() -> None:
     assert healthy(said()).alarms == ("PD504",)
 
@@ -223,6 +250,12 @@ def test_fixes_are_timed_once_when_several_runs_recommend_the_same() -> None:
         ("PD301", ("precision-bf16",), False), ("PD301", ("precision-bf16",), True),
         ("PD318", ("threads=2",), False), ("PD318", ("threads=2",), True),
     ]  # fmt: skip
+
+
+def test_fix_of_a_faulty_case_is_timed_when_it_is_a_right_answer_too() -> None:
+    case = CASE._replace(also=("PD101",))
+    end = diagnosed(case, finding("PD101", treatment="loader-workers=2"), finding("PD602", treatment="prog-bar-off"))
+    assert {order.code for order in orders.fixes([end], 1)} == {"PD101"}
 
 
 def test_fix_is_none_when_the_treatment_does_not_exist() -> None:

@@ -4,6 +4,9 @@ A case is a Lightning script that takes no arguments. Its docstring holds a desc
 
     expect: PD107            the code, or the codes, that name its true cause; absent in a healthy case
     second: PD602            in a case with two faults: the code of the smaller one
+    also: {CODE: why}        codes that are right first answers, too, where their gain is certain (medium or high):
+                             if they name the marked line, or, where no line is marked or the code is that of the
+                             smaller of two faults, if the expected one is among the first three
     half: tune               thresholds may be tuned on it; ``score``: they may not
     fix: {OLD: NEW}          replacements in the script that remove the fault (with two faults: the bigger one)
     with: [ID]               or treatments that remove it
@@ -26,7 +29,7 @@ import yaml
 
 HERE = Path(__file__).parent
 FOLDERS = {"fault": HERE / "cases", "double": HERE / "double", "healthy": HERE / "healthy"}
-KEYS = {"expect", "second", "half", "fix", "with", "own_process", "cores", "fast", "needs"}
+KEYS = {"expect", "also", "second", "half", "fix", "with", "own_process", "cores", "fast", "needs"}
 
 MARK = "# costs time"
 """At the end of a line that the first finding should name."""
@@ -56,6 +59,7 @@ class Case(NamedTuple):
         what: What is wrong with it, or what kind of healthy training it is, in one line.
         expect: Codes that name the true cause; empty where it is healthy.
         second: The code of the smaller fault; empty where there is one fault at most.
+        also: Codes that are right answers, too, where their gain is certain.
         half: ``tune`` or ``score``.
         fix: Text of the script → its replacement, which removes the fault.
         treatments: Treatments that remove the fault.
@@ -72,6 +76,7 @@ class Case(NamedTuple):
     what: str
     expect: tuple[str, ...] = ()
     second: str = ""
+    also: tuple[str, ...] = ()
     half: str = "score"
     fix: dict[str, str] = {}
     treatments: tuple[str, ...] = ()
@@ -120,6 +125,7 @@ def read(path: Path, kind: Kind) -> Case:
         what=" ".join(text.split()),
         expect=_listed(facts.get("expect")),
         second=facts.get("second", ""),
+        also=tuple(facts.get("also", ())),
         half=facts["half"],
         fix=facts.get("fix", {}),
         treatments=_listed(facts.get("with")),

@@ -33,7 +33,9 @@ def timings(cases: Iterable[Case], rounds: int) -> list[Order]:
 
 
 def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
-    """Return timed runs, in turns, with the fix of each finding that accuses a healthy training, and without it.
+    """Return timed runs, in turns, with the fix of each finding that accuses a training, and without it.
+
+    These are all findings of a healthy training of medium or high severity; of a faulty one those in ``also``.
 
     Several runs of a case with the same finding and the same fix are timed once. A finding without a treatment cannot
     be applied: nobody can tell that it is right.
@@ -41,7 +43,9 @@ def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
     wanted: dict[tuple[str, str, tuple[str, ...]], Case] = {}
     for end in diagnosed:
         for finding in end.session.findings if end.session is not None else ():
-            if finding.severity in ALARMS and finding.category != "quality":
+            case = end.order.case
+            is_judged = not case.also or finding.code in case.also
+            if is_judged and finding.severity in ALARMS and finding.category != "quality":
                 treatments = fix_of(finding, end.session)
                 if treatments:
                     wanted.setdefault((end.order.case.name, finding.code, treatments), end.order.case)

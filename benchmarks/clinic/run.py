@@ -10,7 +10,8 @@
 
 Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
 the ratio of the medians of their blocks. A healthy case is diagnosed ``--healthy-rounds`` times; where a finding
-accuses it, the fix that this finding recommends is applied and timed the same way.
+accuses it, or is a right answer other than the expected one, the fix that this finding recommends is applied and timed
+the same way.
 """
 
 from __future__ import annotations
@@ -124,11 +125,11 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
     timed = run("runs timed", orders.timings([c for c in cases if is_timed(c, arguments)], arguments.rounds), 1)
     outcomes = outcomes_of(cases, diagnosed, timed, [])
     is_measured = not arguments.fast and arguments.gains != "none"
-    accused = {one.case for one in outcomes if one.accusations}
+    accused = {one.case for one in outcomes if one.accusations or one.stand_in is not None}
     if is_measured and accused:
         of_accused = [end for end in diagnosed if end.order.case.name in accused]
         fixed = run(
-            "runs of accused healthy cases timed", orders.fixes(of_accused, max(LEAST_ROUNDS, arguments.rounds)), 1
+            "runs with recommended fixes timed", orders.fixes(of_accused, max(LEAST_ROUNDS, arguments.rounds)), 1
         )
         outcomes = outcomes_of(cases, diagnosed, timed, fixed)
     is_part = bool(arguments.cases or arguments.fast or arguments.half or arguments.healthy_only)

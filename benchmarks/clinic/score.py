@@ -109,10 +109,11 @@ class Outcome(msgspec.Struct, frozen=True):
         what: Its description.
         expect: Codes that name the true cause.
         second: Code of the smaller of two faults; empty where there is one at most.
+        also: Codes that are right answers, too, where their gain is certain.
         has_line: Whether the case marks a line to name.
         said: Findings in PerfDoctor's order.
         measured: Time per step with the fault ÷ without it; None where this was not timed.
-        applied: Measured fixes of findings; healthy cases only.
+        applied: Measured fixes of findings: accusations of healthy cases, and those in ``also``.
         error: Why there is no diagnosis; empty otherwise.
     """
 
@@ -122,6 +123,7 @@ class Outcome(msgspec.Struct, frozen=True):
     what: str = ""
     expect: tuple[str, ...] = ()
     second: str = ""
+    also: tuple[str, ...] = ()
     has_line: bool = False
     said: tuple[Said, ...] = ()
     measured: float | None = None
@@ -136,7 +138,18 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def rank(self) -> int | None:
         """Place of the first finding that names the true cause, from 1; None where none does."""
-        return None if self.is_healthy else self._place(self.expect)
+        places = () if self.is_healthy else enumerate(self.said, 1)
+        return next((place for place, said in places if said.code in self.expect or self._is_right(said)), None)
+
+    @property
+    def naming(self) -> Said | None:
+        """The first finding that names the true cause."""
+        return None if self.rank is None else self.said[self.rank - 1]
+
+    @property
+    def stand_in(self) -> Said | None:
+        """The finding that was right although its code is not the expected one."""
+        return self.naming if self.naming is not None and self.naming.code not in self.expect else None
 
     @property
     def second_rank(self) -> int | None:
@@ -146,18 +159,17 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def predicted(self) -> tuple[float, float] | None:
         """The speedup that the finding of the true cause promises."""
-        if self.rank is None:
-            return None
-        naming = self.said[self.rank - 1]
-        return None if naming.low is None or naming.high is None else (naming.low, naming.high)
+        naming = self.naming
+        return None if naming is None or naming.low is None or naming.high is None else (naming.low, naming.high)
 
     @property
     def promises(self) -> tuple[Promise, ...]:
         """Promises whose fix was measured: of the true cause, or of what a healthy training was accused of."""
-        if not self.is_healthy:
-            known = self.predicted is not None and self.measured is not None
-            return (Promise(*self.predicted, self.measured),) if known else ()
         applied = {one.code: one.measured for one in self.applied}
+        if not self.is_healthy:
+            measured = applied.get(self.stand_in.code) if self.stand_in is not None else self.measured
+            known = self.predicted is not None and measured is not None
+            return (Promise(*self.predicted, measured),) if known else ()
         return tuple(
             Promise(said.low, said.high, measured)
             for said in self.accusations
@@ -184,6 +196,15 @@ class Outcome(msgspec.Struct, frozen=True):
     def _is_upheld(self, said: Said) -> bool:
         least = max(LEAST_SPEEDUP, said.low or 1.0)
         return any(one.code == said.code and (one.measured or 0.0) >= least for one in self.applied)
+
+    def _is_right(self, said: Said) -> bool:
+        """Whether a finding of another code than expected is as good an answer."""
+        if said.code not in self.also or said.severity not in ALARMS:
+            return False
+        if said.names_line and said.code != self.second:
+            return True
+        needs_line = self.has_line and said.code != self.second
+        return not needs_line and _is_among_three(self._place(self.expect))
 
     def _place(self, codes: Sequence[str]) -> int | None:
         return next((place for place, said in enumerate(self.said, 1) if said.code in codes), None)
@@ -251,6 +272,7 @@ def outcome_of(case: Case, ended: Ended, timed: Sequence[Ended], fixes: Sequence
         what=case.what,
         expect=case.expect,
         second=case.second,
+        also=case.also,
         has_line=bool(case.costly_lines),
         said=tuple(_said(f, case) for f in findings if f.severity != "info" and f.category != "quality"),
         measured=measured,

@@ -7,6 +7,7 @@ import msgspec
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
 
 from .gain import gain_from
+from .loader_signals import costly_line
 from .severity import severity_of, severity_of_gain
 from .signals import phase_s
 from .timed import SPREAD
@@ -49,7 +50,7 @@ def with_line(finding: Finding, session: Session) -> Finding:
         session: The session.
     """
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
-    if not phases or steady is None or finding.severity == "info":
+    if not phases or steady is None or finding.severity == "info" or _has_line(finding, session):
         return finding
     if phases == _LOADING and (found := _with_probed_line(finding, session)) is not None:
         return found
@@ -65,6 +66,12 @@ def with_line(finding: Finding, session: Session) -> Finding:
         return finding
     sentence = f"{line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
     return _with_sentence(finding, sentence, evidence_of(line, steady))
+
+
+def _has_line(finding: Finding, session: Session) -> bool:
+    """Return whether the finding names the line that the loader's probe found in the costliest function."""
+    probe = session.loader_probe
+    return finding.code == "PD107" and probe is not None and costly_line(probe) is not None
 
 
 def _with_sentence(finding: Finding, sentence: str, evidence: Evidence) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Literal
 
-from lightning_perf.records import Evidence, HotFunction, LoaderProbe, LoaderSettings, Session, StageTimes
+from lightning_perf.records import Evidence, HotFunction, HotLine, LoaderProbe, LoaderSettings, Session, StageTimes
 
 from .loader_curve import Feeding, point_at
 from .signals import loaders_of, phase_s
@@ -18,6 +18,7 @@ MIN_WAIT_SHARE = 0.05
 MIN_BURST_SHARE = 1 / 3
 # … and there are several of them: not the first only, nor one that the machine delayed.
 MIN_SLOW_SAMPLES = 5
+MIN_LINE_SHARE = 0.50  # of a function: most of its time
 # The project's catalogue: what moving a batch from worker to main process takes of fetching it.
 MIN_TRANSPORT_SHARE = 0.30
 # Several workers that wait on their own deliver as many times as much as there are workers: two deliver 2.0. Below this
@@ -113,6 +114,15 @@ def costliest(probe: LoaderProbe, where: Literal["getitem", "collate"]) -> HotFu
     """The function that most of the time is to be blamed on; None where none was found."""
     found = [function for function in probe.functions if function.where == where]
     return max(found, key=blamed) if found else None
+
+
+def costly_line(probe: LoaderProbe) -> HotLine | None:
+    """Return the line that takes most of the dataset's costliest function; None if no single one does."""
+    function = costliest(probe, "getitem")
+    if not probe.lines or function is None or function is not probe.functions[0]:
+        return None
+    line = max(probe.lines, key=lambda each: each.share)
+    return line if line.share >= MIN_LINE_SHARE else None
 
 
 def blamed(function: HotFunction) -> float:

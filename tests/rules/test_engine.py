@@ -191,6 +191,34 @@ def test_cause_stands_before_what_it_explains_when_it_accounts_for_most_of_it(us
     assert [finding.code for finding in diagnose(build_session()).findings] == order
 
 
+def test_alternative_stands_behind_another_cause_when_nothing_of_it_is_certain(use_rules):
+    def low(code: str, least: float, **changes: object) -> Rule:
+        gain = Gain(low=least, high=2.0, basis="", method="timed")
+        claims = {"data_wait" if code.startswith("PD1") else "callbacks": 10.0}
+        return _rule(code, lambda _: _finding(code, gain=gain, claims=claims), **changes)
+
+    def order(*rules: Rule) -> list[str]:
+        use_rules(*rules)
+        return [finding.code for finding in diagnose(build_session()).findings]
+
+    cause = low("PD108", 1.0, explains=("PD101", "PD102"))
+    other = _finding("PD602", gain=Gain(low=1.06, high=1.13, basis="", method="timed"), claims={"callbacks": 2.0})
+    certain = _rule("PD602", lambda _: other)
+    assert order(cause, low("PD101", 1.0), certain, low("PD102", 1.0)) == ["PD108", "PD602", "PD101", "PD102"]
+    assert order(cause, low("PD101", 1.08), certain) == ["PD108", "PD101", "PD602"]
+    assert order(low("PD101", 1.0), certain) == ["PD101", "PD602"]
+
+
+def test_headline_names_the_line_when_a_wait_for_data_has_no_other_reason():
+    line = {"file": "data.py", "line": 23, "function": "load", "entry": "__getitem__", "call": "Image.convert",
+            "share": 0.81, "operator_fraction": 0.0, "n_samples": 180}  # fmt: skip
+    phase = {"n_samples": 250, "n_effective": 200.0, "share": 0.5, "operator_fraction": 0.0, "lines": [line]}
+    profile = {"n_samples": 500, "sampled_s": 1.0, "first_step": 3, "last_step": 1990, "cost_s": 0.02}
+    session = diagnose(build_session({**STARVED, "host_profile": {**profile, "phases": {"data_wait": phase}}}))
+    place = "load (data.py:23) spends 44 % of the time in Image.convert"
+    assert session.verdict.text.startswith(f"54 % of training time is spent waiting for data; {place}: ")
+
+
 def test_confidence_is_lowered_when_the_measurement_is_doubtful():
     def confidence(**changes: object) -> str:
         session = diagnose(build_session({**STARVED, **changes}))

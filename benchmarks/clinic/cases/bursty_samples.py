@@ -25,7 +25,7 @@ class Uneven(Dataset):
         return len(self.samples)
 
     def read(self, index):
-        time.sleep(0.03 if index % 32 == 7 else 0.001)
+        time.sleep(0.03 if index % 32 == 7 else 0.001)  # costs time
         return self.samples[index]
 
     def __getitem__(self, index):

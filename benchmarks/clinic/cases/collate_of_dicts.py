@@ -26,7 +26,9 @@ class Records(Dataset):
 
 def to_tensor(records):
     names = sorted(records[0], key=lambda name: (len(name), name))
-    return torch.stack([torch.stack([torch.tensor(record[name]) for name in names]) for record in records])
+    return torch.stack(
+        [torch.stack([torch.tensor(record[name]) for name in names]) for record in records]
+    )  # costs time
 
 
 def to_tensor_at_once(records):

@@ -1,6 +1,8 @@
 """One worker reads samples from files behind a slow mount: 2 ms each.
 ---
 expect: PD106
+also:
+  PD101: workers overlap the waiting, in one line, and what they gain was probed
 half: score
 cores: 2
 fix:
@@ -25,7 +27,7 @@ class Mounted(Dataset):
         return len(self.samples)
 
     def read(self, index):
-        time.sleep(0.002)  # the mount
+        time.sleep(0.002)  # costs time
         return self.samples[index]
 
     def __getitem__(self, index):

@@ -1,6 +1,6 @@
 """A callback asks Python to collect garbage after every fourth step, as advice against leaks has it.
 ---
-expect: PD504
+expect: [PD508, PD504]
 half: score
 fix:
   callbacks=[Collects()]: callbacks=[]
@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 class Collects(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch_idx % 4 == 0:
-            gc.collect()
+            gc.collect()  # costs time
 
 
 class Net(LightningModule):

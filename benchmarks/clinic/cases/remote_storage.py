@@ -1,6 +1,8 @@
 """Each sample is read over a network that takes a millisecond to answer; no worker does it meanwhile.
 ---
 expect: PD106
+also:
+  PD101: workers overlap the waiting, in one line, and what they gain was probed
 half: tune
 fix:
   time.sleep(0.001): pass
@@ -22,7 +24,7 @@ class Remote(Dataset):
         return len(self.samples)
 
     def read(self, index):
-        time.sleep(0.001)  # the network
+        time.sleep(0.001)  # costs time
         return self.samples[index]
 
     def __getitem__(self, index):

@@ -25,7 +25,7 @@ def pad(samples):
     for sample in samples:
         row = [0.0] * 400
         for place in range(len(sample)):
-            row[place] = float(sample[place])
+            row[place] = float(sample[place])  # costs time
         rows.append(row)
     return torch.tensor(rows)
 

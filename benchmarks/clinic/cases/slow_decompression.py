@@ -25,7 +25,7 @@ class Packed(Dataset):
         return 640
 
     def unpack(self):
-        return zlib.decompress(self.packed)
+        return zlib.decompress(self.packed)  # costs time
 
     def __getitem__(self, index):
         plain = self.unpack()

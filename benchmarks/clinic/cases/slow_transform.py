@@ -22,9 +22,9 @@ class Images(Dataset):
     def darken(self, image):
         pixels = []
         for pixel in image.tolist():
-            for _ in range(8):
-                pixel = pixel * 0.9
-            pixels.append(pixel)
+            for _ in range(8):  # costs time
+                pixel = pixel * 0.9  # costs time
+            pixels.append(pixel)  # costs time
         return torch.tensor(pixels)
 
     def __getitem__(self, index):

@@ -18,7 +18,7 @@ WORD = re.compile(r"[a-z]+|[.,]")
 
 
 def tokens_of(text):
-    return torch.tensor([sum(map(ord, word)) % 500 for word in WORD.findall(text.lower())][:120])
+    return torch.tensor([sum(map(ord, word)) % 500 for word in WORD.findall(text.lower())][:120])  # costs time
 
 
 def as_batch(texts):

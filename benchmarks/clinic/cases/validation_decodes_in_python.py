@@ -1,6 +1,8 @@
 """Validation decodes its samples in Python, without workers.
 ---
 expect: PD111
+also:
+  PD601: certain, whereas what a faster validation loader leaves is not known
 half: score
 fix:
   range(8000): range(8)

@@ -1,6 +1,8 @@
 """Validation reads each sample from a slow mount; training does not.
 ---
 expect: PD111
+also:
+  PD601: certain, whereas what a faster validation loader leaves is not known
 half: tune
 fix:
   time.sleep(0.001): pass
@@ -22,7 +24,7 @@ class Remote(Dataset):
         return len(self.samples)
 
     def read(self, index):
-        time.sleep(0.001)  # the network
+        time.sleep(0.001)  # costs time
         return self.samples[index]
 
     def __getitem__(self, index):

@@ -25,7 +25,7 @@ class Rows(Dataset):
         return 960
 
     def __getitem__(self, index):
-        return torch.from_numpy(np.load(self.path)[index].copy())
+        return torch.from_numpy(np.load(self.path)[index].copy())  # costs time
 
 
 class Net(LightningModule):

@@ -2,6 +2,8 @@
 ---
 expect: PD108
 second: PD602
+also:
+  PD602: certain, whereas what a faster collate function leaves is not known
 half: score
 fix:
   collate_fn=by_number: collate_fn=torch.stack

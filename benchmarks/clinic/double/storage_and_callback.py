@@ -2,6 +2,9 @@
 ---
 expect: PD106
 second: PD504
+also:
+  PD504: certain, whereas what faster storage leaves is not known
+  PD101: workers overlap the waiting, in one line, and what they gain was probed
 half: score
 cores: 2
 fix:

@@ -2,6 +2,9 @@
 ---
 expect: PD107
 second: PD601
+also:
+  PD601: certain, whereas what a faster transform leaves is not known
+  PD101: a worker overlaps the transform with the step, and what it gains was probed
 half: score
 cores: 2
 fix:

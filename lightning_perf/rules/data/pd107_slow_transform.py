@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, HotFunction, HotLine, LoaderProbe, Prescription, Session
+from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
     MIN_WAIT_SHARE,
     blamed,
     costliest,
+    costly_line,
     function_evidence,
     function_place,
     indexes_rows,
@@ -20,11 +21,10 @@ from lightning_perf.rules.loader_signals import (
 )
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.wording import duration, percent, spent_waiting
+from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
 
 # The project's catalogue: below it there is no single function to speed up.
 MIN_FUNCTION_SHARE = 0.40
-MIN_LINE_SHARE = 0.50  # of the function: most of its time
 
 DOCS = """\
 ## What it measures
@@ -73,12 +73,12 @@ def check(session: Session) -> Finding | None:
     of_batch = share * sample_share(probe)
     if share < MIN_FUNCTION_SHARE or of_batch < MIN_FUNCTION_SHARE / 2:
         return None
-    line = _costly_line(probe, function)
+    line = costly_line(probe)
     return timed_finding(
         feeding.stage,
         summary=(
             f"{spent_waiting(feeding.share)}; {function_place(function)} takes "
-            f"{percent(share)} of making a sample, in {_who(function)}{_most_of_it(line)}. That is "
+            f"{percent(share)} of making a sample, in {_who(function)}{_most_of_it(function, line)}. That is "
             f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} per batch."
         ),
         evidence=(
@@ -99,16 +99,10 @@ def _who(function: HotFunction) -> str:
     return "Python code" if function.kind == "python" else "C code that it calls"
 
 
-def _costly_line(probe: LoaderProbe, function: HotFunction) -> HotLine | None:
-    """Return the line of the function that takes most of its time; None if no single one does."""
-    if not probe.lines or function is not probe.functions[0]:
-        return None
-    line = max(probe.lines, key=lambda each: each.share)
-    return line if line.share >= MIN_LINE_SHARE else None
-
-
-def _most_of_it(line: HotLine | None) -> str:
-    return f", {percent(line.share)} of it in line {line.line}: {line.text.strip()}" if line is not None else ""
+def _most_of_it(function: HotFunction, line: HotLine | None) -> str:
+    if line is None:
+        return ""
+    return f", {percent(line.share)} of it in {site_of(function.file, line.line)}: {line.text.strip()}"
 
 
 def _prescription(function: HotFunction, line: HotLine | None) -> Prescription:
