@@ -21,9 +21,8 @@ MIN_SLOW_SAMPLES = 5
 MIN_LINE_SHARE = 0.50  # of a function: most of its time
 # The project's catalogue: what moving a batch from worker to main process takes of fetching it.
 MIN_TRANSPORT_SHARE = 0.30
-# Several workers that wait on their own deliver as many times as much as there are workers: two deliver 2.0. Below this
-# most of what they wait for is one after the other (Amdahl: three quarters of it with two workers).
-MAX_SERIALIZED_SPEEDUP = 1.33
+# Part of a sample that workers do one after the other, from which on more of them are the wrong cure.
+MIN_SERIAL_PART = 0.5
 # Workers that are held up by one another wait in the same place.
 MIN_SAME_LINE_SHARE = 0.5
 # Looking a row up takes some microseconds a field. A sample that takes longer costs by what else is done for it.
@@ -68,12 +67,24 @@ def serialized_speedup(probe: LoaderProbe) -> tuple[int, float, float] | None:
     return most.num_workers, fewest.low_s / most.high_s, fewest.high_s / most.low_s
 
 
+def max_serialized_speedup(n_workers: int) -> float:
+    """Return what workers deliver ÷ what one process does where most of a sample is serialized (Amdahl)."""
+    return 1 / (MIN_SERIAL_PART + (1 - MIN_SERIAL_PART) / n_workers)
+
+
 def is_serialized(probe: LoaderProbe) -> bool:
-    """Whether samples wait, in one line in all workers, and several workers deliver hardly more than one."""
+    """Whether samples wait, in one line in all workers, and several workers deliver hardly more than one.
+
+    Where the line is not known, the whole interval of the speedup has to lie below the bound.
+    """
     speedup = serialized_speedup(probe)
-    if speedup is None or not is_waiting(probe) or speedup[2] > MAX_SERIALIZED_SPEEDUP:
+    if speedup is None or not is_waiting(probe):
         return False
-    return not probe.worker_lines or probe.worker_lines[0].share >= MIN_SAME_LINE_SHARE
+    n_workers, low, high = speedup
+    if probe.worker_lines and probe.worker_lines[0].share < MIN_SAME_LINE_SHARE:
+        return False
+    delivered = (low + high) / 2 if probe.worker_lines else high
+    return delivered <= max_serialized_speedup(n_workers)
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:

@@ -98,6 +98,11 @@ def is_metric(line: HostLine) -> bool:
     return line.call.startswith("torchmetrics.")
 
 
+def is_anomaly_trace(line: HostLine) -> bool:
+    """Return whether a line spends its time in the stack traces that anomaly detection takes of each operator."""
+    return line.call == "torch.format_stack"
+
+
 def is_logging(line: HostLine) -> bool:
     """Return whether a line spends its time in ``self.log``, which checks its arguments in the hook that logs."""
     return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))

@@ -26,9 +26,8 @@ class Records(Dataset):
 
 def to_tensor(records):
     names = sorted(records[0], key=lambda name: (len(name), name))
-    return torch.stack(
-        [torch.stack([torch.tensor(record[name]) for name in names]) for record in records]
-    )  # costs time
+    rows = [[torch.tensor(record[name]) for name in names] for record in records]  # costs time
+    return torch.stack([torch.stack(row) for row in rows])
 
 
 def to_tensor_at_once(records):

@@ -10,7 +10,7 @@ from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.user_lines import LineTime, is_collecting, is_logging, is_metric, lines_of
+from lightning_perf.rules.user_lines import LineTime, is_anomaly_trace, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
 
 # Less is within what samples of a short run can tell: 5 % of 500 samples is known to within 2 points.
@@ -93,11 +93,12 @@ def _called_by(time: LineTime) -> str:
 
 
 def _is_priced(session: Session, time: LineTime) -> bool:
-    """Return whether another rule covers the line: a loop over a tensor, logging, a collection, a metric."""
+    """Return whether another rule covers the line: a loop over a tensor, logging, a collection, a metric, a trace."""
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
     in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)
-    return in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line)
+    is_others = is_metric(line) or is_logging(line) or is_anomaly_trace(line)
+    return in_loop or is_collecting(session, line) or is_others
 
 
 RULE = Rule(code="PD511", name="slow-host-code", category="host", docs=DOCS, check=check)
