@@ -12,7 +12,7 @@ from lightning_perf.rules.engine import all_rules
 from lightning_perf.rules.rule import Rule
 
 FOLDER = Path(__file__).parent / "rules"
-NOTE = "<!-- Made by docs/generate_rules.py from the rule's own text; change it there. -->\n"
+NOTE = "<!-- Made by docs/generate_rules.py from the Markdown file beside the rule; change it there. -->\n"
 
 
 def pages() -> dict[str, str]:

@@ -44,9 +44,10 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def all_rules() -> tuple[Rule, ...]:
-    """Return every rule by code: the ``RULE`` of each module ``pdNNN_*`` in the category packages."""
-    modules = (m.name for m in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.") if not m.ispkg)
-    found = (importlib.import_module(name).RULE for name in modules if _RULE_MODULE.search(name))
+    """Return every rule by code: the one of each module ``pdNNN_*`` in the category packages."""
+    names = (m.name for m in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.") if not m.ispkg)
+    modules = (importlib.import_module(name) for name in names if _RULE_MODULE.search(name))
+    found = (each for module in modules for each in vars(module).values() if isinstance(each, Rule))
     return tuple(sorted(found, key=lambda rule: rule.code))
 
 

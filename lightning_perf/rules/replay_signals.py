@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
 from .gain import WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
 from .parts import fact, unsigned_finding
-from .rule import Skip
+from .rule import Rule, Skip, rule
 from .severity import LOW_SHARE
 from .signals import computing_s, is_cpu_run, steady_of
 from .trace_signals import device_reading_of, device_savings, reading_of, trace_claims
@@ -45,28 +46,55 @@ class Diagnosis(NamedTuple):
     unmeasured: Severity = "low"
 
 
+Diagnose: TypeAlias = Callable[[Session], Diagnosis | None]
+
+
 def replayed(session: Session, treatment: str) -> Replayed | None:
     """Return the replay of a treatment; None where it was not replayed."""
     results: Sequence[Replayed] = session.replay.results if session.replay is not None else ()
     return next((one for one in results if one.treatment == treatment), None)
 
 
-def hypothesis_from(diagnose: Callable[[Session], Diagnosis | None]) -> Callable[[Session], Hypothesis | None]:
-    """Return what a rule asks to replay: the treatment of its diagnosis, where there is one."""
+def replay_rule(code: str, name: str, *, preflight: Diagnose | None = None) -> Callable[[Diagnose], Rule]:
+    """Declare a rule whose treatment is replayed on operators of one step, by decorating its diagnosis.
 
-    def hypothesis(session: Session) -> Hypothesis | None:
-        found = diagnose(session)
-        if found is None:
-            return None
-        steady = steady_of(session)
-        at_stake_s = computing_s(session, steady, *found.phases)
-        return Hypothesis(
-            treatment=found.replayed_as or found.prescription.treatment,
-            at_stake_s=at_stake_s,
-            least_part=min(1.0, LOW_SHARE * steady.span_s / max(at_stake_s, 1e-9)),
-        )
+    Args:
+        code: As for ``Rule``.
+        name: As for ``Rule``.
+        preflight: The diagnosis from settings alone; None for a rule that needs measurements.
+    """
 
-    return hypothesis
+    def declare(diagnose: Diagnose) -> Rule:
+        @functools.wraps(diagnose)
+        def check(session: Session) -> Finding | None:
+            return replayed_finding(session, diagnose(session))
+
+        def likely(session: Session) -> Finding | None:
+            found = preflight(session) if preflight is not None else None
+            return not_measured(found) if found is not None else None
+
+        return rule(
+            code,
+            name,
+            hypothesis=functools.partial(_hypothesis, diagnose),
+            preflight=likely if preflight is not None else None,
+        )(check)
+
+    return declare
+
+
+def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
+    """Return the treatment of a diagnosis as what to replay; None without a diagnosis."""
+    found = diagnose(session)
+    if found is None:
+        return None
+    steady = steady_of(session)
+    at_stake_s = computing_s(session, steady, *found.phases)
+    return Hypothesis(
+        treatment=found.replayed_as or found.prescription.treatment,
+        at_stake_s=at_stake_s,
+        least_part=min(1.0, LOW_SHARE * steady.span_s / max(at_stake_s, 1e-9)),
+    )
 
 
 def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding | None:

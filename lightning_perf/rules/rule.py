@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -10,6 +12,9 @@ from lightning_perf.records import Finding, Hypothesis, Session
 
 EXPLAINED_SHARE = 0.5
 """A cause that accounts for most of what a symptom claims explains it."""
+
+
+Check: TypeAlias = Callable[[Session], Finding | None]
 
 
 class Skip(Exception):
@@ -23,8 +28,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         code: ``"PD101"``; never reused.
         name: Reads as "allow <name>", e.g. ``"starved-by-loader"``.
         category: The name of its folder.
-        docs: Markdown with the headings What it measures, Why it costs, Example, Prescription, When it is wrong,
-            Sources.
+        docs: Markdown, from the file beside the module, with the headings What it measures, Why it costs, Example,
+            Prescription, When it is wrong, Sources.
         check: Return the finding of a session, or None. Raises Skip.
         preflight: The same from settings alone, before the first step; None for a rule that needs measurements.
         hypothesis: What to replay before ``check`` can promise a speedup; None for a rule that needs no replay. Returns
@@ -41,8 +46,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     category: str
     docs: str
-    check: Callable[[Session], Finding | None]
-    preflight: Callable[[Session], Finding | None] | None = None
+    check: Check
+    preflight: Check | None = None
     hypothesis: Callable[[Session], Hypothesis | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
     only_unexplained: bool = False
@@ -54,3 +59,38 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         if finding is None or finding.code:
             return finding
         return msgspec.structs.replace(finding, code=self.code, name=self.name, category=self.category)
+
+
+def rule(
+    code: str,
+    name: str,
+    *,
+    preflight: Check | None = None,
+    hypothesis: Callable[[Session], Hypothesis | None] | None = None,
+    weakens: Callable[[Finding], bool] | None = None,
+    only_unexplained: bool = False,
+    yields_its_time: bool = False,
+    explains: tuple[str, ...] = (),
+) -> Callable[[Check], Rule]:
+    """Declare a rule by decorating its check: the module's folder is the category. The arguments are those of ``Rule``.
+
+    The documentation is the Markdown file beside the module, of the same name.
+    """
+
+    def declare(check: Check) -> Rule:
+        package, _, module = check.__module__.rpartition(".")
+        return Rule(
+            code=code,
+            name=name,
+            category=package.rpartition(".")[2],
+            docs=(pkgutil.get_data(package, f"{module}.md") or b"").decode(),
+            check=check,
+            preflight=preflight,
+            hypothesis=hypothesis,
+            weakens=weakens,
+            only_unexplained=only_unexplained,
+            yields_its_time=yields_its_time,
+            explains=explains,
+        )
+
+    return declare

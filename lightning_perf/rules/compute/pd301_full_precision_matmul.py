@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Prescription, Session
 from lightning_perf.rules.kernel_signals import MIN_MATRIX_SHARE, full_precision_s
 from lightning_perf.rules.model_signals import counted
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.trace_signals import is_blind, matrix_units, reading_of, work_share
@@ -23,40 +23,10 @@ MATRIX_OPERATORS = (
     "aten::convolution_backward",  # its products are in its own time: nothing is called below it
 )
 
-DOCS = """\
-## What it measures
-The share of matrix products and convolutions in the computing: in a profiler window or trace by the names of operators
-and of kernels, else by the operators of one sampled step. Kernels count only while the step waits for the device and
-not for the host. These operators are then replayed on random tensors of the same shapes, as they are and as autocast
-would run them in 16 bit, forward and backward, with all casts.
 
-## Why it costs
-Matrix units multiply 16-bit numbers many times faster than 32-bit ones, and 16-bit tensors need half of the memory
-traffic. How much a step gains depends on the device and on its shapes; some steps become slower.
-
-## Example
-```python
-trainer = Trainer(precision="32-true")  # where bf16 runs the operators of a step 2.1x as fast
-```
-
-## Prescription
-`precision="bf16-mixed"`, or `"16-mixed"` where the device has no fast bf16. Rounding changes: watch the loss.
-
-## When it is wrong
-Some losses need float32: keep them out of autocast. Without a replay (compiled models, trace files) no speedup is
-promised; `lightning-perf trial --try precision-bf16 -- python train.py` measures it.
-
-## Sources
-torch-tb-profiler's Tensor Core advice; `docs/benchmarks/precision.md`.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD301", "full-precision-matmul")
+def check(session: Session) -> Diagnosis | None:
     """Report matrix products in 32 bit unless a replay shows that 16 bit is not faster."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     precision = session.settings.trainer.precision
     if precision is not None and precision not in FULL_PRECISION:
         return None
@@ -140,13 +110,3 @@ def _may_compute_in_bf16(session: Session) -> bool:
     """
     features = session.machine.cpu_features
     return not features or bool({"avx512f", "amx_bf16"} & set(features))
-
-
-RULE = Rule(
-    code="PD301",
-    name="full-precision-matmul",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Session
 from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.trace_signals import device_reading_of, is_worth_saying, matrix_units, share_evidence
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
@@ -14,39 +14,10 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 # As for PD202: from 5 % on it decides something.
 MIN_SHARE = 0.05
 
-DOCS = """\
-## What it measures
-In a profiler window on a device with TF32 (NVIDIA Ampere and newer), the time in matrix kernels whose names say plain
-32 bit, as a share of the time. Operators of one step are then replayed with and without TF32.
 
-## Why it costs
-TF32 rounds the inputs of a product to 10 bits of mantissa and multiplies them on Tensor Cores, several times as
-fast. torch leaves it off for matrix products unless asked.
-
-## Example
-```python
-# nothing set: torch.get_float32_matmul_precision() == "highest"
-```
-
-## Prescription
-`torch.set_float32_matmul_precision("high")`, once, before the training. Tensors stay 32 bit.
-
-## When it is wrong
-Losses that need all of float32 in their products. Mixed precision (PD301) gains more where it can be used; the two
-gains are of the same time.
-
-## Sources
-NVIDIA's A100 datasheet; torch's documentation of `set_float32_matmul_precision`; Lightning's own hint at the start of
-a run.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD302", "tf32-off")
+def check(session: Session) -> Diagnosis | None:
     """Report matrix kernels in plain 32 bit unless a replay shows that TF32 is not faster."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     setting = session.settings.torch.float32_matmul_precision
     if setting not in (None, "highest"):
         return None
@@ -78,8 +49,3 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         # Where nearly all matrix kernels are in 32 bit, PD301 is about the same time.
         at_stake=0.0 if full_precision_s(reading.trace) else reading.share(on_path_s),
     )
-
-
-RULE = Rule(
-    code="PD302", name="tf32-off", category="compute", docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis)
-)

@@ -8,7 +8,7 @@ from lightning_perf.rules.host_signals import claims_within, trace_or_live
 from lightning_perf.rules.launch_signals import MAX_MEDIAN_KERNEL_S, is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.trace_signals import (
     CODE_PHASES,
@@ -23,40 +23,8 @@ from lightning_perf.rules.trace_signals import (
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.roofline import least_of_step
 
-DOCS = """\
-## What it measures
-In a profiler window, the time in which the device was idle because a kernel was launched too late, without waiting for
-data, for the device or for the driver's memory; and how long the median kernel runs.
 
-Without a window, on a device whose ceilings were measured: how many operators forward and backward start in the step
-that was counted, times what starting one takes at least. It fires where that explains more of their time than the
-device's arithmetic and memory do, and at least 30 % of it.
-
-## Why it costs
-Every operator costs the host some ten microseconds of Python, dispatch and launch. Where kernels are shorter than
-that, the device finishes each before the next arrives, however fast it is.
-
-## Example
-```python
-for layer in self.layers:      # 100 layers on a batch of 4:
-    x = layer(x)               # thousands of kernels of 5 us, each 20 us apart
-```
-
-## Prescription
-Fewer, larger kernels: `torch.compile(mode="reduce-overhead")` fuses them and replays them as a CUDA graph; a larger
-batch gives each more work; a fused optimizer replaces thousands.
-
-## When it is wrong
-The profiler slows the host down, with stacks or memory profiling by a multiple: the time without it has smaller gaps.
-The number of kernels alone says nothing: it is the device's idle time that is charged. Without a window that time is
-not seen, only estimated from below: a CUDA graph starts its kernels for less.
-
-## Sources
-The profiling lecture and the case study on launches (5 to 10 us each); HTA's idle breakdown (the host was late);
-60 kernels in 4.4 ms of a small BERT on an H100, idle for 92 %.
-"""
-
-
+@rule("PD303", "launch-bound")
 def check(session: Session) -> Finding | None:
     """Compare the time of late launches with the threshold; without a trace, the time of launching operators."""
     return trace_or_live(session, _from_trace, _live, "model_profile")
@@ -137,6 +105,3 @@ def _from_trace(session: Session) -> Finding | None:
 def _prescriptions(session: Session) -> tuple[Prescription, ...]:
     larger = fix("use a larger batch: more work per kernel", "minutes", "semantics", treatment="batch-size")
     return (compile_prescription(" with CUDA graphs"), *(() if session.memory.oom is not None else (larger,)))
-
-
-RULE = Rule(code="PD303", name="launch-bound", category="compute", docs=DOCS, check=check)

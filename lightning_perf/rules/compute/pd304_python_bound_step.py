@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Prescription, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.launch_signals import MIN_TINY_SHARE, max_mean_s, tiny_operators
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import EXPLAINED_SHARE, Rule, Skip
+from lightning_perf.rules.rule import EXPLAINED_SHARE, Skip, rule
 from lightning_perf.rules.trace_signals import (
     code_phases,
     compile_prescription,
@@ -17,40 +17,8 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.wording import percent, place, site_of
 
-DOCS = """\
-## What it measures
-In a profiler window: more than a thousand operators a step of less than 10 us each, or one operator called ten times
-and more within one call of a function (only with recorded stacks). What counts is their cost: on a CPU the time of
-these operators and of the Python between them, on a device the time that it was idle because of late launches. On a
-device a mere count is left to PD303 where that finds late launches.
 
-Where that names no line, the loops over a tensor's rows or elements that a few sampled steps were seen to run, ten
-rounds and more within one call of a function: with the line that takes the elements, and the share of the step from
-the first round to the last. On a CPU such a line is told instead of the mere count, if it is at least half of it.
-A loop in a callback, or where data is made, is left to the rules that price those.
-
-## Why it costs
-Python and torch's dispatcher need some microseconds for each operator, whatever it computes. One operator over a whole
-tensor needs them once.
-
-## Example
-```python
-for i in range(x.shape[0]):          # one row at a time
-    total = total + (x[i] * w).sum()
-```
-
-## Prescription
-Write it as one operation over the whole tensor; where that cannot be, `torch.compile` the function.
-
-## When it is wrong
-Loops whose iterations depend on one another may not be vectorised. The profiler's own cost is part of each tiny
-operator: without it the loop is shorter, the order of things stays.
-
-## Sources
-torch's `_pattern_matcher` (indexing in a loop); the case study on launch overhead; the lecture on vectorising.
-"""
-
-
+@rule("PD304", "python-bound-step")
 def check(session: Session) -> Finding | None:
     """Look for a loop in the trace, or else in the sampled steps."""
     reason = ""
@@ -144,6 +112,3 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
         confidence="medium",
     )
     return finding, found.is_at_a_line or trace.device is not None
-
-
-RULE = Rule(code="PD304", name="python-bound-step", category="compute", docs=DOCS, check=check)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, MatrixShape, Session
+from lightning_perf.records import MatrixShape, Session
 from lightning_perf.rules.kernel_signals import kind_path_s
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
@@ -18,37 +18,10 @@ MIN_DIMENSION = 64
 
 _MULTIPLES = {"c10::half": 8, "c10::bfloat16": 8, "signed char": 16, "char": 16}
 
-DOCS = """\
-## What it measures
-In a profiler window with recorded shapes, the device time of matrix products in 16 or 8 bit with a dimension that is
-not a multiple of 8 (16 bit) or 16 (8 bit). Products with a dimension below 64 are left out. The 16-bit products of one
-step are then replayed, as they are and with these dimensions padded.
 
-## Why it costs
-Matrix units read rows in pieces of 16 bytes. Other sizes are read in smaller pieces, or by slower kernels.
-
-## Example
-```python
-self.head = nn.Linear(1024, 50257)  # the vocabulary is not a multiple of 8
-```
-
-## Prescription
-Pad the dimension: `nn.Linear(1024, 50264)`, sequences to a multiple of 8, hidden sizes to a multiple of 64.
-
-## When it is wrong
-The replay leaves out the time to pad data, such as sequences in the collate function. 8-bit products are not replayed.
-
-## Sources
-NVIDIA's deep learning performance guide (matrix dimensions); torch's `_pattern_matcher` (matmul dimensions).
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD305", "misaligned-tensor-core-shapes")
+def check(session: Session) -> Diagnosis | None:
     """Report misaligned products unless a replay shows that padding them gains nothing."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     if not reading.trace.has_shapes:
         raise Skip("the profiler window recorded no shapes")
@@ -84,13 +57,3 @@ def _dimensions(shape: MatrixShape) -> list[int]:
 def _is_misaligned(shape: MatrixShape) -> bool:
     sizes, multiple = _dimensions(shape), _MULTIPLES.get(shape.dtype.lower(), 1)
     return bool(sizes) and min(sizes) >= MIN_DIMENSION and any(size % multiple for size in sizes)
-
-
-RULE = Rule(
-    code="PD305",
-    name="misaligned-tensor-core-shapes",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.trace_signals import device_reading_of, kind_s, share_evidence, work_share
 from lightning_perf.rules.wording import percent
 
 MIN_CONVOLUTION_SHARE = 0.30
 
-DOCS = """\
-## What it measures
-In a profiler window with recorded shapes: convolutions take at least 30 % of the kernels' time, their first input has
-one shape, and `torch.backends.cudnn.benchmark` is off. The convolutions of one step are then replayed with it on and
-off, in threads of their own: cuDNN keeps its choices by thread, so the training's stay as they are.
 
-## Why it costs
-cuDNN has several algorithms for each convolution. It chooses by a heuristic unless it may time them once for each
-shape.
-
-## Example
-```python
-Trainer(benchmark=False)  # images of one size
-```
-
-## Prescription
-`Trainer(benchmark=True)`.
-
-## When it is wrong
-With inputs of many shapes each new shape is timed again, which costs more than it gains. Algorithms may differ from
-run to run, and take more memory.
-
-## Sources
-torch's performance tuning guide; Lightning's `benchmark` flag.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD307", "cudnn-benchmark-off")
+def check(session: Session) -> Diagnosis | None:
     """Report that benchmark mode is off unless a replay shows that it gains nothing."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     reading, device = device_reading_of(session)
     is_on = session.settings.torch.is_cudnn_benchmark_on
     if is_on is None:
@@ -76,13 +47,3 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         ),
         "benchmark=True runs these operators",
     )
-
-
-RULE = Rule(
-    code="PD307",
-    name="cudnn-benchmark-off",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, OptimizerSettings, Session
+from lightning_perf.records import OptimizerSettings, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule, replayed
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.wording import percent
 
 # Below this share even a step that takes no time at all is less than a few hundred steps can tell from noise.
 MIN_SHARE = 0.08
 
-DOCS = """\
-## What it measures
-The share of the time in the optimizer's step (without `zero_grad`), and whether the step runs one operation after
-another for each parameter tensor. The step is then replayed on copies of sampled parameters, as it is and fused.
 
-## Why it costs
-A model has hundreds of parameter tensors, and each takes several small operations: their start costs more than their
-work, and each one reads and writes the whole tensor again.
-
-## Example
-```python
-torch.optim.AdamW(self.parameters(), foreach=False)
-```
-
-## Prescription
-`fused=True` where the optimizer has it, else `foreach=True`.
-
-## When it is wrong
-Gradient clipping runs in the same phase. A replay leaves it out; without one (an optimizer that is not torch's own) no
-speedup is promised.
-
-## Sources
-torch's pattern matcher for single-tensor optimizers; the documentation of `torch.optim` on foreach and fused.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD308", "unfused-optimizer")
+def check(session: Session) -> Diagnosis | None:
     """Report a step that goes tensor by tensor unless a replay shows that fusing it gains nothing."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
     model = session.settings.model
     if model is None or not model.optimizers:
@@ -87,13 +59,3 @@ def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
     if optimizer.supports_fused:
         return "fused"
     return None if is_cpu_run(session) else "foreach"
-
-
-RULE = Rule(
-    code="PD308",
-    name="unfused-optimizer",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import AttentionCall, Evidence, Finding, MaterialisedAttention, Prescription, Session
+from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.host_signals import looked_at, trace_or_live
 from lightning_perf.rules.kernel_signals import MIN_ATTENTION_SHARE
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.trace_signals import code_limit_s, is_blind, on_path_s, reading_of, share_evidence
 from lightning_perf.rules.wording import percent, place, site_of
 
-DOCS = """\
-## What it measures
-The share of the time in a batched product, a softmax and a second product in a row, with their backward: in a profiler
-window, or on a CPU in a few sampled steps. Fused attention on the same shapes is then timed against these operators.
 
-## Why it costs
-The scores of every query with every key are written to memory, read for the softmax, written and read again. Fused
-attention keeps them in the chip: memory grows with the sequence instead of its square.
-
-## Example
-```python
-weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1)
-return weights @ v
-```
-
-## Prescription
-`torch.nn.functional.scaled_dot_product_attention(q, k, v)`; models of a library: `attn_implementation="sdpa"`.
-
-## When it is wrong
-Where the weights themselves are needed. A causal mask is replayed as a tensor; `is_causal=True` may be faster.
-
-## Sources
-The documentation of `torch.nn.functional.scaled_dot_product_attention`; FlashAttention (Dao et al. 2022).
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD309", "materialised-attention")
+def check(session: Session) -> Diagnosis | None:
     """Report written-out attention unless a replay shows that fused attention is not faster."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     return trace_or_live(session, _from_trace, _live)
 
 
@@ -124,13 +96,3 @@ def _scores(attention: MaterialisedAttention) -> str:
     if attention.rows is None or attention.columns is None:
         return "all scores"
     return f"{attention.rows} x {attention.columns} scores"
-
-
-RULE = Rule(
-    code="PD309",
-    name="materialised-attention",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

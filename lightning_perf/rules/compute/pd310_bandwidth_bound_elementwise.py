@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.rules.kernel_signals import kind_path_s
 from lightning_perf.rules.parts import fact
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.trace_signals import (
     ELEMENTWISE_KINDS,
     compile_prescription,
@@ -20,33 +20,8 @@ from lightning_perf.rules.wording import percent
 
 MIN_SHARE = 0.40
 
-DOCS = """\
-## What it measures
-In a profiler window, the share of elementwise, normalization, reduction and copy kernels in the computing that the step
-waits for. They do less than one operation for each byte, so memory decides their time, not arithmetic. The softmax of
-written-out attention is PD309's, converting layouts PD306's.
 
-## Why it costs
-Each such kernel reads its whole input and writes its whole output. Fused, a chain of them reads and writes once.
-
-## Example
-```python
-y = F.gelu(x + bias) * gate + residual  # four passes through memory
-```
-
-## Prescription
-`torch.compile`, which fuses such chains; fused layers and optimizers; 16-bit activations, which halve the bytes.
-
-## When it is wrong
-A single elementwise kernel at the memory's speed has nothing to be fused with. Models that are compiled already show
-their fused kernels here.
-
-## Sources
-The roofline case study (0.1-0.5 operations a byte for elementwise work; 2-4x by fusion); the memory-bound column of
-the bottleneck table.
-"""
-
-
+@rule("PD310", "bandwidth-bound-elementwise")
 def check(session: Session) -> Finding | None:
     """Report kernels that only move numbers through memory where they take most of the computing."""
     return replayed_finding(session, _diagnosis(session))
@@ -79,6 +54,3 @@ def _diagnosis(session: Session) -> Diagnosis | None:
 def _kinds(trace: TraceRecord) -> str:
     parts = [f"{kind} {percent(share)}" for kind in ELEMENTWISE_KINDS if (share := work_share(trace, kind)) >= 0.01]
     return f"By kind: {', '.join(parts)}"
-
-
-RULE = Rule(code="PD310", name="bandwidth-bound-elementwise", category="compute", docs=DOCS, check=check)

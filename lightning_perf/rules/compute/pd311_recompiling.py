@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
 from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import called, duration, percent, place, site_of
@@ -18,34 +18,8 @@ RECOMPILES_AT_LIMIT = 7
 # Or when it takes as much time as a gain must have to show at all.
 MIN_SHARE = 0.02
 
-DOCS = """\
-## What it measures
-How often functions were compiled again after the run's first ten steps, and how long that took, as dynamo itself keeps
-count; and, whenever it was, whether a function reached the number at which dynamo gives it up. Steps in which something
-is compiled count in no other figure.
 
-## Why it costs
-Compiling a function takes seconds, its compiled step milliseconds. Each set of shapes, types and values that guards
-tell apart is compiled by itself; after eight, torch gives the function up and runs it uncompiled from then on.
-
-## Example
-```python
-model = torch.compile(model, dynamic=False)   # batches of 31, 47, 52, … tokens: each compiles anew
-```
-
-## Prescription
-Tell torch what changes: `torch._dynamo.mark_dynamic(x, 1)` or `dynamic=True`; or make shapes equal: pad to a few
-sizes, `drop_last=True`. A number that changes each step goes into a tensor. Where one function alone recompiles,
-compile the others only, or keep this one out with `torch.compiler.disable`.
-
-## When it is wrong
-Where the run is long and recompiling ends early: what counts is how much of the whole it takes.
-
-## Sources
-torch's page on recompilation; the checklist's compile churn.
-"""
-
-
+@rule("PD311", "recompiling")
 def check(session: Session) -> Finding | None:
     """Compare the recompilations after the first steps with the thresholds."""
     watch = session.compiler
@@ -118,6 +92,3 @@ def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription
             )
         )
     return tuple(advice)
-
-
-RULE = Rule(code="PD311", name="recompiling", category="compute", docs=DOCS, check=check)

@@ -7,41 +7,11 @@ from collections.abc import Sequence
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import number_of, percent, place, site_of
 
-DOCS = """\
-## What it measures
-The places where `torch.compile` had to end a region, with its reason, as dynamo itself writes them down. Each call of
-the function passes them. What they cost cannot be told without mending them, but where a loop over a tensor stands in
-the same function: it was timed in a few sampled steps (PD304).
 
-## Why it costs
-Operators on both sides of a break cannot be fused, the break itself runs in Python, and a CUDA graph ends there. Often
-what breaks the region also makes the host wait for the device.
-
-## Example
-```python
-def forward(self, x):
-    x = self.encoder(x)
-    if x.max() > 10:        # asks for a value while compiling: the region ends
-        x = x.clamp(max=10)
-    return self.head(x)
-```
-
-## Prescription
-Use tensors instead of Python values (`torch.where`, `torch.cond`), take printing and logging out of compiled
-functions, and compile with `fullgraph=True` to be told of each break at once.
-
-## When it is wrong
-A break between two large regions costs next to nothing. A function that is called once, or not in the step, is no
-matter either: what compiled before the run is not told.
-
-## Sources
-torch's pages on graph breaks and their registry; the checklist's compile anti-patterns.
-"""
-
-
+@rule("PD312", "graph-breaks", explains=("PD304",))
 def check(session: Session) -> Finding | None:
     """Report graph breaks; a speedup is known only if a loop that a break excludes was timed."""
     watch = session.compiler
@@ -95,6 +65,3 @@ def _loop_kept_out(session: Session, breaks: Sequence[GraphBreak]) -> TensorLoop
 def _is_in_one(one: GraphBreak, loop: TensorLoop) -> bool:
     """Return whether both are in the same function, by its lines."""
     return one.file == loop.file and loop.first_line <= one.line <= loop.last_line
-
-
-RULE = Rule(code="PD312", name="graph-breaks", category="compute", docs=DOCS, check=check, explains=("PD304",))

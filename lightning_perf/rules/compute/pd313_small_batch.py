@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import STEP_PHASES, Finding, Session
+from lightning_perf.records import STEP_PHASES, Session
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.model_signals import bound_of
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.trace_signals import device_reading_of, idle_limit_s, is_worth_saying, share_evidence
 from lightning_perf.rules.wording import percent
@@ -20,40 +19,10 @@ MAX_MEMORY_FRACTION = 0.5
 # With more idle time than this spent waiting for data, the loader is the cause, which a larger batch does not change.
 MAX_STARVED_PART = 0.5
 
-DOCS = """\
-## What it measures
-In a profiler window, how much of the time the device works; in the step whose arithmetic was counted, whether launches
-or latency explain the step's time; and how much memory is free. The operators of one step are then replayed with a
-batch twice as large, and timed per sample.
 
-## Why it costs
-Every operator costs the host the same, however few samples it works on. A batch that is too small leaves the device
-waiting for the next operator, and each operator too small to fill it.
-
-## Example
-```python
-DataLoader(dataset, batch_size=8)  # the device works for 35 % of a step, with 70 of 80 GiB free
-```
-
-## Prescription
-A larger batch, with the learning rate adjusted to it; with accumulated gradients, fewer and larger micro-batches, which
-leave the training as it is.
-
-## When it is wrong
-A larger batch changes the training itself. Where a model cannot use a larger one, fewer and larger operators
-(`torch.compile`, CUDA graphs) win the same time.
-
-## Sources
-SageMaker Debugger's rule on batch size; the roofline model (Williams, Waterman, Patterson 2009).
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD313", "small-batch")
+def check(session: Session) -> Diagnosis | None:
     """Report an underused device unless a replay shows that a larger batch takes as long per sample."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     reading, device = device_reading_of(session)
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch
@@ -84,8 +53,3 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         replayed_as="batch=2",
         most_s=idle_s * phase_s(reading.span, *STEP_PHASES) / reading.trace.span_s,
     )
-
-
-RULE = Rule(
-    code="PD313", name="small-batch", category="compute", docs=DOCS, check=check, hypothesis=hypothesis_from(_diagnosis)
-)

@@ -6,7 +6,7 @@ import re
 
 from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
 from lightning_perf.rules.parts import fact, unsigned_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.trace_signals import (
     Reading,
     compile_prescription,
@@ -21,32 +21,8 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 
 MIN_BUSY_SHARE = 0.90
 
-DOCS = """\
-## What it measures
-In a profiler window, the share of the time in which the device worked, where no other rule found time to win. Where
-shapes were recorded, the speed of the matrix products and what part of the datasheet's figure that is; where the
-model's arithmetic was counted, its speed over the whole step, against the ceiling measured on the device and the
-datasheet's.
 
-## Why it costs
-It does not: this is what a training should look like. What is left to gain lies in the arithmetic itself.
-
-## Example
-```python
-trainer.fit(model)  # the device works for 98 % of each step
-```
-
-## Prescription
-Nothing to mend. Fewer operations, `torch.compile`, or a faster device are what is left.
-
-## When it is wrong
-Busy is not useful: a device that waits inside kernels (for memory, for other ranks) counts as busy as well.
-
-## Sources
-Model FLOPS utilisation as in the PaLM paper; NVIDIA's and AMD's datasheets; the roofline model.
-"""
-
-
+@rule("PD317", "compute-bound", only_unexplained=True)
 def check(session: Session) -> Finding | None:
     """Report a busy device; the engine drops this if another finding claims time."""
     reading, device = device_reading_of(session)
@@ -119,6 +95,3 @@ def _utilisation(session: Session) -> tuple[Evidence, ...]:
 def _operations(shape: MatrixShape) -> float:
     batch = re.match(r"\[(\d+),\d+,\d+\]", shape.shapes)
     return 2.0 * (shape.m or 0) * (shape.n or 0) * (shape.k or 0) * shape.calls * (int(batch[1]) if batch else 1)
-
-
-RULE = Rule(code="PD317", name="compute-bound", category="compute", docs=DOCS, check=check, only_unexplained=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
 
@@ -16,37 +16,10 @@ from lightning_perf.rules.wording import percent
 MIN_COMPUTE_SHARE = 0.50
 MIN_COMPUTE_S = 5e-3
 
-DOCS = """\
-## What it measures
-torch's number of threads against the cores that this rank may use, less those that loader workers keep busy. The
-operators of one step are then replayed with both numbers of threads.
 
-## Why it costs
-On a CPU, matrix products and large element-wise operations are split over threads. Unused cores stay idle.
-
-## Example
-```bash
-OMP_NUM_THREADS=1 python train.py  # left over from a multi-process launch
-```
-
-## Prescription
-`torch.set_num_threads(n)` or `OMP_NUM_THREADS`, with n = usable cores ÷ ranks on the node.
-
-## When it is wrong
-Models of small operations gain nothing, or lose: threads have to meet after each operation. Cores may be hyper-threads
-of the same physical core. Without a replay no speedup is promised.
-
-## Sources
-The documentation of `torch.set_num_threads`.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD318", "single-threaded-compute")
+def check(session: Session) -> Diagnosis | None:
     """Report unused cores unless a replay shows that more threads gain nothing."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
     if not is_cpu_run(session):
         return None
@@ -87,13 +60,3 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         replayed_as=f"threads={n_wanted}",
         phases=("forward", "backward", "optimizer"),
     )
-
-
-RULE = Rule(
-    code="PD318",
-    name="single-threaded-compute",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, OperatorProfile, Session
+from lightning_perf.records import OperatorProfile, Session
 from lightning_perf.rules.model_signals import counted
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import computing_s, is_cpu_run, steady_of
 from lightning_perf.rules.wording import percent
@@ -14,39 +13,10 @@ from lightning_perf.rules.wording import percent
 # Enough for every vector of 16 numbers to hold one, on average.
 MIN_DENORMAL_FRACTION = 1 / 16
 
-DOCS = """\
-## What it measures
-In the step whose arithmetic was counted, on a CPU: which part of the inputs of float32 matrix products and convolutions
-is denormal, too small for a normal float (below 1.2e-38). These operators are then replayed on as many denormal
-numbers, with and without flushing them to zero.
 
-## Why it costs
-Many processors compute with denormal numbers in microcode, tens of times slower than with others. They come from
-weights and activations that decay towards zero without reaching it. Other processors compute them as fast.
-
-## Example
-```python
-loss = output.square().mean() * 1e-30  # gradients, momenta and then weights of 1e-39
-```
-
-## Prescription
-`torch.set_flush_denormal(True)` before the first computation: threads that exist already keep denormal numbers.
-
-## When it is wrong
-Numbers that small have no effect on a training in float32 but in sums of many.
-
-## Sources
-pytorch issue 19651 (a convolution of 3.38 s takes 0.083 s with denormals flushed); torch's documentation of
-`set_flush_denormal`.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD319", "denormal-arithmetic")
+def check(session: Session) -> Diagnosis | None:
     """Report products of denormal numbers unless a replay shows that flushing them gains nothing."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     if not is_cpu_run(session):
         return None
     operators = counted(session).operators
@@ -78,13 +48,3 @@ def _diagnosis(session: Session) -> Diagnosis | None:
 def _is_fed_denormals(operator: OperatorProfile) -> bool:
     is_product = operator.flops > 0 and operator.dtype == "float32" and operator.total_s is not None
     return is_product and (operator.denormal_fraction or 0.0) >= MIN_DENORMAL_FRACTION
-
-
-RULE = Rule(
-    code="PD319",
-    name="denormal-arithmetic",
-    category="compute",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.trace_signals import matrix_units
@@ -18,32 +18,8 @@ MIN_STEPS = 50
 # Below 1 it no longer scales up at all: gradients overflow by themselves, and small ones are flushed to zero.
 MIN_SCALE = 1.0
 
-DOCS = """\
-## What it measures
-The optimizer steps that the gradient scaler of fp16 training did not make because gradients were not finite, after the
-first fifty, in which it looks for its scale; and the scale itself, read between epochs.
 
-## Why it costs
-A skipped step has cost forward and backward and teaches the model nothing. A scale that collapses means that gradients
-overflow by themselves: the training diverges, or meets numbers that fp16 cannot hold.
-
-## Example
-```python
-trainer = Trainer(precision="16-mixed")   # scale 65536 → 0.25, every tenth step skipped
-```
-
-## Prescription
-`precision="bf16-mixed"` where the device has fast bf16: it has the range of fp32 and needs no scaler. Else clip
-gradients, lower the learning rate, and compute what overflows (losses, norms, softmax of large numbers) in fp32.
-
-## When it is wrong
-Where gradients are not finite in fp32 either: then the training itself is at fault, and bf16 will not mend it.
-
-## Sources
-The documentation of `torch.amp.GradScaler` (growth and backoff); the mixed precision paper (Micikevicius et al., 2018).
-"""
-
-
+@rule("PD320", "loss-scaler-skipping")
 def check(session: Session) -> Finding | None:
     """Compare skipped with all optimizer steps, and check the loss scale."""
     scaler = session.loss_scaler
@@ -96,6 +72,3 @@ def _clip() -> Prescription:
         "semantics",
         code="Trainer(..., gradient_clip_val=1.0)",
     )
-
-
-RULE = Rule(code="PD320", name="loss-scaler-skipping", category="compute", docs=DOCS, check=check)

@@ -6,7 +6,7 @@ from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ra
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
@@ -33,43 +33,8 @@ _CAUSES = {
     "host": "in callbacks, logging and the training loop",
 }
 
-DOCS = """\
-## What it measures
-The work of each rank in a step: the step without its waiting inside collectives. The rank with the most work is
-compared with the median of the others, and the difference is split into data, compute and host. Waiting is the time
-from a rank's last own gradient to the end of its backward pass, measured in a few steps. In the traces of several ranks
-(`lightning-perf analyze DIR`) it is the time by which a rank's collectives take longer than the same ones on the rank
-that comes last, without what computing hides.
 
-## Why it costs
-Gradients are exchanged in every step, so all ranks take as long as the slowest one. By step times alone the ranks look
-alike.
-
-## Example
-```python
-class Images(Dataset):
-    def __getitem__(self, index):
-        return decode(self.paths[index])  # rank 3's shard lies on a slow disk
-```
-
-## Prescription
-By cause. Data: give that rank's loader the same disk, cores and workers as the others', and distribute costly samples
-evenly. Compute: batches of the same size, and a device that is not shared, throttled or of another kind. Host: run
-callbacks and logging less often, or distribute their work over the ranks. The lower end of the speedup is the smaller
-of two measurements: how much longer the rank works than the next slow one, and how much longer the others wait.
-
-## When it is wrong
-Where strategies exchange in the middle of forward and backward (FSDP, tensor parallelism), the host's clock cannot tell
-waiting from computing: only data and host are compared. A rank that computes more is then found by its traces
-(`profiler={"ranks": "all"}`, then `lightning-perf analyze DIR`). Where ranks compute on the cores of a CPU, a rank that
-computes up to a quarter more than the others may merely have a slower core. Ranks that take turns in being slow have
-the same mean, and this rule is silent.
-
-## Sources
-TraceML's straggler threshold; HTA's comparison of ranks.
-"""
-
-
+@rule("PD701", "straggling-rank", explains=("PD702",))
 def check(session: Session) -> Finding | None:
     """Compare the rank that works longest with the others."""
     traced = traced_ranks_of(session)
@@ -202,6 +167,3 @@ def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescriptio
     if is_traced:
         summaries["host"] = f"find what only rank {worst.rank} does on the host, and do it less often"
     return fix(summaries[part], "minutes")
-
-
-RULE = Rule(code="PD701", name="straggling-rank", category="distributed", docs=DOCS, check=check, explains=("PD702",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part, waited_s
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.trace_signals import (
     is_blind,
     path_s,
@@ -21,34 +21,6 @@ from lightning_perf.rules.wording import percent
 # TraceML and XProf warn between 3 % and 15 %; torch-tb-profiler advises from 10 % on.
 MIN_SHARE = 0.10
 
-DOCS = """\
-## What it measures
-In a profiler window, the time in which collectives ran and no other kernel did, as a share of the time (on a CPU: the
-time in collectives). Many small collectives are PD708's, and collectives after which the host is late because it
-waited for them are PD501's. Where other ranks are known, by their traces or by what they reported at an epoch's end,
-the part in which this rank waited for later ranks is left out: that is PD701's. Without their traces the step with
-least of it counts for all: ranks on busy machines take turns in being late, and in that step this one came last.
-
-## Why it costs
-Gradients are exchanged while backward still computes others: what of it runs after or between the computing makes the
-step longer. A rank that comes late makes all others wait inside the collective, which looks the same from here.
-
-## Example
-```python
-Trainer(devices=8, strategy="ddp", accumulate_grad_batches=1)  # a small model, a slow link, every step
-```
-
-## Prescription
-Exchange less: accumulate over several batches, compress gradients to bf16. Overlap more: DDP with
-`gradient_as_bucket_view` and `static_graph`, FSDP with forward and backward prefetch.
-
-## When it is wrong
-Where one rank is late and only this one's trace was read, the others wait for it in the collective: compare the ranks
-first (`lightning-perf analyze DIR` over their traces, PD701). A window at an epoch's end holds reductions of metrics.
-
-## Sources
-torch-tb-profiler's distributed view; HTA's communication overlap; XProf's and TraceML's thresholds.
-"""
 
 _BASIS = "at most what is not hidden; nothing, if it is another rank that is waited for"
 _BASIS_COMPARED = "at most what is not hidden, waiting for later ranks left out"
@@ -91,6 +63,7 @@ _SHARDED = (
 )
 
 
+@rule("PD702", "exposed-communication")
 def check(session: Session) -> Finding | None:
     """Compare the time of collectives without another kernel with the threshold."""
     reading = reading_of(session)
@@ -132,6 +105,3 @@ def check(session: Session) -> Finding | None:
         basis=_BASIS_COMPARED if is_compared else _BASIS,
         confidence="high" if is_compared else "medium",
     )
-
-
-RULE = Rule(code="PD702", name="exposed-communication", category="distributed", docs=DOCS, check=check)

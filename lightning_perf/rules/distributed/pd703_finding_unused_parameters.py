@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rank_signals import ranks_of
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 
 # DDP walks the autograd graph at the end of each forward and exchanges which parameters were used. What that takes
@@ -14,31 +14,6 @@ from lightning_perf.rules.signals import phase_s, steady_of
 # nothing that can be measured.
 MAX_BACKWARD_FRACTION = 0.20
 
-DOCS = """\
-## What it measures
-Whether DDP was told to look for parameters that get no gradient (`find_unused_parameters=True`), and whether in the
-steps looked at any rank had one.
-
-## Why it costs
-After each forward DDP walks the whole graph of the step to find them, and the ranks exchange a map of what was used.
-Where all parameters are used this finds nothing, every time.
-
-## Example
-```python
-Trainer(strategy="ddp_find_unused_parameters_true", devices=4)  # added for an earlier model
-```
-
-## Prescription
-`strategy="ddp"`. Where the graph is the same in each step, `DDPStrategy(static_graph=True)` also copes with
-parameters that are never used.
-
-## When it is wrong
-Branches that are taken seldom: a parameter may be unused in steps that were not looked at. DDP then stops
-with an error that names it.
-
-## Sources
-torch's documentation of DistributedDataParallel (`find_unused_parameters`); Lightning's issue 7093.
-"""
 
 _PRESCRIPTION = fix(
     'set strategy="ddp": no parameter was unused',
@@ -49,6 +24,19 @@ _PRESCRIPTION = fix(
 )
 
 
+def preflight(session: Session) -> Finding | None:
+    """Read the flag alone."""
+    if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
+        return None
+    return unsigned_finding(
+        severity="info",
+        summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
+        evidence=(fact("find_unused_parameters", True),),
+        prescriptions=(_PRESCRIPTION,),
+    )
+
+
+@rule("PD703", "finding-unused-parameters", preflight=preflight)
 def check(session: Session) -> Finding | None:
     """Report the search if every parameter gets its gradient."""
     ranks = ranks_of(session)
@@ -78,20 +66,3 @@ def check(session: Session) -> Finding | None:
         basis="assumed: at most a fifth of backward",
         confidence="medium",
     )
-
-
-def preflight(session: Session) -> Finding | None:
-    """Read the flag alone."""
-    if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
-        return None
-    return unsigned_finding(
-        severity="info",
-        summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
-        evidence=(fact("find_unused_parameters", True),),
-        prescriptions=(_PRESCRIPTION,),
-    )
-
-
-RULE = Rule(
-    code="PD703", name="finding-unused-parameters", category="distributed", docs=DOCS, check=check, preflight=preflight
-)

@@ -6,40 +6,15 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import ranks_of
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
 
 # A sampler that pads gives ranks equal shares; one that does not differs by a sample. Beyond that time is lost.
 MIN_UNEVENNESS = 0.02
 
-DOCS = """\
-## What it measures
-Batches and samples of the latest epoch on each rank: the largest share against the mean.
 
-## Why it costs
-All ranks wait for the one with most to do. Where one rank runs out of batches before the others, the run hangs or
-stops early.
-
-## Example
-```python
-class Shards(IterableDataset):
-    def __iter__(self):
-        yield from read(self.files[rank::world_size])  # 10 files, 4 ranks: 3, 3, 2, 2
-```
-
-## Prescription
-`drop_last=True`, a sampler that deals samples out evenly (`DistributedSampler`), files of equal size and as many of
-them as a multiple of the ranks; batches by tokens or pixels rather than by samples where samples differ in size.
-
-## When it is wrong
-Where samples differ in cost, uneven counts may be what makes the work even.
-
-## Sources
-torch's documentation of `DistributedSampler`; its Join context for uneven inputs.
-"""
-
-
+@rule("PD704", "uneven-data")
 def check(session: Session) -> Finding | None:
     """Compare the data that the ranks get."""
     ranks = ranks_of(session)
@@ -91,6 +66,3 @@ def check(session: Session) -> Finding | None:
         ),
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD704", name="uneven-data", category="distributed", docs=DOCS, check=check)

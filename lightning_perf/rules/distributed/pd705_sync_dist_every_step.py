@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, RankSummary, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_of, phase_s, share_of, steady_of
 from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import percent
@@ -13,34 +13,8 @@ from lightning_perf.rules.wording import percent
 # The share of the time from which a finding is worth acting on.
 MIN_SHARE = 0.02
 
-DOCS = """\
-## What it measures
-Whether a metric that is logged in each step is reduced over the ranks (`self.log(..., on_step=True, sync_dist=True)`),
-and the time that the reductions take.
 
-## Why it costs
-Each such metric is a collective of its own in every step: a round trip between all ranks for one number. Every rank
-waits for the slowest.
-
-## Example
-```python
-self.log("loss", loss, on_step=True, sync_dist=True)
-```
-
-## Prescription
-`self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)`: one reduction per epoch. In steps, log each
-rank's own value. In a reduction this rank also waits for slower ranks, and that time comes back elsewhere: the lower
-end of the speedup leaves out how much longer the slowest rank loads and computes.
-
-## When it is wrong
-If the time is spent waiting for a slow rank, PD701 is reported as well, and only its fix saves that time.
-
-## Sources
-Lightning's documentation of `sync_dist`, which warns of its cost in steps; Lightning issue 17988
-(https://github.com/Lightning-AI/pytorch-lightning/issues/17988).
-"""
-
-
+@rule("PD705", "sync-dist-every-step", explains=("PD502",))
 def check(session: Session) -> Finding | None:
     """Compare the time of reductions in steps with the threshold."""
     if session.run.world_size < 2:
@@ -98,13 +72,3 @@ def _waited_s(session: Session) -> float | None:
 
 def _before_s(rank: RankSummary) -> float:
     return rank.parts_s.get("data", 0.0) + rank.parts_s.get("compute", 0.0)
-
-
-RULE = Rule(
-    code="PD705",
-    name="sync-dist-every-step",
-    category="distributed",
-    docs=DOCS,
-    check=check,
-    explains=("PD502",),
-)

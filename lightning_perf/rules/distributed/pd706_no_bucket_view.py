@@ -5,33 +5,11 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import size_text
 
-DOCS = """\
-## What it measures
-Whether DDP copies gradients into its communication buckets (`gradient_as_bucket_view=False`, the default) while memory
-is near the device's capacity.
 
-## Why it costs
-The buckets are as large as all gradients together: that much memory is held twice, and each step copies it.
-
-## Example
-```python
-Trainer(strategy="ddp", devices=8)  # 7 GB of gradients, and 7 GB of buckets
-```
-
-## Prescription
-`DDPStrategy(gradient_as_bucket_view=True)`: gradients are views into the buckets.
-
-## When it is wrong
-Code that detaches gradients or replaces `param.grad` does not work with views; DDP says so.
-
-## Sources
-torch's documentation of DistributedDataParallel (`gradient_as_bucket_view`).
-"""
-
-
+@rule("PD706", "no-bucket-view")
 def check(session: Session) -> Finding | None:
     """Report copied gradients if memory is nearly full."""
     if session.run.world_size < 2:
@@ -59,6 +37,3 @@ def check(session: Session) -> Finding | None:
             ),
         ),
     )
-
-
-RULE = Rule(code="PD706", name="no-bucket-view", category="distributed", docs=DOCS, check=check)

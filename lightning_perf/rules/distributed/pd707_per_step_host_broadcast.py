@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.trace_signals import reading_of
 from lightning_perf.rules.wording import duration, number_of, percent
 
@@ -12,33 +12,8 @@ from lightning_perf.rules.wording import duration, number_of, percent
 MIN_ITEMS_A_STEP = 1
 MIN_SHARE = 0.02
 
-DOCS = """\
-## What it measures
-Runs on several ranks with devices of their own whose profiler window shows the host reading at least one number from
-the device in each step, and waiting there.
 
-## Why it costs
-At the start of each step Lightning broadcasts whether a rank was asked to end (SIGTERM), and reads the answer back from
-the device; with `max_time` it broadcasts whether the time is up. Each read empties the queue of work that keeps the
-device busy while Python runs.
-
-## Example
-```python
-Trainer(devices=8, max_time="00:12:00:00")
-```
-
-## Prescription
-No flag turns the check for SIGTERM off. Longer steps (more batches between exchanges, larger batches) make it
-matter less; `max_steps` or `max_epochs` instead of `max_time` saves the second broadcast.
-
-## When it is wrong
-The reads may be the model's own (`loss.item()`): PD501 names the lines.
-
-## Sources
-Lightning's training loop, which broadcasts the flag in every step from two ranks on.
-"""
-
-
+@rule("PD707", "per-step-host-broadcast")
 def check(session: Session) -> Finding | None:
     """Look for such reads in the trace of a run with several ranks."""
     if session.run.world_size < 2:
@@ -70,5 +45,3 @@ def check(session: Session) -> Finding | None:
 
 _NO_MAX_TIME = fix("limit the run by max_steps or max_epochs instead of max_time", "one line", "semantics")
 _LONGER_STEPS = fix("use a larger batch: fewer steps, and fewer of these reads", "minutes", "semantics")
-
-RULE = Rule(code="PD707", name="per-step-host-broadcast", category="distributed", docs=DOCS, check=check)

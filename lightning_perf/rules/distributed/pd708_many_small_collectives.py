@@ -5,39 +5,14 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import MIN_SMALL_PER_STEP, small_part
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.trace_signals import is_blind, path_s, reading_of, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import duration, percent
 
 MIN_SHARE = 0.02
 
-DOCS = """\
-## What it measures
-In a profiler window, more than 50 collectives a step of less than 1 MiB each (where sizes are not recorded, of less
-than 100 us each), and the time in which they ran and no other kernel did.
 
-## Why it costs
-Each collective has to be launched and agreed on by all ranks, whatever its size. One per parameter pays that hundreds
-of times a step; in buckets of 25 MiB it is paid a few times, and overlaps with backward.
-
-## Example
-```python
-for p in model.parameters():
-    dist.all_reduce(p.grad)  # 404 times a step
-```
-
-## Prescription
-Leave it to DDP, whose buckets (`bucket_cap_mb=25`) do this; or flatten the gradients before one `all_reduce`.
-
-## When it is wrong
-Many small collectives that nothing waits for cost nothing: only what is not hidden is charged.
-
-## Sources
-torch's notes on DistributedDataParallel (gradient buckets); a trace of 404 unbucketed all_reduce a step, none of it
-hidden.
-"""
-
-
+@rule("PD708", "many-small-collectives")
 def check(session: Session) -> Finding | None:
     """Compare the time of small collectives without another kernel with the threshold."""
     reading = reading_of(session)
@@ -75,6 +50,3 @@ def check(session: Session) -> Finding | None:
         basis="at most these collectives; their bytes are still exchanged",
         confidence="high" if communication.small_per_step is not None else "medium",
     )
-
-
-RULE = Rule(code="PD708", name="many-small-collectives", category="distributed", docs=DOCS, check=check)

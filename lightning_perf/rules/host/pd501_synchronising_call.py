@@ -8,7 +8,7 @@ from lightning_perf.records import Finding, HostLine, Prescription, Session, Syn
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     idle_limit_s,
@@ -25,47 +25,8 @@ from lightning_perf.rules.wording import duration, number_of, percent, place, si
 # that removed every .item() expected 85 % and won 4 %. From where TraceML starts to warn it is worth a look.
 MIN_SHARE = 0.10
 
-DOCS = """\
-## What it measures
-In a profiler window, the time that the device had nothing to compute because the host waited for it and so launched
-late: the device was idle, or ran only collectives, beside which no other work was launched. The host waits in
-`.item()`, `.cpu()`, `nonzero()`, a blocking copy, an explicit synchronization. Neither the number of such calls nor the
-time that the host waits in them counts: while the host waits for a busy device nothing is lost yet.
 
-Without a window, the lines of your own code that a few sampled steps were seen to wait at, or, on a CPU, would wait at
-on a device: in at least every other step. There the share of the step that the calls themselves took is charged, no
-waiting: on a CPU that is next to nothing, and the finding says no more than where a device would wait. Samples of the
-stack that found these lines give the lower end of the speedup. What Lightning or another library calls is in the
-report, not here.
-
-## Why it costs
-The host launches ahead of the device, and that lead hides its own slowness. A call that needs a result makes the host
-wait until the device has caught up; the lead is gone, and the device idles until it is built up again.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    loss = self.loss(batch)
-    if loss.item() > self.best:      # waits for the device in every step
-        ...
-```
-
-## Prescription
-Decide on the device (`torch.where`), log every n steps, keep sums on the device and read them at the end of the epoch.
-Masks instead of `nonzero()` and boolean indexing, whose sizes the host must know.
-
-## When it is wrong
-The step takes the longer of host and device: if the host has no slack, removing the wait gains nothing, and another
-wait may take its place. Several waits share the same gap. On a CPU nothing waits, and a tensor that would stay on the
-CPU of a machine with a device is told all the same. Sampled steps may miss what is called once in many steps. In the
-backward pass of a device no line of Python is on the stack, and compiled regions are not entered.
-
-## Sources
-The checklist's first anti-pattern; a case study of `.item()` (1.97 to 1.89 ms a step, where 85 % was expected);
-Segment Anything before and after its syncs were removed.
-"""
-
-
+@rule("PD501", "synchronising-call")
 def check(session: Session) -> Finding | None:
     """Compare the device's idle time after synchronizing calls with the threshold; without a trace, name the lines."""
     return trace_or_live(session, _from_trace, _live)
@@ -191,6 +152,3 @@ def _costliest(sites: list[SyncSite]) -> str:
 
 def _at(sites: list[SyncSite]) -> str:
     return f" at {sites[0].site}" if sites and ":" in sites[0].site and "::" not in sites[0].site else ""
-
-
-RULE = Rule(code="PD501", name="synchronising-call", category="host", docs=DOCS, check=check)

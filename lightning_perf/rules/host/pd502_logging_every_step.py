@@ -15,7 +15,7 @@ from lightning_perf.rules.logging_cost import (
     slow_calls,
 )
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import is_logging, lines_of
@@ -26,34 +26,23 @@ MIN_SHARE = 0.03
 # Methods of Lightning's logger connector: one runs for each row written, one for each value.
 PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 
-DOCS = """\
-## What it measures
-The share of the time in collecting metrics (what `self.log` does with a value) and in loggers, without loggers whose
-single call is slow (PD505).
 
-## Why it costs
-At each logged step every metric is reduced, copied from the device and written. Metrics with `prog_bar=True` are copied
-at every step, whatever `log_every_n_steps` says, and each copy makes the host wait for the device.
-
-## Example
-```python
-trainer = Trainer(log_every_n_steps=1)
-```
-
-## Prescription
-A larger `log_every_n_steps` where writing rows takes the time: as many rows fewer, as much time less. It leaves what
-`self.log` does in every step. Where that takes the time, pass the values to the logger every 50 steps, and log with
-`on_epoch=True, on_step=False` what is read once per epoch.
-
-## When it is wrong
-For short debugging runs the detail may be worth it. On a device, part of the wait inside logging is computing that
-would be waited for elsewhere.
-
-## Sources
-Lightning issues 21232 and 1986; the lecture's first anti-pattern (a synchronisation at each step).
-"""
+def preflight(session: Session) -> Finding | None:
+    """Read the same from the Trainer's flag."""
+    trainer = session.settings.trainer
+    if trainer.log_every_n_steps is None:
+        raise Skip("log_every_n_steps is not known")
+    if not trainer.loggers or not 0 < trainer.log_every_n_steps < FREQUENT_STEPS:
+        return None
+    return unsigned_finding(
+        severity="info",
+        summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
+        evidence=(fact("log_every_n_steps", trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
+        prescriptions=(log_every(DEFAULT_STEPS),),
+    )
 
 
+@rule("PD502", "logging-every-step", preflight=preflight)
 def check(session: Session) -> Finding | None:
     """Compare the logging phase, without slow loggers, with the threshold."""
     steady = steady_of(session)
@@ -128,21 +117,3 @@ def _how(interval: int | None, is_collecting: bool) -> str:
     if is_collecting:
         return ", mostly in self.log, which collects values in every step"
     return f" every {interval} steps" if interval and interval > 1 else " in every step" if interval else ""
-
-
-def preflight(session: Session) -> Finding | None:
-    """Read the same from the Trainer's flag."""
-    trainer = session.settings.trainer
-    if trainer.log_every_n_steps is None:
-        raise Skip("log_every_n_steps is not known")
-    if not trainer.loggers or not 0 < trainer.log_every_n_steps < FREQUENT_STEPS:
-        return None
-    return unsigned_finding(
-        severity="info",
-        summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=(fact("log_every_n_steps", trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
-        prescriptions=(log_every(DEFAULT_STEPS),),
-    )
-
-
-RULE = Rule(code="PD502", name="logging-every-step", category="host", docs=DOCS, check=check, preflight=preflight)

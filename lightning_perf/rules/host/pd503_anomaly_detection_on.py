@@ -7,7 +7,7 @@ import msgspec
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import computing_s, steady_of
 
 # Its own share cannot be measured without turning it off. It records a stack at each operation of the forward pass and
@@ -15,51 +15,6 @@ from lightning_perf.rules.signals import computing_s, steady_of
 # hardly feel it; of small ones, which take as long as some lines of a stack, most of the time is the recording.
 LOW_FRACTION = 0.05
 HIGH_FRACTION = 0.95
-
-DOCS = """\
-## What it measures
-Whether `detect_anomaly` is on. What it costs cannot be told without turning it off; a trial can.
-
-## Why it costs
-Autograd then records a Python stack for each operation of the forward pass, and looks for NaN in every gradient of the
-backward pass, which on a device also makes the host wait each time.
-
-## Example
-```python
-trainer = Trainer(detect_anomaly=True)
-```
-
-## Prescription
-`detect_anomaly=False`, unless a NaN is being hunted.
-
-## When it is wrong
-While a NaN is being hunted.
-
-## Sources
-The documentation of `torch.autograd.detect_anomaly`, which says that it slows a program down and is for debugging only.
-"""
-
-
-def check(session: Session) -> Finding | None:
-    """Read the setting; the gain is an assumption over forward and backward."""
-    finding = preflight(session)
-    steady = steady_of(session)
-    if finding is None:
-        return None
-    phases = {name: computing_s(session, steady, name) for name in ("forward", "backward")}
-    seconds = sum(phases.values())
-    return msgspec.structs.replace(
-        finding,
-        summary="Anomaly detection is on and slows down forward and backward.",
-        gain=gain_from(
-            steady,
-            LOW_FRACTION * seconds,
-            HIGH_FRACTION * seconds,
-            "assumed: 5 % (large operators) to 95 % (small ones) of forward and backward",
-        ),
-        confidence="medium",
-        claims={name: HIGH_FRACTION * value for name, value in phases.items() if value > 0},
-    )
 
 
 def preflight(session: Session) -> Finding | None:
@@ -85,4 +40,24 @@ def preflight(session: Session) -> Finding | None:
     )
 
 
-RULE = Rule(code="PD503", name="anomaly-detection-on", category="host", docs=DOCS, check=check, preflight=preflight)
+@rule("PD503", "anomaly-detection-on", preflight=preflight)
+def check(session: Session) -> Finding | None:
+    """Read the setting; the gain is an assumption over forward and backward."""
+    finding = preflight(session)
+    steady = steady_of(session)
+    if finding is None:
+        return None
+    phases = {name: computing_s(session, steady, name) for name in ("forward", "backward")}
+    seconds = sum(phases.values())
+    return msgspec.structs.replace(
+        finding,
+        summary="Anomaly detection is on and slows down forward and backward.",
+        gain=gain_from(
+            steady,
+            LOW_FRACTION * seconds,
+            HIGH_FRACTION * seconds,
+            "assumed: 5 % (large operators) to 95 % (small ones) of forward and backward",
+        ),
+        confidence="medium",
+        claims={name: HIGH_FRACTION * value for name, value in phases.items() if value > 0},
+    )

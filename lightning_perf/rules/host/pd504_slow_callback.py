@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, NamedTime, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.timed import MANY, removal_finding
 from lightning_perf.rules.wording import called, duration, percent
@@ -14,34 +14,8 @@ from lightning_perf.rules.wording import called, duration, percent
 MIN_SHARE = 0.03  # As for logging (PD502).
 EVERY_STEPS = 50  # As Lightning logs.
 
-DOCS = """\
-## What it measures
-The time in the hooks of each callback and of the module, by name. Progress bars (PD506) and checkpoints (PD602) are
-left out.
 
-## Why it costs
-Hooks run between the steps: while one runs, the host launches no work.
-
-## Example
-```python
-class Sharpness(Callback):
-    def on_train_batch_end(self, trainer, module, *rest):
-        self.history.append(expensive(module))
-```
-
-## Prescription
-Run the hook's work every 50 steps, or every 10 epochs where it runs between them. The promised speedup leaves a tenth
-of its time, for hooks that do their work in some of the steps only; without the hook all of its time goes away.
-
-## When it is wrong
-On a device, a hook that reads a tensor waits for computing that was started before; that part would be waited for
-elsewhere.
-
-## Sources
-The threshold follows PD502; Lightning's order of hooks within a step.
-"""
-
-
+@rule("PD504", "slow-callback")
 def check(session: Session) -> Finding | None:
     """Find the callback that takes most of the time."""
     steady = steady_of(session)
@@ -91,6 +65,3 @@ def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
         return f"# in {name}\nif trainer.{counted} != 0:\n    return"
     # A module's hook is not handed the Trainer, and some have to return what they were given.
     return f"# around the costly part of {name}\nif self.trainer.{counted} == 0:\n    ..."
-
-
-RULE = Rule(code="PD504", name="slow-callback", category="host", docs=DOCS, check=check)

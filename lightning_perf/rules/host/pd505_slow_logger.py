@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_call_s, slow_calls
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, percent
@@ -14,32 +14,8 @@ MIN_SHARE = 0.03  # As for logging (PD502).
 # Rows written where an epoch of training or validation ends: no interval leaves them out.
 ROWS_PER_EPOCH = 2
 
-DOCS = """\
-## What it measures
-The time in each logger's methods, and the mean time of one call. Methods that are fast but called too often are
-PD502's.
 
-## Why it costs
-Loggers write while the training waits. `CSVLogger` rewrites its whole file whenever a new metric name appears; others
-send to a network.
-
-## Example
-```python
-CSVLogger("logs", flush_logs_every_n_steps=1)
-```
-
-## Prescription
-A larger `log_every_n_steps`: rows that are not written take no time; those at the end of an epoch remain. Or flush less
-often, log the same metric names from the first step on, and put the log dir on a local disk.
-
-## When it is wrong
-A logger that receives device tensors waits for the device to compute them; that part would be waited for elsewhere.
-
-## Sources
-Lightning issue 17725 (CSVLogger rewrites its file when keys change).
-"""
-
-
+@rule("PD505", "slow-logger")
 def check(session: Session) -> Finding | None:
     """Find the logger whose slow calls take most of the time."""
     steady = steady_of(session)
@@ -71,6 +47,3 @@ def check(session: Session) -> Finding | None:
         left=1 - in_steps * (1 - interval / wanted),
         left_least=interval / wanted if wanted > interval else 0.0,
     )
-
-
-RULE = Rule(code="PD505", name="slow-logger", category="host", docs=DOCS, check=check)

@@ -7,7 +7,7 @@ import math
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.logging_cost import call_s
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
@@ -19,30 +19,8 @@ TARGET_SHARE = 0.005
 LEFT_S = 10e-6
 MAX_REFRESH_STEPS = 100
 
-DOCS = """\
-## What it measures
-The time in the progress bar's hooks.
 
-## Why it costs
-Each refresh formats the metrics and writes to the terminal, at every step by default. In a notebook or over a slow
-connection it takes longer still.
-
-## Example
-```python
-Trainer()  # the bar is refreshed at every step
-```
-
-## Prescription
-A larger `refresh_rate`, or no bar where nobody looks: `enable_progress_bar=False`.
-
-## When it is wrong
-Reading a metric for the bar waits for the device to compute it; that part would be waited for elsewhere.
-
-## Sources
-Lightning issue 13179; 150 us a step seen for a bar that refreshes at each step.
-"""
-
-
+@rule("PD506", "progress-bar-cost")
 def check(session: Session) -> Finding | None:
     """Compare the progress bar's time with the threshold."""
     steady = steady_of(session)
@@ -81,6 +59,3 @@ def check(session: Session) -> Finding | None:
         left=min(1.0, rate / wanted + counted) if can_refresh_less else 0.0,
         left_least=rate / wanted if can_refresh_less else 0.0,
     )
-
-
-RULE = Rule(code="PD506", name="progress-bar-cost", category="host", docs=DOCS, check=check)

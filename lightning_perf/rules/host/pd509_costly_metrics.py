@@ -6,7 +6,7 @@ from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.parts import fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.user_lines import is_metric, whole_lines_of
@@ -16,33 +16,8 @@ MIN_SHARE = 0.05  # RULES: 5 % of the step or more.
 MAX_LINES = 3
 EVERY_STEPS = 10
 
-DOCS = """\
-## What it measures
-The lines of your own code that call a metric of torchmetrics in a training step, by samples of the training thread's
-stack, with the operators that the metric runs.
 
-## Why it costs
-Calling a metric (`forward`) updates its state and computes its value for the batch; where `full_state_update` is True
-it updates twice. The value of a whole epoch is seldom needed in each step.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    self.log("f1", self.f1(predictions, targets))  # computed in each step
-```
-
-## Prescription
-Call `metric.update(...)` in the step and `metric.compute()` once at the end of the epoch; put metrics that share their
-state into one `MetricCollection`, whose compute groups update it once.
-
-## When it is wrong
-On a device, a metric that reads a value waits for work that was started before; that would be waited for elsewhere.
-
-## Sources
-torchmetrics' documentation of `forward`, `full_state_update` and compute groups; torchmetrics issue 984.
-"""
-
-
+@rule("PD509", "costly-metrics")
 def check(session: Session) -> Finding | None:
     """Add up the lines that call metrics."""
     steady = steady_of(session)
@@ -79,6 +54,3 @@ def check(session: Session) -> Finding | None:
         basis=f"one call in {EVERY_STEPS} remains; the share is known from {sum(time.n for time in found)} samples",
         method="timed",
     )
-
-
-RULE = Rule(code="PD509", name="costly-metrics", category="host", docs=DOCS, check=check)

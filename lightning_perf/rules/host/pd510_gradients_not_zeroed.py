@@ -4,39 +4,14 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import percent
 
 # One step in two: a schedule that clears late now and then is not taken for a forgotten call.
 MIN_FRACTION = 0.5
 
-DOCS = """\
-## What it measures
-Of the optimizer steps watched, those on gradients to which the last step's were still added.
 
-## Why it costs
-Gradients add up without end: each step goes in the direction of all batches so far. It costs no time, but the training
-that is timed is not the one that was meant.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    optimizer = self.optimizers()  # manual optimization
-    self.manual_backward(self.loss(batch))
-    optimizer.step()  # no zero_grad
-```
-
-## Prescription
-`optimizer.zero_grad()` before each backward pass, or after each step.
-
-## When it is wrong
-Methods that reuse a gradient over several steps on purpose.
-
-## Sources
-The fourth pitfall of the chapter on profiling PyTorch (a forgotten zero_grad).
-"""
-
-
+@rule("PD510", "gradients-not-zeroed")
 def check(session: Session) -> Finding | None:
     """Check whether each optimizer's gradients were cleared."""
     model = session.settings.model
@@ -64,6 +39,3 @@ def check(session: Session) -> Finding | None:
             fix("call zero_grad before each backward pass", "one line", "semantics", code="optimizer.zero_grad()"),
         ),
     )
-
-
-RULE = Rule(code="PD510", name="gradients-not-zeroed", category="host", docs=DOCS, check=check)

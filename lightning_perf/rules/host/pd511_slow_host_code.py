@@ -7,7 +7,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import loops_of
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.parts import fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.user_lines import LineTime, is_anomaly_trace, is_collecting, is_logging, is_metric, lines_of
@@ -21,36 +21,8 @@ MAX_LINES = 3
 # Samples of steps of 2.5 ms were off by up to 23 points, of 25 ms by 2 (benchmarks/host_lines).
 MIN_STEP_S = 5e-3
 
-DOCS = """\
-## What it measures
-The lines of your own code that the training thread is in, by samples of its stack: `training_step`, `forward`, hooks
-around a batch, closures of the optimizer, with the functions that they call. Torch operators and garbage collections
-are left out.
 
-## Why it costs
-While the host runs Python, parses a file or waits for another program, it starts no operator.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    config = json.loads(Path("config.json").read_text())
-    return self.loss(batch, config)
-```
-
-## Prescription
-Move the work out of the step: do it once in `__init__` or `setup`, keep its result, vectorize it, do it in the
-dataset's workers, or do it less often.
-
-## When it is wrong
-In steps of less than about 5 ms, samples are off by up to 20 points, and the confidence is lower. A line that is slow
-in few steps may be missed or overrated: the interval widens with the number of samples that hold it. On a device, a
-step may have to wait for the device anyway.
-
-## Sources
-Samples of `sys._current_frames()`; the method's errors on planted lines are in `benchmarks/host_lines`.
-"""
-
-
+@rule("PD511", "slow-host-code")
 def check(session: Session) -> Finding | None:
     """Look for the costliest line."""
     steady = steady_of(session)
@@ -99,6 +71,3 @@ def _is_priced(session: Session, time: LineTime) -> bool:
     in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)
     is_others = is_metric(line) or is_logging(line) or is_anomaly_trace(line)
     return in_loop or is_collecting(session, line) or is_others
-
-
-RULE = Rule(code="PD511", name="slow-host-code", category="host", docs=DOCS, check=check)

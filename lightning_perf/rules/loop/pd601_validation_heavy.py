@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
@@ -18,30 +18,8 @@ MIN_SHARE = 0.25
 TARGET_RATIO = 0.10
 MAX_EPOCHS_BETWEEN = 10
 
-DOCS = """\
-## What it measures
-The share of the steady wall time spent in the validation loop inside fit.
 
-## Why it costs
-While the model is validated it is not trained.
-
-## Example
-```python
-trainer = Trainer(val_check_interval=0.1)  # ten validations an epoch
-```
-
-## Prescription
-Validate less often (`check_val_every_n_epoch`, a larger `val_check_interval`) or on fewer batches
-(`limit_val_batches`). What remains is the time of one validation for each that is left.
-
-## When it is wrong
-Early stopping, checkpoints of the best model and plateau schedulers see fewer points then; that changes the training.
-
-## Sources
-Lightning's documentation of `val_check_interval` and `limit_val_batches`.
-"""
-
-
+@rule("PD601", "validation-heavy")
 def check(session: Session) -> Finding | None:
     """Compare validation's share with the threshold."""
     steady = steady_of(session)
@@ -123,6 +101,3 @@ def _length(session: Session) -> tuple[float, float]:
         n_batches = min(n_batches, n_epochs * each)
         n_epochs = min(n_epochs, n_batches / each)
     return n_batches, n_epochs
-
-
-RULE = Rule(code="PD601", name="validation-heavy", category="loop", docs=DOCS, check=check)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, NamedTime, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
 from lightning_perf.rules.timed import MANY, removal_finding
 from lightning_perf.rules.wording import duration, number_of, percent
@@ -16,31 +16,8 @@ MIN_SHARE = 0.05  # Lightning issue 11561.
 # The recommended interval brings saving down to this ratio to the rest.
 TARGET_RATIO = 0.02
 
-DOCS = """\
-## What it measures
-The share of the steady wall time spent saving checkpoints.
 
-## Why it costs
-Weights and optimizer states are copied from the device, serialised and written while the training waits.
-
-## Example
-```python
-ModelCheckpoint(every_n_train_steps=10)
-```
-
-## Prescription
-Save less often: so many checkpoints fewer, so much time less. Or write in the background with `AsyncCheckpointIO`,
-which still copies the weights while the training waits.
-
-## When it is wrong
-On machines that may be taken away at any time, frequent checkpoints are an insurance. Writing in the background needs
-memory for a second copy of the weights.
-
-## Sources
-Lightning issue 11561; Lightning's documentation of `AsyncCheckpointIO`.
-"""
-
-
+@rule("PD602", "checkpoint-heavy")
 def check(session: Session) -> Finding | None:
     """Compare the checkpoint phase with the threshold."""
     steady = steady_of(session)
@@ -96,6 +73,3 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
         "one line",
         code=f"{name}(..., {setting})" if name else f"if {counted}:\n    trainer.save_checkpoint(path)",
     )
-
-
-RULE = Rule(code="PD602", name="checkpoint-heavy", category="loop", docs=DOCS, check=check)

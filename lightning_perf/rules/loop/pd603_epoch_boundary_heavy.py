@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session, StageTimes
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.loader_signals import start_s
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.timed import MANY, removal_finding
 from lightning_perf.rules.user_lines import lines_of
@@ -15,34 +15,8 @@ from lightning_perf.rules.wording import duration, percent
 MIN_SHARE = 0.05  # Lightning issue 7932.
 HOOK = "train_dataloader"
 
-DOCS = """\
-## What it measures
-The share of the steady wall time between epochs, without validation, checkpoints, logging and callbacks, which have
-phases of their own, and without starting workers (PD104).
 
-## Why it costs
-At each boundary the loader starts over: the sampler draws a new order, prefetching begins again, metrics are reduced.
-Short epochs pay for that often.
-
-## Example
-```python
-trainer = Trainer(max_epochs=1000)  # on a dataset of ten batches
-```
-
-## Prescription
-Longer epochs: repeat the dataset within an epoch, and count steps (`max_steps`) instead of epochs. With epochs ten
-times as long, one boundary in ten remains. If creating the loader again in each epoch takes the time,
-`reload_dataloaders_every_n_epochs=0`.
-
-## When it is wrong
-Validation, schedulers and checkpoints that run once per epoch run less often in longer epochs. Work that grows with
-the length of an epoch, like sorting all samples, remains.
-
-## Sources
-Lightning issue 7932.
-"""
-
-
+@rule("PD603", "epoch-boundary-heavy")
 def check(session: Session) -> Finding | None:
     """Compare the time between epochs with the threshold."""
     steady = steady_of(session)
@@ -111,6 +85,3 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
         left=1 - line.low_s / boundary_s,
         left_least=1 - line.high_s / boundary_s,
     )
-
-
-RULE = Rule(code="PD603", name="epoch-boundary-heavy", category="loop", docs=DOCS, check=check)

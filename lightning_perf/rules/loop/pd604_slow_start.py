@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session, Severity
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import duration, percent
 
 # A minute is long for anyone; a fifth of a fit counts only where somebody waits for it.
@@ -14,29 +14,6 @@ MIN_FIT_SHARE = 0.20
 NOTICED_START_S = 5.0
 TRY_OUT_START_S = 10.0
 
-DOCS = """\
-## What it measures
-The time from the Trainer's setup to the end of the first step, and where it went: the sanity validation, the first
-batch, the first step beyond a usual one, callbacks.
-
-## Why it costs
-Every start pays it again, and so does every debugging round.
-
-## Example
-```python
-trainer = Trainer(num_sanity_val_steps=-1)  # the whole validation set before the first step
-```
-
-## Prescription
-By the largest part: `num_sanity_val_steps=0`; fewer workers or a lighter dataset constructor; a compiled model's cache.
-
-## When it is wrong
-A compiled model starts slowly on purpose and wins it back in a long fit. A fit that runs on is judged by the long start
-alone, since its length is not known yet.
-
-## Sources
-XProf and the SageMaker profiler report initialisation apart; Lightning's documentation of `num_sanity_val_steps`.
-"""
 
 # What the parts leave out is small change of the clock's below this.
 MIN_REST_SHARE = 0.05
@@ -48,6 +25,7 @@ _ADVICE = {
 }
 
 
+@rule("PD604", "slow-start")
 def check(session: Session) -> Finding | None:
     """Compare the time to the first step with a minute and with the fit."""
     run = session.run
@@ -95,6 +73,3 @@ def _prescription(part: str) -> Prescription:
         trainer_flags={"num_sanity_val_steps": 0} if is_sanity else {},
         code="Trainer(..., num_sanity_val_steps=0)" if is_sanity else "",
     )
-
-
-RULE = Rule(code="PD604", name="slow-start", category="loop", docs=DOCS, check=check)

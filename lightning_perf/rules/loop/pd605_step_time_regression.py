@@ -11,7 +11,7 @@ from lightning_perf.records import Block, Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_changes import changes_at, has_lost_cores
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
@@ -30,35 +30,8 @@ LOOP = "other"
 # Where these take longer on a CPU of which the training has less than before, others took it.
 COMPUTING = ("forward", "backward", "optimizer")
 
-DOCS = """\
-## What it measures
-A point in the course of the run from which on steps take at least a tenth longer, by a rank test on the timeline, and
-the phase that grew with it.
 
-## Why it costs
-What slows down in the middle of a run is seldom the training itself: a list that grows, a log file rewritten in full, a
-hot device that lowers its clock, a neighbour on the machine.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    self.seen.append(batch)  # grows with every step
-```
-
-## Prescription
-By the phase that grew: it names where to look.
-
-## When it is wrong
-Batches whose size changes on purpose (progressive resizing, curricula) change the step's time as well. A slow rise is
-shown as one step in its middle. Where all phases grow alike, the machine is more likely the cause than the training:
-that is shown as information only, unless steps take half as long again while the loop around them does not. The same
-where computing takes longer on a CPU of which others took the training a part at that moment.
-
-## Sources
-Pettitt's test for a change point (1979); the steady-state bound of 10 % between halves.
-"""
-
-
+@rule("PD605", "step-time-regression")
 def check(session: Session) -> Finding | None:
     """Look for a change of level in the timeline."""
     steady = steady_of(session)
@@ -130,6 +103,3 @@ def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: f
 
 def _median(blocks: Sequence[Block], phase: str) -> float:
     return statistics.median(block.phases.get(phase, 0.0) for block in blocks)
-
-
-RULE = Rule(code="PD605", name="step-time-regression", category="loop", docs=DOCS, check=check)

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.timed import MANY
 from lightning_perf.rules.user_lines import slow_lines_of
@@ -16,34 +16,8 @@ from lightning_perf.rules.wording import duration, number_of, percent, place, si
 MIN_SHARE = 0.02
 MIN_COMMON_SHARE = 0.3  # A line that takes less of it is not what they have in common.
 
-DOCS = """\
-## What it measures
-What steps beyond three times the median took in excess of it, by the phase that grew most in each of them. What
-the training thread waited for a core meanwhile (other programs, too many threads, a hypervisor that gave the core to
-another machine) is no fault of these steps and is taken off. Samples of the stack that were taken once a step had
-lasted three times the median say what slow steps have in common: a line of yours, or the garbage collector.
 
-## Why it costs
-The mean step decides how long a training takes, and a few long steps move it while the median stays.
-
-## Example
-```python
-def on_train_batch_end(self, outputs, batch, batch_idx):
-    if batch_idx % 100 == 0:
-        plot_everything()
-```
-
-## Prescription
-By the phase: do such work less often, or in the background.
-
-## When it is wrong
-Batches of very different sizes make long steps that are no fault.
-
-## Sources
-The SageMaker profiler's StepOutlier rule.
-"""
-
-
+@rule("PD606", "step-outliers", yields_its_time=True)
 def check(session: Session) -> Finding | None:
     """Compare the cost of outliers with the threshold."""
     steady = steady_of(session)
@@ -127,6 +101,3 @@ def _coreless(session: Session) -> float:
     # The training thread alone keeps one core busy.
     stolen_when_busy = stolen / max(busy, 1 / session.machine.usable_cores)
     return min(1.0, (host.process_queueing_fraction or 0.0) + stolen_when_busy)
-
-
-RULE = Rule(code="PD606", name="step-outliers", category="loop", docs=DOCS, check=check, yields_its_time=True)

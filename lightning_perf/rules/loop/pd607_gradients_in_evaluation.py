@@ -5,39 +5,13 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import WHY_NOT_MEASURED, how_to_measure
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
 
-DOCS = """\
-## What it measures
-Whether the outputs of validation steps hold an autograd graph.
 
-## Why it costs
-Each operation is recorded and its inputs are kept for a backward pass that never comes: validation takes more memory
-and time than it needs.
-
-## Example
-```python
-trainer = Trainer(inference_mode=False)
-
-def validation_step(self, batch, batch_idx):
-    with torch.enable_grad():
-        return self.loss(batch)
-```
-
-## Prescription
-`inference_mode=True`, which is the default, and no `enable_grad` in validation.
-
-## When it is wrong
-Models that need gradients in validation: input gradients, energy-based models, adversarial checks.
-
-## Sources
-The third pitfall of the chapter on profiling PyTorch (no `no_grad` in inference).
-"""
-
-
+@rule("PD607", "gradients-in-evaluation")
 def check(session: Session) -> Finding | None:
     """Report validation outputs that hold a graph; what recording it costs is not measured."""
     steady = steady_of(session)
@@ -69,6 +43,3 @@ def check(session: Session) -> Finding | None:
         prescriptions=(prescription,),
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD607", name="gradients-in-evaluation", category="loop", docs=DOCS, check=check)

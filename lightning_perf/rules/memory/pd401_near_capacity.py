@@ -13,34 +13,11 @@ from lightning_perf.rules.memory_signals import (
     smaller_batch,
 )
 from lightning_perf.rules.parts import fact, unsigned_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import percent
 
-DOCS = """\
-## What it measures
-The peak of reserved memory over the device's memory.
 
-## Why it costs
-A batch a little longer, or a validation with other shapes, ends the run; before that the allocator flushes its cache
-to satisfy requests, and each flush waits for the device.
-
-## Example
-```python
-Trainer(accumulate_grad_batches=1)  # one large batch a step
-```
-
-## Prescription
-Activation checkpointing, bf16, or a smaller batch with more accumulation.
-
-## When it is wrong
-A cache that filled up over time looks like need: allocated memory far below the reserved one is fragmentation
-(PD404). A run that is meant to fill the device and has fixed shapes can stay there.
-
-## Sources
-TraceML's memory states (92 % and 97 % of the device).
-"""
-
-
+@rule("PD401", "near-capacity")
 def check(session: Session) -> Finding | None:
     """Compare the peak with the capacity."""
     device = device_memory_of(session)
@@ -61,6 +38,3 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(CHECKPOINTING, *bf16_of(session), smaller_batch(session, n_samples)),
     )
-
-
-RULE = Rule(code="PD401", name="near-capacity", category="memory", docs=DOCS, check=check)

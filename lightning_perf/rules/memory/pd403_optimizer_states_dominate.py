@@ -5,36 +5,14 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import breakdown_of, is_tight, smaller_optimizer, whole_of
 from lightning_perf.rules.parts import fact, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import percent, size_text
 
 # More than everything else together: only then does a change of this one part change the whole.
 MIN_FRACTION = 0.5
 
-DOCS = """\
-## What it measures
-Optimizer states over all that memory holds.
 
-## Why it costs
-Adam keeps two numbers for each parameter, as large as the parameters themselves, on every rank.
-
-## Example
-```python
-torch.optim.AdamW(self.parameters())  # 2x the parameters, in float32
-```
-
-## Prescription
-An 8-bit optimizer, or states sharded over ranks (FSDP, ZeRO).
-
-## When it is wrong
-With a small batch and a large model this is how it must be; it matters when memory is tight, and is only told
-otherwise.
-
-## Sources
-ZeRO (S. Rajbhandari et al., 2020) on what states take; RULES thresholds of this project.
-"""
-
-
+@rule("PD403", "optimizer-states-dominate")
 def check(session: Session) -> Finding | None:
     """Compare optimizer states with the peak."""
     breakdown = breakdown_of(session)
@@ -59,6 +37,3 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(smaller_optimizer(session),),
     )
-
-
-RULE = Rule(code="PD403", name="optimizer-states-dominate", category="memory", docs=DOCS, check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Evidence, Finding, Session
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, is_tight
 from lightning_perf.rules.parts import fact, unsigned_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import size_text
 
 # From half as much again the cache is more than rounding and reuse across phases explain; TraceML warns at twice.
@@ -15,31 +15,8 @@ MIN_SPLIT_FRACTION = 0.25
 # Below this much it does not matter on any device that trains.
 MIN_EXCESS_BYTES = 512 * 2**20
 
-DOCS = """\
-## What it measures
-The peak of reserved over the peak of allocated memory, and the free parts of blocks in use (inactive splits).
 
-## Why it costs
-Requests fail, or flush the whole cache, although enough memory is free: it is in pieces too small.
-
-## Example
-```python
-for batch in loader:  # every batch padded to another length
-    loss = model(batch)
-```
-
-## Prescription
-`expandable_segments:True`, or fewer different shapes (pad to a few lengths).
-
-## When it is wrong
-A single large phase, such as a validation with a large batch, leaves a cache behind that later steps reuse; it costs
-nothing while the device has room.
-
-## Sources
-torch's notes on CUDA memory management; TraceML (reserved at twice the allocated memory).
-"""
-
-
+@rule("PD404", "fragmented")
 def check(session: Session) -> Finding | None:
     """Compare reserved with allocated memory."""
     device = device_memory_of(session)
@@ -69,6 +46,3 @@ def check(session: Session) -> Finding | None:
 
 def _split_evidence(fraction: float) -> Evidence:
     return fact("free parts of used blocks ÷ reserved memory", fraction, "fraction", MIN_SPLIT_FRACTION)
-
-
-RULE = Rule(code="PD404", name="fragmented", category="memory", docs=DOCS, check=check)

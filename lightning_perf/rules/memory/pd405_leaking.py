@@ -5,41 +5,14 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import size_text
 
 # Elements with a graph that an attribute gained in the steps watched: fewer may be a window of the last few.
 MIN_HELD = 16
 
-DOCS = """\
-## What it measures
-The slope of memory at the same point of each step, by Theil-Sen, with an interval widened for readings that resemble
-their neighbours; it must rise in every quarter of the steps. On the device that is allocated memory, on the host
-resident memory and what the C heap has handed out (glibc 2.33 and later): a leak that fills freed room of the heap does
-not raise resident memory. Both count as one finding. Attributes of the module and of callbacks that gather tensors with
-their autograd graphs count however little they take.
 
-## Why it costs
-The run ends when memory does, often hours later; a graph that reaches back over steps also makes backward slower.
-
-## Example
-```python
-self.losses.append(loss)  # keeps the graph of every step
-self.total += loss
-```
-
-## Prescription
-Keep numbers instead: `loss.detach()`, or `loss.item()` where it is logged.
-
-## When it is wrong
-A cache that fills up once grows too, until it is full. A window of the last steps that is emptied rarely looks like a
-list that grows.
-
-## Sources
-The third source's second pitfall (a list of losses that hold graphs); P. K. Sen, JASA 63, 1968.
-"""
-
-
+@rule("PD405", "leaking")
 def check(session: Session) -> Finding | None:
     """Look for rising memory and for containers that keep autograd graphs."""
     memory = session.memory
@@ -103,6 +76,3 @@ def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
     else:
         summary, code = "look for objects kept in every step: lists, caches, closures, and memory outside Python", ""
     return fix(summary, "minutes", code=code)
-
-
-RULE = Rule(code="PD405", name="leaking", category="memory", docs=DOCS, check=check)

@@ -7,7 +7,7 @@ import statistics
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import percent
 
 # Below half, a batch twice as large fits.
@@ -15,31 +15,8 @@ MAX_FRACTION = 0.5
 # A device busier than this has work enough whatever the batch (SageMaker's batch size rule: p95 of use below 70 %).
 MAX_BUSY_FRACTION = 0.7
 
-DOCS = """\
-## What it measures
-The peak of reserved memory over the device's memory and, where a profiler window was read, how busy the device is.
 
-## Why it costs
-A larger batch spreads the fixed cost of a step over more samples; where the device idles between kernels that is time
-won.
-
-## Example
-```python
-DataLoader(dataset, batch_size=16)  # 6 of 80 GiB in use
-```
-
-## Prescription
-A larger batch, with the learning rate adjusted to it.
-
-## When it is wrong
-A larger batch changes the training itself. Where no window was read it is not known whether throughput would rise;
-the finding is then for information only.
-
-## Sources
-SageMaker Debugger's rule on batch size; TraceML's memory states.
-"""
-
-
+@rule("PD406", "unused-headroom")
 def check(session: Session) -> Finding | None:
     """Compare the peak with the capacity, and check whether the device is idle."""
     device = device_memory_of(session)
@@ -64,6 +41,3 @@ def check(session: Session) -> Finding | None:
         prescriptions=(fix(f"use a larger batch{fits}", "minutes", "semantics", treatment="batch-size"),),
         confidence="medium" if is_idle else "low",
     )
-
-
-RULE = Rule(code="PD406", name="unused-headroom", category="memory", docs=DOCS, check=check)

@@ -5,32 +5,11 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
 from lightning_perf.rules.parts import fact, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import called
 
-DOCS = """\
-## What it measures
-How often torch's allocator gave all its cached blocks back to the driver and asked again.
 
-## Why it costs
-Each flush waits for the device and makes the following allocations go to the driver, which takes milliseconds.
-
-## Example
-```python
-Trainer(precision=32)  # at 98 % of the device, shapes differ from batch to batch
-```
-
-## Prescription
-A smaller batch with more accumulation, or expandable segments where memory is in pieces.
-
-## When it is wrong
-A few in the first steps, while kernels are tried out (cudnn.benchmark), cost little.
-
-## Sources
-torch's `memory_stats` (num_alloc_retries) and its notes on CUDA memory management.
-"""
-
-
+@rule("PD407", "allocation-retries")
 def check(session: Session) -> Finding | None:
     """Check the allocator's count of retries."""
     device = device_memory_of(session)
@@ -52,6 +31,3 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(smaller_batch(session, n_samples), EXPANDABLE_SEGMENTS),
     )
-
-
-RULE = Rule(code="PD407", name="allocation-retries", category="memory", docs=DOCS, check=check)

@@ -13,34 +13,11 @@ from lightning_perf.rules.memory_signals import (
     whole_of,
 )
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of, size_text
 
-DOCS = """\
-## What it measures
-The exception that ended the run, and what was known of memory when it was raised.
 
-## Why it costs
-The run is over, and what it computed since its last checkpoint is lost.
-
-## Example
-```python
-trainer.fit(model)  # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
-```
-
-## Prescription
-By the breakdown: checkpointing where activations are most of it, sharded or smaller optimizer states where those are,
-expandable segments where memory was in pieces, else a smaller batch.
-
-## When it is wrong
-The request that failed need not be the one at fault: what filled memory came before it. Another process on the device
-may have.
-
-## Sources
-torch's notes on CUDA memory management; the DataLoader's message on killed workers.
-"""
-
-
+@rule("PD408", "out-of-memory")
 def check(session: Session) -> Finding | None:
     """Report the error that ended the run."""
     oom = session.memory.oom
@@ -94,5 +71,3 @@ _MORE_SHARED_MEMORY = fix(
     "minutes",
     code="docker run --shm-size=8g ...",
 )
-
-RULE = Rule(code="PD408", name="out-of-memory", category="memory", docs=DOCS, check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import FULL_FRACTION, fewer_batches_ahead
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import percent, size_text
 
 # Of the limit: from here on the kernel reclaims what it can, and what comes next is its out-of-memory killer.
@@ -13,32 +13,8 @@ MIN_FRACTION = 0.9
 # Pages that were once moved out and never needed again do no harm.
 MIN_SWAPPED_BYTES = 64 * 2**20
 
-DOCS = """\
-## What it measures
-Memory in use within the cgroup's limit (without file cache that can be dropped), or of the machine without a limit;
-the resident memory of this process and its workers; and what of them lies on swap.
 
-## Why it costs
-At the limit the kernel kills a process, mostly a DataLoader worker or the training itself; before that it drops the
-file cache that data is read through, or swaps.
-
-## Example
-```python
-DataLoader(dataset, num_workers=16, prefetch_factor=8)  # 128 batches in memory
-```
-
-## Prescription
-Fewer workers, a smaller prefetch_factor, data that is streamed instead of kept.
-
-## When it is wrong
-On a shared machine others may use the memory. Pages that workers share with the main process count for each of them
-in their resident memory.
-
-## Sources
-Linux kernel documentation, cgroup v2 (memory.max, memory.stat).
-"""
-
-
+@rule("PD409", "host-memory-pressure")
 def check(session: Session) -> Finding | None:
     """Compare memory in use with the limit."""
     host = session.memory.host
@@ -72,6 +48,3 @@ def check(session: Session) -> Finding | None:
             fix("stream data instead of keeping it in memory, or keep less", "hours"),
         ),
     )
-
-
-RULE = Rule(code="PD409", name="host-memory-pressure", category="memory", docs=DOCS, check=check)

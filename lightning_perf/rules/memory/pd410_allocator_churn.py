@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     path_s,
@@ -18,32 +18,8 @@ from lightning_perf.rules.wording import percent
 # What a few hundred steps can tell from noise.
 MIN_SHARE = 0.02
 
-DOCS = """\
-## What it measures
-In a profiler window, the time in `cudaMalloc`, `cudaFree` and their kin during which the device had nothing to do.
-One-off calls at the start of a trace without steps are left out.
 
-## Why it costs
-The driver stops everything to hand out memory or take it back. torch keeps freed memory for the next tensor, so that
-steady steps need no such call, unless it is told not to, is short of memory, or every batch has another size.
-
-## Example
-```python
-os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"   # or torch.cuda.empty_cache() in every step
-```
-
-## Prescription
-Take out `torch.cuda.empty_cache()` and `PYTORCH_NO_CUDA_MEMORY_CACHING`; with batches of many sizes
-`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` or padding to few sizes; where memory is short, a smaller batch.
-
-## When it is wrong
-The first steps of a training always ask for memory: a window right at the start shows that.
-
-## Sources
-torch's notes on CUDA memory management; a ResNet-18 trace on an MI300X with 1,360 `hipFree`, 3.3 s of 3.4 s.
-"""
-
-
+@rule("PD410", "allocator-churn")
 def check(session: Session) -> Finding | None:
     """Compare the idle time of the device during these calls with the threshold."""
     reading, device = device_reading_of(session)
@@ -85,6 +61,3 @@ def _setting(kind: str) -> str:
     return (
         f'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)\nos.environ["{variable}"] = "expandable_segments:True"'
     )
-
-
-RULE = Rule(code="PD410", name="allocator-churn", category="memory", docs=DOCS, check=check)

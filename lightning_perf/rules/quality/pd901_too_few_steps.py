@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 
 # A chapter on profiling PyTorch asks for a hundred iterations to report a mean and a spread; from about thirty on the
 # median is steady enough to order findings by.
 MIN_STEPS = 30
 
-DOCS = """\
-## What it measures
-The number of steps in the steady state, without warm-up and without the first of each epoch.
 
-## Why it costs
-Figures from few steps scatter. Findings that rest on them are shown with less confidence.
-
-## Example
-```python
-trainer = Trainer(limit_train_batches=10, max_epochs=1)
-```
-
-## Prescription
-Run more steps: 30 at least, 100 to compare two runs.
-
-## When it is wrong
-Steps of several seconds differ little from one another; there, fewer say as much.
-
-## Sources
-The fifth pitfall of the chapter on profiling PyTorch (too few iterations).
-"""
+def _rests_on_it(finding: Finding) -> bool:
+    """Return whether a finding rests on steps."""
+    return bool(finding.claims) or finding.gain is not None
 
 
+@rule("PD901", "too-few-steps", weakens=_rests_on_it)
 def check(session: Session) -> Finding | None:
     """Compare the number of steady steps with the minimum."""
     if session.steady is None and session.run.n_steps == 0:
@@ -49,11 +33,3 @@ def check(session: Session) -> Finding | None:
         evidence=(fact("steps in the steady state", n_steps, "count", MIN_STEPS, n_steps),),
         prescriptions=(fix(f"run at least {MIN_STEPS} steps after the warm-up", "one line"),),
     )
-
-
-def _rests_on_it(finding: Finding) -> bool:
-    """Return whether a finding rests on steps."""
-    return bool(finding.claims) or finding.gain is not None
-
-
-RULE = Rule(code="PD901", name="too-few-steps", category="quality", docs=DOCS, check=check, weakens=_rests_on_it)

@@ -4,38 +4,15 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import duration, percent
 
 # Code that runs once in a long step finds its caches cold and takes several times the budget; below one percent of the
 # step that is not worth a word.
 MIN_STEP_SHARE = 0.01
 
-DOCS = """\
-## What it measures
-What PerfDoctor's own hooks cost a step, by its own clock, against its budget; and whether it stopped measuring
-something for that reason.
 
-## Why it costs
-It is a cost of measuring, and it lengthens the phases that it measures.
-
-## Example
-```text
-overhead: 55 µs per step, budget 20 µs
-```
-
-## Prescription
-Nothing to do where its share is small. Otherwise give it fewer things to measure (`memory=False`,
-`device_stats=False`), or take it out once the diagnosis is known.
-
-## When it is wrong
-On a machine under full load its own clock includes waiting for a core.
-
-## Sources
-The budget stated in the documentation of this project's overhead benchmark.
-"""
-
-
+@rule("PD903", "own-overhead-above-budget")
 def check(session: Session) -> Finding | None:
     """Compare the overhead per step with the budget."""
     overhead = session.overhead
@@ -65,6 +42,3 @@ def check(session: Session) -> Finding | None:
             ),
         ),
     )
-
-
-RULE = Rule(code="PD903", name="own-overhead-above-budget", category="quality", docs=DOCS, check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
 from lightning_perf.rules.trace_signals import is_blind, launching_s, path_s, reading_of, share_evidence
 from lightning_perf.rules.user_lines import lines_of
@@ -23,32 +23,8 @@ _MEANING = {
     "edges": "before the first and after the last work of the device",
 }
 
-DOCS = """\
-## What it measures
-The share of the steady wall time in the phase `other`: what the loop did besides everything that has a name. Where
-the stack was sampled there, the line of your code that takes most of it is named. In a trace without timed steps, the
-time on the critical path that no rule explains, and where it is spent.
 
-## Why it costs
-A finding about phases says nothing of time that is in none. Shares of the others are upheld, but a cause may hide in
-the rest.
-
-## Example
-```text
-other 9 % of the time
-```
-
-## Prescription
-Look with a profiler window, or with `Trainer(profiler="simple")`, at what runs between the hooks.
-
-## When it is wrong
-For steps well below a millisecond Lightning's loop itself takes this share.
-
-## Sources
-The bound of 3 % that this project sets itself for its demo, with room for short steps.
-"""
-
-
+@rule("PD904", "unaccounted-time")
 def check(session: Session) -> Finding | None:
     """Compare the phase ``other``, or what no cause in a trace explains, with the bound."""
     if session.steady is None and session.windows:
@@ -108,6 +84,3 @@ def _in_a_trace(session: Session) -> Finding | None:
             ),
         ),
     )
-
-
-RULE = Rule(code="PD904", name="unaccounted-time", category="quality", docs=DOCS, check=check)

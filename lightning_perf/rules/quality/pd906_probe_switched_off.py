@@ -4,32 +4,10 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule
-
-DOCS = """\
-## What it measures
-Probes and reports of PerfDoctor that raised an error during the run.
-
-## Why it costs
-What a probe measures is missing from then on; rules that need it are skipped, with the reason. The training itself is
-not affected.
-
-## Example
-```text
-probe memory: RuntimeError at step 12
-```
-
-## Prescription
-Report the error to this project. Nothing else needs to be done.
-
-## When it is wrong
-It is never wrong: the error was raised.
-
-## Sources
-This project's promise that no measurement ends a training.
-"""
+from lightning_perf.rules.rule import rule
 
 
+@rule("PD906", "probe-switched-off")
 def check(session: Session) -> Finding | None:
     """Report the probes that failed."""
     if not session.probes_off:
@@ -43,6 +21,3 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(fix("report the error to the developers of lightning-perf", "minutes"),),
     )
-
-
-RULE = Rule(code="PD906", name="probe-switched-off", category="quality", docs=DOCS, check=check)

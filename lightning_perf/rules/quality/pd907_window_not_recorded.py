@@ -4,32 +4,10 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
-
-DOCS = """\
-## What it measures
-The profiler windows that were opened but hold nothing to read.
-
-## Why it costs
-Rules that look into a window fall back on settings, or are skipped.
-
-## Example
-```text
-window at step 20: another profiler is active
-```
-
-## Prescription
-See the reason: one profiler session can be active at a time, so take out Lightning's `PyTorchProfiler` or an outer
-profiler.
-
-## When it is wrong
-A run that ended within a window leaves it incomplete; that is no fault.
-
-## Sources
-The documentation of `torch.profiler` (one session at a time).
-"""
+from lightning_perf.rules.rule import Skip, rule
 
 
+@rule("PD907", "window-not-recorded")
 def check(session: Session) -> Finding | None:
     """Report windows that were not recorded."""
     if not session.windows:
@@ -48,6 +26,3 @@ def _summary(n_lost: int, n: int) -> str:
     if n == 1:
         return "The profiler window is empty."
     return f"{n_lost} of {n} profiler windows {'is' if n_lost == 1 else 'are'} empty."
-
-
-RULE = Rule(code="PD907", name="window-not-recorded", category="quality", docs=DOCS, check=check)

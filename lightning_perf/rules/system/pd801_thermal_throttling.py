@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled, told
 from lightning_perf.rules.parts import fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
 
@@ -17,32 +17,8 @@ MIN_THROTTLED_FRACTION = 0.05
 HOT_C = 85.0
 MIN_CLOCK_LOSS = 0.10
 
-DOCS = """\
-## What it measures
-How much of the time the driver held clocks back because the device was hot; where it does not say why, 85 degrees
-Celsius and more together with clocks at least a tenth below the highest.
 
-## Why it costs
-A hot device lowers its clock to save itself: every kernel takes longer, and nothing in the program shows why.
-
-## Example
-```text
-nvidia-smi -q -d PERFORMANCE
-    SW Thermal Slowdown : Active
-```
-
-## Prescription
-Cooling. A slightly lower power limit often costs less speed than heat does.
-
-## When it is wrong
-A moment at the start of a heavy load is normal; the share of the time tells. Clocks may also be held back by power
-(PD802) or by application clocks.
-
-## Sources
-NVML's reasons for held-back clocks; the profiling lecture's checklist for 85 degrees.
-"""
-
-
+@rule("PD801", "thermal-throttling")
 def check(session: Session) -> Finding | None:
     """Check the driver's throttling reasons; without them, compare temperature and clocks."""
     steady = steady_of(session)
@@ -93,5 +69,3 @@ def check(session: Session) -> Finding | None:
 
 
 _COOLER = fix("improve cooling (dust, fans, air flow), or lower the power limit a little", "hours")
-
-RULE = Rule(code="PD801", name="thermal-throttling", category="system", docs=DOCS, check=check)

@@ -5,37 +5,14 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import percent
 
 POWER_REASONS = ("sw_power_cap", "hw_power_brake")
 MIN_CAPPED_FRACTION = 0.20
 
-DOCS = """\
-## What it measures
-How much of the time the driver held clocks back because the device was at its power limit.
 
-## Why it costs
-At the limit the clock, not the program, decides the speed. It is also the sign of a device that is kept busy.
-
-## Example
-```text
-nvidia-smi -q -d POWER
-    Current Power Limit : 250.00 W
-    Default Power Limit : 400.00 W
-```
-
-## Prescription
-None at the limit that the device was delivered with. Where somebody lowered it, that can be undone.
-
-## When it is wrong
-A lower limit may be meant: the last tenth of the speed costs the most energy.
-
-## Sources
-NVML's reasons for held-back clocks; the catalogue's bound of a fifth of the samples.
-"""
-
-
+@rule("PD802", "power-capped")
 def check(session: Session) -> Finding | None:
     """Compare the time at the power limit with the threshold."""
     device = device_telemetry_of(session)
@@ -72,6 +49,3 @@ def check(session: Session) -> Finding | None:
             else ()
         ),
     )
-
-
-RULE = Rule(code="PD802", name="power-capped", category="system", docs=DOCS, check=check)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from lightning_perf.records import Finding, HostTelemetry, Session
+from lightning_perf.records import HostTelemetry, Session
 from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, sampled, told
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_from, replayed_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import cores_per_rank
 from lightning_perf.rules.wording import number_of, percent
 
@@ -16,37 +16,10 @@ from lightning_perf.rules.wording import number_of, percent
 MIN_SWITCHES_PER_S = 50.0
 MIN_QUEUEING_FRACTION = 0.10
 
-DOCS = """\
-## What it measures
-torch's threads × ranks on this node against the cores that may be used, and whether the threads collided: how often
-they were moved off their core, and how long the training thread was ready to run but had none.
 
-## Why it costs
-An operation that is split over threads is done when the last of them is. With more threads than cores some always
-wait, while the others spin.
-
-## Example
-```text
-a container with a quota of 4 cores on a host of 64: torch starts 64 threads
-```
-
-## Prescription
-`torch.set_num_threads` or `OMP_NUM_THREADS`: cores ÷ ranks.
-
-## When it is wrong
-Trainings that compute on a device only launch work from the CPU: collisions then cost less than the figures suggest.
-
-## Sources
-The documentation of torch on CPU threading; the kernel's counters of involuntary switches and `schedstat`.
-"""
-
-
-def check(session: Session) -> Finding | None:
+@replay_rule("PD803", "too-many-threads")
+def check(session: Session) -> Diagnosis | None:
     """Report more threads than cores unless a replay shows that fewer threads gain nothing."""
-    return replayed_finding(session, _diagnosis(session))
-
-
-def _diagnosis(session: Session) -> Diagnosis | None:
     host = host_of(session)
     n_threads = session.settings.torch.n_threads or host.n_torch_threads
     if not n_threads:
@@ -93,13 +66,3 @@ def _collide(host: HostTelemetry) -> bool:
     switches = host.involuntary_switches_per_s
     is_queueing = (host.process_queueing_fraction or 0.0) >= MIN_QUEUEING_FRACTION
     return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)
-
-
-RULE = Rule(
-    code="PD803",
-    name="too-many-threads",
-    category="system",
-    docs=DOCS,
-    check=check,
-    hypothesis=hypothesis_from(_diagnosis),
-)

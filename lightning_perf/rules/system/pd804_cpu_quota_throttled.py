@@ -6,39 +6,15 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import host_of, told
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
 
 # Below a twentieth of the periods it cannot cost what is worth looking at.
 MIN_THROTTLED_FRACTION = 0.05
 
-DOCS = """\
-## What it measures
-In how many periods of its CPU quota (100 ms each) the cgroup around this process was stopped, while the training ran.
 
-## Why it costs
-A quota of 4 cores lets 8 busy threads run for half of each period. For the rest all of them stand still, the training
-thread included.
-
-## Example
-```yaml
-resources:
-  limits: {cpu: 2}  # and num_workers=8 in the script
-```
-
-## Prescription
-A larger quota, or as many workers and threads as it has cores.
-
-## When it is wrong
-The time stopped is bounded from above only: a period may be cut by a little or by most of it, and the device may have
-had work meanwhile.
-
-## Sources
-Linux kernel documentation, CFS bandwidth control (`cpu.stat`).
-"""
-
-
+@rule("PD804", "cpu-quota-throttled")
 def check(session: Session) -> Finding | None:
     """Compare the throttled periods of the cgroup with the threshold."""
     steady = steady_of(session)
@@ -79,6 +55,3 @@ def check(session: Session) -> Finding | None:
         basis="at most the throttled time",
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD804", name="cpu-quota-throttled", category="system", docs=DOCS, check=check)

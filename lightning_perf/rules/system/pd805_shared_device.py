@@ -5,32 +5,10 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
-
-DOCS = """\
-## What it measures
-Processes with work on the device that are neither this one nor its descendants.
-
-## Why it costs
-Processes take turns on a device: kernels of the others delay this training, and every measurement of it.
-
-## Example
-```text
-a forgotten notebook that still holds its model
-```
-
-## Prescription
-Find out whose they are; train elsewhere or stop them.
-
-## When it is wrong
-A process may hold memory and do nothing. Inside a container the driver tells ids of the host: this process is then
-taken to be one of those listed.
-
-## Sources
-NVML's list of computing processes.
-"""
+from lightning_perf.rules.rule import Skip, rule
 
 
+@rule("PD805", "shared-device")
 def check(session: Session) -> Finding | None:
     """Count the other processes on the device."""
     device = device_telemetry_of(session)
@@ -55,6 +33,3 @@ def check(session: Session) -> Finding | None:
         prescriptions=(fix("find the processes with nvidia-smi; use a free device", "minutes"),),
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD805", name="shared-device", category="system", docs=DOCS, check=check)

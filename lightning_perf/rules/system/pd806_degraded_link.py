@@ -6,33 +6,11 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 
-DOCS = """\
-## What it measures
-The highest PCIe generation and width seen while the device worked, against the highest that device and slot can do
-together.
 
-## Why it costs
-Half the lanes or one generation less doubles the time of every copy between host and device.
-
-## Example
-```text
-a card in a slot with 16 lanes, of which 4 are wired
-```
-
-## Prescription
-The slot, the riser, the BIOS.
-
-## When it is wrong
-An idle link slows down to save power; that is why only working moments count. Virtual machines may tell anything.
-
-## Sources
-NVML's current and maximum link generation and width; PCI-SIG: each generation doubles the rate of a lane.
-"""
-
-
+@rule("PD806", "degraded-link")
 def check(session: Session) -> Finding | None:
     """Compare the best link seen under load with the highest that device and slot support."""
     steady = steady_of(session)
@@ -64,6 +42,3 @@ def check(session: Session) -> Finding | None:
         basis="at most all copies at the full rate; nothing if they overlap with computing",
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD806", name="degraded-link", category="system", docs=DOCS, check=check)

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, told
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.wording import percent
 
@@ -14,31 +14,8 @@ MIN_FAR_FRACTION = 0.50
 # Between sockets a copy from host memory reaches about three quarters of the near rate.
 MAX_TRANSFER_GAIN = 0.25
 
-DOCS = """\
-## What it measures
-The NUMA node of the device's slot against the nodes of the cores that the process may use, and how often the training
-thread ran on another one.
 
-## Why it costs
-Copies and launches from the far side cross the link between the sockets, which is slower and shared.
-
-## Example
-```bash
-taskset -c 0-15 python train.py  # the device is attached to the second socket
-```
-
-## Prescription
-`numactl`, or the binding of the job scheduler.
-
-## When it is wrong
-Trainings that copy little gain little.
-
-## Sources
-The kernel's `numa_node` of PCI devices; NVIDIA's advice on CPU affinity. What it gains differs from machine to
-machine: hence the low confidence.
-"""
-
-
+@rule("PD807", "numa-mismatch")
 def check(session: Session) -> Finding | None:
     """Compare the node of the device with the nodes of the process."""
     steady = steady_of(session)
@@ -73,6 +50,3 @@ def check(session: Session) -> Finding | None:
         basis="assumed: at most copies a third faster",
         confidence="low",
     )
-
-
-RULE = Rule(code="PD807", name="numa-mismatch", category="system", docs=DOCS, check=check)

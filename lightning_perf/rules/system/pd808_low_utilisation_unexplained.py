@@ -5,38 +5,15 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, needed
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.wording import percent
 
 LOW_P95 = 0.70
 UNEVEN_P5 = 0.10
 
-DOCS = """\
-## What it measures
-The device's utilisation as the driver counts it: the share of the time in which any kernel ran. Low: below 70 % for
-95 % of the time. Uneven: above that at times, and below 10 % at others.
 
-## Why it costs
-A device without work trains nothing. The figure says that, not why: so this rule speaks only where no other one does.
-
-## Example
-```text
-a training step with many small host operations between launches
-```
-
-## Prescription
-A profiler window, which sees single kernels.
-
-## When it is wrong
-Utilisation counts a single small kernel as much as one that fills the device. Validation and checkpoints make it
-uneven as well.
-
-## Sources
-SageMaker's rules for low and for fluctuating utilisation (p95 below 70; p95 above and p5 below 10).
-"""
-
-
+@rule("PD808", "low-utilisation-unexplained", only_unexplained=True)
 def check(session: Session) -> Finding | None:
     """Compare the device's utilization with the bounds; the engine drops this if another finding explains it."""
     steady_of(session)
@@ -67,8 +44,3 @@ def check(session: Session) -> Finding | None:
         ),
         confidence="low",
     )
-
-
-RULE = Rule(
-    code="PD808", name="low-utilisation-unexplained", category="system", docs=DOCS, check=check, only_unexplained=True
-)

@@ -7,36 +7,13 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE
 from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told, wait_share
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
 
 MIN_OF_HIGHEST = 0.50
 
-DOCS = """\
-## What it measures
-The clock of the core that the training thread was on, against the CPU's guaranteed clock, or half of its highest where
-that is not told; only where the CPU decides the speed.
 
-## Why it costs
-A governor that saves power raises the clock late. A training that changes between waiting and computing many times a
-second may never see the full one.
-
-## Example
-```bash
-cat /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor  # powersave
-```
-
-## Prescription
-The governor `performance`. With it set already: heat, or a power limit.
-
-## When it is wrong
-The clock of an idle core is low, and one that waits is idle for part of the time. Virtual machines tell no clocks.
-
-## Sources
-The profiling lecture's checklist; Linux kernel documentation, cpufreq.
-"""
-
-
+@rule("PD809", "cpu-clock-held-back")
 def check(session: Session) -> Finding | None:
     """Compare the clock of the training thread's core with the expected one."""
     steady = steady_of(session)
@@ -83,6 +60,3 @@ def check(session: Session) -> Finding | None:
         basis=f"at most computing at {level}",
         confidence="medium" if is_governed else "low",
     )
-
-
-RULE = Rule(code="PD809", name="cpu-clock-held-back", category="system", docs=DOCS, check=check)

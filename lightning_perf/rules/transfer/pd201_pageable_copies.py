@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Copies, Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import percent, place
 
@@ -12,34 +12,8 @@ from lightning_perf.rules.wording import percent, place
 # the step that is not to be had.
 MIN_SHARE = 0.03
 
-DOCS = """\
-## What it measures
-In a profiler window, the seconds in which copies from pageable memory ran, no kernel did, and the step did not wait for
-the host, as a share of the time. How many copies there are does not count: thousands of small ones may cost nothing.
 
-## Why it costs
-The device can only read memory that is pinned. A pageable copy goes through a pinned buffer of the driver, the host
-waits meanwhile, and neither kernels nor other copies run beside it.
-
-## Example
-```python
-DataLoader(dataset, batch_size=512)  # pin_memory=False: every batch is pageable
-```
-
-## Prescription
-`pin_memory=True` in the loader; Lightning then copies without blocking. Tensors that the step makes on the host are
-better made on the device.
-
-## When it is wrong
-Pinning is itself a copy on the host: where one core does everything, it may only move the cost. Very large pinned
-batches can exhaust memory that cannot be swapped.
-
-## Sources
-The profiling lecture (pin_memory and non_blocking, 1.1x); a pair of benchmark traces that copy the same bytes: 67.5 ms
-a step pageable, 30.8 ms pinned.
-"""
-
-
+@rule("PD201", "pageable-copies")
 def check(session: Session) -> Finding | None:
     """Compare the time of copies from pageable memory without a kernel with the threshold."""
     reading, _ = device_reading_of(session)
@@ -89,6 +63,3 @@ def _make_on_device() -> Prescription:
         "minutes",
         code="torch.zeros(n, device=self.device)  # instead of torch.zeros(n).to(self.device)",
     )
-
-
-RULE = Rule(code="PD201", name="pageable-copies", category="transfer", docs=DOCS, check=check)

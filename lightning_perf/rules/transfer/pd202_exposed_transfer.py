@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding
 from lightning_perf.rules.wording import percent
 
@@ -14,34 +14,8 @@ MIN_SHARE = 0.05
 # Images and tokens that were bytes and are copied as 32-bit numbers need a quarter of the traffic.
 REMOVABLE_PART = 0.75
 
-DOCS = """\
-## What it measures
-In a profiler window, the seconds in which copies from pinned memory to the device ran, no kernel did, and the step did
-not wait for the host, as a share of the time. Copies from pageable memory are PD201's.
 
-## Why it costs
-A device has engines of its own for copies: the next batch can be copied while kernels work on this one. In Lightning's
-loop the copy is enqueued between two steps on the same stream as the kernels, so it runs alone.
-
-## Example
-```python
-def transfer_batch_to_device(self, batch, device, dataloader_idx):
-    return batch.float().to(device, non_blocking=True)  # four times the bytes, and on the stream of the kernels
-```
-
-## Prescription
-Copy fewer bytes (send `uint8`, convert on the device), and copy the next batch on a side stream while this one is
-trained on.
-
-## When it is wrong
-Where the loader itself is late, the copy is not what the device waits for. A copy cannot become shorter than bytes ÷
-link speed; overlap hides it behind kernels only as far as there are any.
-
-## Sources
-A case study of transfers that block; XProf's input-bound threshold; a benchmark trace of pinned copies at 5 GB/s.
-"""
-
-
+@rule("PD202", "exposed-transfer")
 def check(session: Session) -> Finding | None:
     """Compare the time of copies from pinned memory without a kernel with the threshold."""
     reading, device = device_reading_of(session)
@@ -86,6 +60,3 @@ def check(session: Session) -> Finding | None:
             else "at most three quarters of the copies, if 32-bit numbers were sent as bytes"
         ),
     )
-
-
-RULE = Rule(code="PD202", name="exposed-transfer", category="transfer", docs=DOCS, check=check)

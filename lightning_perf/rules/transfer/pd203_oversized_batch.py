@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
 from lightning_perf.rules.parts import fact
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.wording import size_text
 
@@ -15,33 +15,8 @@ MIN_RATIO = 2.0
 # Smaller batches cost next to nothing to move: at 10 GB/s this is 0.1 ms.
 MIN_BYTES = 2**20
 
-DOCS = """\
-## What it measures
-The loader probe looks at the batches: bytes by dtype, and which float fields hold nothing but values of an 8-bit scale
-(0 to 255, or 0 to 1 in steps of 1/255), as images do that were decoded from bytes. float64 needs half, such fields a
-quarter (of float32) or an eighth.
 
-## Why it costs
-All of these bytes are written by a worker, moved to the training process, perhaps pinned, and copied to the device.
-
-## Example
-```python
-def __getitem__(self, index):
-    return torch.from_numpy(np.asarray(image) / 255.0)  # uint8 became float64: eight times the bytes
-```
-
-## Prescription
-Hand over what was stored, and convert on the device after the copy.
-
-## When it is wrong
-Values may fit an 8-bit scale by chance where batches hold few of them, such as one-hot labels. A model that
-computes in float64 needs it. The rule looks at a few batches only.
-
-## Sources
-The project's catalogue for the factor of two; the issue of float64 arrays is one of numpy's default dtype.
-"""
-
-
+@rule("PD203", "oversized-batch", explains=("PD101", "PD109"))
 def check(session: Session) -> Finding | None:
     """Compare the bytes of a batch with what its values need."""
     probe = probe_of(session)
@@ -104,8 +79,3 @@ def _why(probe: LoaderProbe) -> str:
     if probe.narrow_bytes and probe.narrow_bytes >= probe.bytes_by_dtype.get("float64", 0):
         return "All of its float values fit into one byte."
     return "It is float64." if not probe.narrow_bytes else "It is float64; part of its values fit into one byte."
-
-
-RULE = Rule(
-    code="PD203", name="oversized-batch", category="transfer", docs=DOCS, check=check, explains=("PD101", "PD109")
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     path_s,
@@ -18,33 +18,8 @@ from lightning_perf.rules.wording import percent, place
 # What a few hundred steps can tell from noise.
 MIN_SHARE = 0.02
 
-DOCS = """\
-## What it measures
-In a profiler window, the seconds in which copies from the device to the host ran inside the steps and nothing else did.
-What the device loses because the host waits for such a copy is PD501's.
 
-## Why it costs
-While results travel to the host, the stream that copies them computes nothing, and usually the host waits as well.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    logits = self(batch)
-    self.history.append(logits.cpu())  # the whole batch of logits, every step
-```
-
-## Prescription
-Keep it on the device: reduce there, copy at the end of the epoch, or copy only what is shown.
-
-## When it is wrong
-Some work needs the host (decoding, metrics of other libraries). Then copy without blocking into pinned memory, and
-read it a step later.
-
-## Sources
-The profiling lecture's and the checklist's advice on `.cpu()` and `.item()` in the loop; torch's copy semantics.
-"""
-
-
+@rule("PD204", "device-to-host-in-step")
 def check(session: Session) -> Finding | None:
     """Compare the time of copies to the host without a kernel with the threshold."""
     reading, _ = device_reading_of(session)
@@ -77,6 +52,3 @@ def check(session: Session) -> Finding | None:
         method="timed",
         basis="at most the copies without a kernel beside them",
     )
-
-
-RULE = Rule(code="PD204", name="device-to-host-in-step", category="transfer", docs=DOCS, check=check)
