@@ -46,6 +46,7 @@ docs: $(STAMP)
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py
+	$(BIN)/python docs/generate_thresholds.py
 	$(BIN)/python docs/generate_treatments.py
 	$(BIN)/python docs/generate_schema.py
 	$(BIN)/python docs/generate_cli.py

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.thresholds import LOW_SHARE
 
 from . import wording
 from .sections.findings import ordered_findings

@@ -11,9 +11,7 @@ from lightning_perf.records import Confidence, Evidence, Finding, Gain, Method, 
 from .parts import unsigned_finding
 from .severity import severity_of_gain
 from .signals import phase_s
-
-# No fix takes away a whole training; a claim on more than this of the span is cut to it (a gain of 50x).
-MAX_RECOVERABLE_SHARE = 0.98
+from .thresholds import MAX_RECOVERABLE_SHARE
 
 WHY_NOT_MEASURED = "why the speedup was not measured"
 """The metric of the evidence that gives the reason, in a finding without a gain."""

@@ -20,17 +20,9 @@ from lightning_perf.records import (
 from .gain import timed_finding
 from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
-from .severity import LOW_SHARE
 from .signals import phase_s, steady_of
+from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 from .trace_signals import CODE_PHASES
-
-# A line that waits in every step was seen in each sampled step; every other step is no exception either.
-MIN_PER_STEP = 0.5
-# So many repetitions within one call of a function are a loop (torch's pattern matcher uses the same for indexing).
-MIN_REPEATS = 10
-# The share from which a finding is worth acting on.
-MIN_LOOP_SHARE = LOW_SHARE
-
 
 Answer = TypeVar("Answer")
 
@@ -77,14 +69,14 @@ def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
 
 def users_waits(calls: SyncCalls) -> list[SyncCall]:
     """Return the user's lines that make the host wait in each step, or would on a device: costliest first."""
-    own = [call for call in calls.calls if call.owner == "user" and call.per_step >= MIN_PER_STEP]
+    own = [call for call in calls.calls if call.owner == "user" and call.per_step >= SYNC_MIN_PER_STEP]
     return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
 
 
 def loops_of(calls: SyncCalls) -> list[TensorLoop]:
     """Return the loops over tensors in the training's own computing that are worth reporting, costliest first."""
     return [loop for loop in calls.loops
-            if is_computing(loop) and loop.repeats >= MIN_REPEATS and loop.share >= MIN_LOOP_SHARE]  # fmt: skip
+            if is_computing(loop) and loop.repeats >= LOOP_MIN_REPEATS and loop.share >= LOW_SHARE]  # fmt: skip
 
 
 def is_computing(loop: TensorLoop) -> bool:
@@ -101,7 +93,7 @@ def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
         metric="loop ÷ time of a step",
         value=loop.share,
         unit="fraction",
-        threshold=MIN_LOOP_SHARE,
+        threshold=LOW_SHARE,
         n=calls.n_steps,
     )
 

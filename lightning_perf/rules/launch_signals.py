@@ -8,24 +8,19 @@ from typing import NamedTuple
 
 from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 
-from .host_signals import MIN_REPEATS, is_computing
-from .trace_signals import MIN_LATE_SHARE, Reading, code_limit_s, idle_limit_s, launching_s, path_of
+from .host_signals import is_computing
+from .thresholds import (
+    LATE_MAX_PER_KERNEL_S,
+    LATE_MIN_SHARE,
+    LOOP_MIN_REPEATS,
+    SHORT_KERNEL_S,
+    TINY_MAX_S,
+    TINY_MAX_WITH_STACKS_S,
+    TINY_MIN_OPERATORS,
+    TRACE_MIN_SHARE,
+)
+from .trace_signals import Reading, code_limit_s, idle_limit_s, launching_s, path_of
 from .wording import duration, place
-
-# A launch costs 5 to 10 us, the operators around it up to some hundred. What is later than this for each kernel is not
-# launching: something else ran in between.
-MAX_LATE_PER_KERNEL_S = 1e-3
-
-# A launch takes the host 5 to 10 us and the operator around it some times that: kernels shorter than 20 us (median)
-# are over before the next one is there.
-MAX_MEDIAN_KERNEL_S = 20e-6
-
-MIN_OPERATORS = 1_000
-MAX_MEAN_S = 10e-6
-# Recording Python stacks makes each tiny operator several times as long.
-MAX_MEAN_WITH_STACKS_S = 40e-6
-# As for PD202: from 5 % on it decides something.
-MIN_TINY_SHARE = 0.05
 
 
 class TinyOperators(NamedTuple):
@@ -52,9 +47,9 @@ def is_launch_bound(reading: Reading, late_s: float) -> bool:
     """Return whether so many seconds of late launches decide how long a step takes, and are due to launching."""
     trace = reading.trace
     median_s = trace.kernels.median_s if trace.kernels is not None else None
-    is_short = median_s is not None and median_s < MAX_MEDIAN_KERNEL_S
-    is_much = late_s >= MIN_LATE_SHARE * trace.span_s
-    return is_short and is_much and late_s <= MAX_LATE_PER_KERNEL_S * max(1, trace.n_kernels)
+    is_short = median_s is not None and median_s < SHORT_KERNEL_S
+    is_much = late_s >= LATE_MIN_SHARE * trace.span_s
+    return is_short and is_much and late_s <= LATE_MAX_PER_KERNEL_S * max(1, trace.n_kernels)
 
 
 def late_place(trace: TraceRecord) -> str:
@@ -65,7 +60,7 @@ def late_place(trace: TraceRecord) -> str:
 
 def max_mean_s(trace: TraceRecord) -> float:
     """Return the mean below which operators are tiny."""
-    return MAX_MEAN_WITH_STACKS_S if trace.has_stacks else MAX_MEAN_S
+    return TINY_MAX_WITH_STACKS_S if trace.has_stacks else TINY_MAX_S
 
 
 def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
@@ -78,7 +73,7 @@ def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
     found = _in_a_loop(reading, others)
     if found is None and (trace.device is None or not is_launch_bound(reading, launching_s(trace))):
         found = _in_general(reading, others)
-    return found if found is not None and reading.share(found.cost_s) >= MIN_TINY_SHARE else None
+    return found if found is not None and reading.share(found.cost_s) >= TRACE_MIN_SHARE else None
 
 
 def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
@@ -88,7 +83,7 @@ def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators 
     loops = [
         site
         for site in trace.code_sites
-        if site.max_repeats >= MIN_REPEATS
+        if site.max_repeats >= LOOP_MIN_REPEATS
         and site.host_s <= max_mean_s(trace) * site.n_operators
         and os.path.basename(site.site) not in named
     ]
@@ -118,14 +113,14 @@ def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators
     trace = reading.trace
     mean_s = trace.operator_mean_s or 0.0
     n = trace.n_operators - round(reading.n_steps * sum(loop.operators_per_step for loop in others))
-    if n <= MIN_OPERATORS * reading.n_steps or mean_s >= max_mean_s(trace):
+    if n <= TINY_MIN_OPERATORS * reading.n_steps or mean_s >= max_mean_s(trace):
         return None
     cost_s = _cost_s(reading, n, n * mean_s)
     count = f"{n / reading.n_steps:.0f} operators {'a step' if trace.steps else 'in the trace'}"
     hint = "" if trace.has_stacks else '; with_stack=True in DoctorOptions(profiler={"with_stack": True}) shows where'
     return TinyOperators(
         cost_s,
-        cost_s * (1 - MIN_OPERATORS * reading.n_steps / n),
+        cost_s * (1 - TINY_MIN_OPERATORS * reading.n_steps / n),
         f"{count} of {duration(mean_s)} each{hint}",
         mean_s,
         n,

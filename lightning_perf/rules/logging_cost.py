@@ -8,22 +8,14 @@ from collections.abc import Iterable
 from lightning_perf.records import NamedTime, Prescription, Session, StageTimes
 
 from .signals import named_by_kind
-
-# Writing a row of a CSV file or a few TensorBoard scalars takes some 10 to 500 us; what takes longer waits for a disk
-# or a network, or rewrites a whole file.
-SLOW_CALL_S = 1e-3
-# A hundred metrics take several milliseconds, on a busy machine more. Where a run logs at nearly every step, logging
-# less often is the one-line cure of all of that; only what must be a slow disk or network is still the logger's own.
-# A logger that took 40 ms for a row was blamed on its interval at the clinic while the bound was 50 ms.
-SLOW_FREQUENT_CALL_S = 25e-3
-DEFAULT_STEPS = 50
-"""Lightning's own ``log_every_n_steps``."""
-
-_TARGET_SHARE = 0.005  # a longer interval brings logging down to this share
-_MAX_STEPS = 500
-
-FREQUENT_STEPS = 10
-"""Below this ``log_every_n_steps`` a run logs at nearly every step; Lightning's default is 50."""
+from .thresholds import (
+    LOG_EVERY_STEPS,
+    LOG_FREQUENT_STEPS,
+    LOG_MAX_STEPS,
+    LOG_TARGET_SHARE,
+    SLOW_CALL_S,
+    SLOW_FREQUENT_CALL_S,
+)
 
 
 def loggers_of(steady: StageTimes) -> dict[str, list[NamedTime]]:
@@ -39,7 +31,7 @@ def call_s(time: NamedTime) -> float:
 def slow_call_s(session: Session) -> float:
     """From how many seconds on a call counts as slow in this run."""
     interval = session.settings.trainer.log_every_n_steps
-    return SLOW_FREQUENT_CALL_S if interval is not None and interval < FREQUENT_STEPS else SLOW_CALL_S
+    return SLOW_FREQUENT_CALL_S if interval is not None and interval < LOG_FREQUENT_STEPS else SLOW_CALL_S
 
 
 def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
@@ -50,7 +42,7 @@ def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
 
 def longer_interval(n_steps: int, share: float) -> int:
     """Return how many steps apart rows should be that are ``n_steps`` apart and take this share of the time."""
-    return min(max(DEFAULT_STEPS, 10 * math.ceil(n_steps * share / _TARGET_SHARE / 10)), _MAX_STEPS)
+    return min(max(LOG_EVERY_STEPS, 10 * math.ceil(n_steps * share / LOG_TARGET_SHARE / 10)), LOG_MAX_STEPS)
 
 
 def log_every(n_steps: int) -> Prescription:

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Session
 
-# Changes below a tenth, or of a fraction by less than a tenth, happen all the time.
-MIN_CHANGE = 0.10
-# Of its cores: less may be chance. And of what it lost, what others leave idle at most.
-MIN_LOSS, TAKEN = 0.2, 0.5
-MIN_POINTS = 3
-MOST_TOLD = 3
+from .thresholds import CHANGE_MIN, CHANGES_SHOWN, LOST_CORES_MAX_IDLE, LOST_CORES_MIN, MIN_CHANGE_POINTS
 
 
 def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
@@ -26,10 +21,10 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
     for metric, was, became, n_after in _sides(session, at_s):
         is_fraction = metric.endswith("_fraction")
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
-        if change >= MIN_CHANGE and max(abs(was), abs(became)) > 0:
+        if change >= CHANGE_MIN and max(abs(was), abs(became)) > 0:
             found.append((change, Evidence(metric=f"{_words(metric)} then: was {was:.4g}, became", value=became,
                                            unit=_unit(metric), n=n_after)))  # fmt: skip
-    return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:MOST_TOLD])
+    return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:CHANGES_SHOWN])
 
 
 def has_lost_cores(session: Session, at_s: float) -> bool:
@@ -44,7 +39,7 @@ def has_lost_cores(session: Session, at_s: float) -> bool:
     (own_was, own_became), (busy_was, busy_became) = sides["process_cpu_cores"], sides["cpu_busy_fraction"]
     lost = own_was - own_became
     left = session.machine.usable_cores * (busy_was - busy_became)
-    return lost >= MIN_LOSS * own_was and lost > 0 and left <= TAKEN * lost
+    return lost >= LOST_CORES_MIN * own_was and lost > 0 and left <= LOST_CORES_MAX_IDLE * lost
 
 
 def _sides(session: Session, at_s: float) -> Iterator[tuple[str, float, float, int]]:
@@ -54,7 +49,7 @@ def _sides(session: Session, at_s: float) -> Iterator[tuple[str, float, float, i
     after = [point for point in points if point.start_s >= at_s]
     for metric in sorted({name for point in points for name in point.values}):
         sides = [[point.values[metric] for point in side if metric in point.values] for side in (before, after)]
-        if min(map(len, sides)) >= MIN_POINTS:
+        if min(map(len, sides)) >= MIN_CHANGE_POINTS:
             yield metric, statistics.median(sides[0]), statistics.median(sides[1]), len(sides[1])
 
 

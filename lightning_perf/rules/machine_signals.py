@@ -8,9 +8,7 @@ from lightning_perf.records import Evidence, GpuTelemetry, HostTelemetry, Sessio
 
 from .rule import Skip
 from .signals import is_cpu_run, phase_s
-
-# Fewer samples than this say nothing of a run.
-MIN_SAMPLES = 3
+from .thresholds import MIN_TELEMETRY_SAMPLES
 
 COMPUTE_PHASES = ("forward", "backward", "optimizer")
 
@@ -25,8 +23,8 @@ def host_of(session: Session) -> HostTelemetry:
     if host is None:
         reason = session.missing.get("telemetry.host") or session.missing.get("telemetry")
         raise Skip(reason or "the host was not sampled")
-    if host.n_samples < MIN_SAMPLES:
-        raise Skip(f"{host.n_samples} samples of the host; at least {MIN_SAMPLES} are needed")
+    if host.n_samples < MIN_TELEMETRY_SAMPLES:
+        raise Skip(f"{host.n_samples} samples of the host; at least {MIN_TELEMETRY_SAMPLES} are needed")
     return host
 
 
@@ -40,8 +38,10 @@ def device_telemetry_of(session: Session) -> GpuTelemetry:
     if not devices:
         reason = session.missing.get("telemetry.devices") or session.missing.get("telemetry")
         raise Skip(reason or ("the training runs on the CPU" if is_cpu_run(session) else "no device was sampled"))
-    if devices[0].n_samples < MIN_SAMPLES:
-        raise Skip(f"{devices[0].n_samples} samples of {devices[0].device}; at least {MIN_SAMPLES} are needed")
+    if devices[0].n_samples < MIN_TELEMETRY_SAMPLES:
+        raise Skip(
+            f"{devices[0].n_samples} samples of {devices[0].device}; at least {MIN_TELEMETRY_SAMPLES} are needed"
+        )
     return devices[0]
 
 

@@ -7,22 +7,11 @@ from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 from .parts import fact, fix
 from .rule import Skip
-
-NEAR_CAPACITY_FRACTION = 0.92
-FULL_FRACTION = 0.97
-"""Of the device: TraceML's warning and critical states of reserved memory."""
-
-MIN_UNNAMED_RISE_BYTES = 64 * 2**20
-"""Resident memory is a high-water mark: with tensors of uneven size it rises for hundreds of steps, ever more slowly.
-Heap memory rises while a library's cache of input shapes fills. Without a growing container, the rise itself must be at
-least this large."""
+from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
 HOST_PLACES = ("host", "heap")
 """Two views of one memory: resident memory, and memory allocated from the C heap. A leak that fills free blocks of the
 heap shows in the second only; memory from elsewhere (small Python objects, mappings) in the first only."""
-
-MIN_LEAK_STEPS = 50
-"""Fewer steps are warm-up and chance."""
 
 
 def device_memory_of(session: Session) -> DeviceMemory:
@@ -82,9 +71,9 @@ def is_leak(growth: Growth) -> bool:
     is_device = growth.where not in (*HOST_PLACES, "workers")  # its allocator counts tensors, and nothing else
     is_named = growth.where in HOST_PLACES and bool(growth.suspects)
     return (
-        (is_device or is_named or rise_bytes >= MIN_UNNAMED_RISE_BYTES)
+        (is_device or is_named or rise_bytes >= UNNAMED_MIN_RISE_BYTES)
         and growth.is_steady
-        and growth.last_step - growth.first_step >= MIN_LEAK_STEPS
+        and growth.last_step - growth.first_step >= LEAK_MIN_STEPS
         and growth.low_bytes_per_step > 0
         and growth.bytes_per_step >= LEAK_BYTES_PER_STEP
     )
@@ -143,9 +132,13 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
     loaders = [one for one in session.settings.loaders if one.num_workers]
     if not loaders:
         return None
-    most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or 2))
-    n, ahead = most.num_workers or 1, most.prefetch_factor or 2
-    asked = f"num_workers={n // 2}, prefetch_factor={min(ahead, 2)}" if n > 1 else "num_workers=1, prefetch_factor=1"
+    most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or DEFAULT_PREFETCH))
+    n, ahead = most.num_workers or 1, most.prefetch_factor or DEFAULT_PREFETCH
+    asked = (
+        f"num_workers={n // 2}, prefetch_factor={min(ahead, DEFAULT_PREFETCH)}"
+        if n > 1
+        else "num_workers=1, prefetch_factor=1"
+    )
     if n == 1 and ahead == 1:
         asked = "num_workers=0"
     summary = f"set {asked} (now {n} and {ahead}) on the {most.stage} loader: fewer batches are held in memory"

@@ -8,13 +8,8 @@ from statistics import median
 from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, ranks_by_finding, together
 
 from .rule import Skip
+from .thresholds import COLLECTIVE_SMALL_S, COLLECTIVES_MIN_SMALL, RANKS_SHOWN
 from .trace_signals import Reading, reading_of
-
-MAX_NAMED = 4
-
-MIN_SMALL_PER_STEP = 50
-# A MiB takes at least this long over the links that GPUs have (about 10 to 100 GB/s): shorter ones moved less.
-MAX_SMALL_S = 100e-6
 
 
 def ranks_of(session: Session) -> Ranks:
@@ -89,9 +84,9 @@ def small_part(reading: Reading) -> float:
         return 0.0
     small = communication.small_per_step
     if small is None:  # sizes were not recorded
-        is_small = communication.median_s is not None and communication.median_s < MAX_SMALL_S
+        is_small = communication.median_s is not None and communication.median_s < COLLECTIVE_SMALL_S
         small = communication.n_per_step if is_small else 0.0
-    return min(1.0, small / communication.n_per_step) if small > MIN_SMALL_PER_STEP else 0.0
+    return min(1.0, small / communication.n_per_step) if small > COLLECTIVES_MIN_SMALL else 0.0
 
 
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
@@ -123,5 +118,5 @@ def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
 
 def listed(ranks: list[int]) -> str:
     """Some ranks by number, and how many more."""
-    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
-    return ", ".join(map(str, ranks[:MAX_NAMED])) + more
+    more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
+    return ", ".join(map(str, ranks[:RANKS_SHOWN])) + more

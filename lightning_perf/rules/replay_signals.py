@@ -11,12 +11,9 @@ from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, 
 from .gain import WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
 from .parts import fact, unsigned_finding
 from .rule import Rule, Skip, rule
-from .severity import LOW_SHARE
 from .signals import computing_s, is_cpu_run, steady_of
+from .thresholds import LOW_SHARE, WIDE_RATIO
 from .trace_signals import device_reading_of, device_savings, reading_of, trace_claims
-
-WIDE = 1.5
-"""Upper ÷ lower end of a measured speedup above which it is told as an interval."""
 
 
 class Diagnosis(NamedTuple):
@@ -117,7 +114,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         missing = session.missing.get("replay", "operators were not replayed")
         return not_measured(diagnosis, result.reason if result is not None else missing, _at_stake(session, diagnosis))
     speedup = result.speedup
-    if speedup.low <= 1.0 < speedup.high and speedup.high > WIDE * speedup.low:
+    if speedup.low <= 1.0 < speedup.high and speedup.high > WIDE_RATIO * speedup.low:
         reason = f"undecided: {speedup.low:.2f}x to {speedup.high:.2f}x after {result.n_rounds} rounds"
         return not_measured(diagnosis, reason, _at_stake(session, diagnosis))
     if speedup.low <= 1.0:
@@ -135,7 +132,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     if high_s < LOW_SHARE * steady.span_s:
         return None
     n = result.n_operators
-    is_wide = speedup.high > WIDE * speedup.low
+    is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
     return timed_finding(
         steady,

@@ -10,9 +10,9 @@ import msgspec
 
 from lightning_perf.records import Finding, Hypothesis, Session
 
-EXPLAINED_SHARE = 0.5
-"""A cause that accounts for most of what a symptom claims explains it."""
+from .thresholds import EXPLAINED_PART
 
+EXPLAINED_SHARE = EXPLAINED_PART
 
 Check: TypeAlias = Callable[[Session], Finding | None]
 

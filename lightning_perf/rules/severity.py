@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from lightning_perf.records import Gain, Severity
 
-# From 10 % and 20 % waiting for input TraceML speaks of a warning and of a critical state. 2 % is what a
-# measurement of a few hundred steps can tell from noise; what lies below is shown, but is nothing to act on.
-HIGH_SHARE = 0.20
-MEDIUM_SHARE = 0.10
-LOW_SHARE = 0.02
-
-NARROW = 1.5
-"""Ratio of what a fix saves at most to what it saves at least, up to which the middle of the interval is certain."""
+from .thresholds import HIGH_SHARE as HIGH_SHARE
+from .thresholds import LOW_SHARE as LOW_SHARE
+from .thresholds import MEDIUM_SHARE, NARROW_RATIO
 
 
 def severity_of(share: float) -> Severity:
@@ -31,7 +26,7 @@ def certain_speedup(gain: Gain) -> float:
     if gain.method == "modeled":
         return 1.0
     certain = 1 - 1 / gain.low
-    is_narrow = possible_share(gain) <= NARROW * certain and severity_of(certain) != "info"
+    is_narrow = possible_share(gain) <= NARROW_RATIO * certain and severity_of(certain) != "info"
     return (gain.low + gain.high) / 2 if is_narrow else gain.low
 
 

@@ -7,13 +7,9 @@ from collections.abc import Iterable
 from lightning_perf.records import LoaderSettings, NamedTime, Session, StageTimes
 
 from .rule import Skip
+from .thresholds import MIN_SPAN_S as MIN_SPAN_S
+from .thresholds import MIN_STEPS as MIN_STEPS
 from .user_lines import host_s
-
-# Fewer than this many steps have no spread to speak of; PD901 asks for more before it is content.
-MIN_STEPS = 5
-
-# No clock here tells shorter spans; shares of less would be noise, or not finite.
-MIN_SPAN_S = 1e-6
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 

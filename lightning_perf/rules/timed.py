@@ -14,9 +14,6 @@ from .wording import duration, percent
 SPREAD = AGREEMENT
 """Halves of a run count as equally fast up to this difference: a time may be off by it."""
 
-MANY = 10
-"""Work done this many times less often leaves a tenth: the most that is promised where the user picks the interval."""
-
 
 def removal_finding(
     steady: StageTimes,

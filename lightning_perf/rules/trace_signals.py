@@ -28,13 +28,9 @@ from lightning_perf.records import (
 
 from .gain import timed_finding
 from .rule import Skip
-from .severity import LOW_SHARE
-from .signals import MIN_SPAN_S, MIN_STEPS, phase_s
+from .signals import phase_s
+from .thresholds import AMPERE_CAPABILITY, LOW_SHARE, MIN_SPAN_S, MIN_STEPS, TENSOR_CORE_CAPABILITY, TURING_CAPABILITY
 from .wording import duration
-
-# Late launches for this much of the time: the host decides how long a step takes. NVIDIA's examples of launch-bound
-# work idle for more; TraceML calls a device idle for 30 % underused.
-MIN_LATE_SHARE = 0.30
 
 ELEMENTWISE_KINDS = ("elementwise", "normalization", "reduction", "copy")
 
@@ -339,7 +335,9 @@ def matrix_units(session: Session, trace: TraceRecord | None) -> MatrixUnits:
         return MatrixUnits(
             _all(device.has_fast_bf16 for device in devices),
             _all(device.has_fast_fp16 for device in devices),
-            _all(None if capability is None else capability >= 8.0 for capability in capabilities or [None]),
+            _all(
+                None if capability is None else capability >= AMPERE_CAPABILITY for capability in capabilities or [None]
+            ),
         )
     device = trace.device if trace is not None else None
     name = (trace.device_name if trace is not None else None) or ""
@@ -349,8 +347,10 @@ def matrix_units(session: Session, trace: TraceRecord | None) -> MatrixUnits:
     capability = _capability(device.capability if device is not None else None)
     if capability is None:
         return MatrixUnits(None, None, None)
-    has_tensor_cores = capability >= 7.0 and not (capability == 7.5 and _TURING_WITHOUT_TENSOR_CORES.search(name))
-    return MatrixUnits(capability >= 8.0, has_tensor_cores, capability >= 8.0)
+    has_tensor_cores = capability >= TENSOR_CORE_CAPABILITY and not (
+        capability == TURING_CAPABILITY and _TURING_WITHOUT_TENSOR_CORES.search(name)
+    )
+    return MatrixUnits(capability >= AMPERE_CAPABILITY, has_tensor_cores, capability >= AMPERE_CAPABILITY)
 
 
 def _capability(text: str | None) -> float | None:

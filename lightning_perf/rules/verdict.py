@@ -8,9 +8,8 @@ from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRec
 
 from .gain import is_measured
 from .loader_curve import predicted_steps
-from .severity import LOW_SHARE
-from .signals import MIN_STEPS
-from .trace_signals import MIN_LATE_SHARE, is_blind
+from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
+from .trace_signals import is_blind
 from .wording import percent, speedup
 
 QUALITY = "quality"
@@ -56,7 +55,7 @@ def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes:
     if first is not None:
         return first
     idle = _idle_share(record)
-    if idle >= MIN_LATE_SHARE:
+    if idle >= LATE_MIN_SHARE:
         text = f"unknown: the device is idle for {percent(idle)} of its time, and no rule says why"
         return Verdict(category="unknown", code=None, text=text)
     if record.device is None and not record.n_operators:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import Prescription, Session
-from lightning_perf.rules.kernel_signals import MIN_MATRIX_SHARE, full_precision_s
+from lightning_perf.rules.kernel_signals import full_precision_s
 from lightning_perf.rules.model_signals import counted
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE, MATRIX_MIN_SHARE
 from lightning_perf.rules.trace_signals import is_blind, matrix_units, reading_of, work_share
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
@@ -31,13 +31,13 @@ def check(session: Session) -> Diagnosis | None:
     if precision is not None and precision not in FULL_PRECISION:
         return None
     share, time_share = _matrix_shares(session)
-    if share < MIN_MATRIX_SHARE or time_share < LOW_SHARE:
+    if share < MATRIX_MIN_SHARE or time_share < LOW_SHARE:
         return None
     prescription = _prescription(session)
     if prescription is None:
         return None
     metric = "share of fp32 matrix products in the computing"
-    evidence = fact(metric, share, "fraction", MIN_MATRIX_SHARE)
+    evidence = fact(metric, share, "fraction", MATRIX_MIN_SHARE)
     setting = () if precision is None else (fact("precision", precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
     effect = f"{prescription.treatment.removeprefix('precision-')} runs these operators"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, trace_or_live
-from lightning_perf.rules.launch_signals import MAX_MEDIAN_KERNEL_S, is_launch_bound, late_place, tiny_operators
+from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_signals import (
     CODE_PHASES,
-    MIN_LATE_SHARE,
     compile_prescription,
     device_reading_of,
     idle_limit_s,
@@ -39,7 +39,7 @@ def _live(session: Session) -> Finding | None:
     steady = steady_of(session)
     starting_s, device_s = _each_step(session)
     step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
-    if step_s <= 0 or starting_s < MIN_LATE_SHARE * step_s:
+    if step_s <= 0 or starting_s < LATE_MIN_SHARE * step_s:
         return None
     n = sum(module.n_operators or 0 for module in profile.modules)
     return timed_finding(
@@ -49,7 +49,7 @@ def _live(session: Session) -> Finding | None:
             f"and backward; computing them would take the device {duration(device_s)}."
         ),
         evidence=(
-            fact("launching operators ÷ forward and backward", starting_s / step_s, "fraction", MIN_LATE_SHARE, 1),
+            fact("launching operators ÷ forward and backward", starting_s / step_s, "fraction", LATE_MIN_SHARE, 1),
             fact("operators of forward and backward per step", n, "count"),
             fact("launching one operator, measured on this device", starting_s / max(1, n), "s"),
             fact("the step is bound by", "launch"),
@@ -77,7 +77,7 @@ def _from_trace(session: Session) -> Finding | None:
     if kernels is None or kernels.median_s is None or not is_launch_bound(reading, late_s):
         return None
     capped_s = min(late_s, idle_limit_s(reading))
-    is_capped = capped_s < 0.5 * late_s
+    is_capped = capped_s < CAPPED_PART * late_s
     site = late_place(trace)
     waited = "device idle because launches were late" + (", while profiled" if trace.steps else "")
     return trace_finding(
@@ -88,8 +88,8 @@ def _from_trace(session: Session) -> Finding | None:
             f"{duration(kernels.median_s)}{f'; the longest waits are at {site}' if site else ''}."
         ),
         evidence=(
-            share_evidence(reading, waited, late_s, MIN_LATE_SHARE),
-            fact("median kernel", kernels.median_s, "s", MAX_MEDIAN_KERNEL_S, trace.n_kernels),
+            share_evidence(reading, waited, late_s, LATE_MIN_SHARE),
+            fact("median kernel", kernels.median_s, "s", SHORT_KERNEL_S, trace.n_kernels),
             fact("kernels " + ("per step" if trace.steps else "in the trace"), kernels.n_per_step),
             share_evidence(reading, "device busy", device.busy_s),
         ),

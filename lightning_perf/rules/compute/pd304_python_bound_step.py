@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
-from lightning_perf.rules.launch_signals import MIN_TINY_SHARE, max_mean_s, tiny_operators
+from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import EXPLAINED_SHARE, Skip, rule
+from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_signals import (
     code_phases,
     compile_prescription,
@@ -64,7 +65,7 @@ def _live(session: Session) -> Finding | None:
 
 def _explains(loop: Finding, finding: Finding) -> bool:
     """Return whether a loop explains most of the tiny operators."""
-    return sum(loop.claims.values()) >= EXPLAINED_SHARE * sum(finding.claims.values())
+    return sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values())
 
 
 def _place(loop: TensorLoop) -> str:
@@ -99,7 +100,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
         reading,
         summary=f"{percent(reading.share(found.cost_s))} of the time is spent in tiny operators: {found.summary}.",
         evidence=(
-            share_evidence(reading, "time of tiny operators", found.cost_s, MIN_TINY_SHARE),
+            share_evidence(reading, "time of tiny operators", found.cost_s, TRACE_MIN_SHARE),
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),

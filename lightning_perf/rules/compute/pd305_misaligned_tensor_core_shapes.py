@@ -7,16 +7,17 @@ from lightning_perf.rules.kernel_signals import kind_path_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.thresholds import BYTE_ALIGNMENT, HALF_ALIGNMENT, TENSOR_CORE_MIN_DIMENSION, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
-# As for PD202: from 5 % on it decides something.
-MIN_SHARE = 0.05
-# Smaller products are bound by memory; padding them would add more than it saves.
-MIN_DIMENSION = 64
-
-_MULTIPLES = {"c10::half": 8, "c10::bfloat16": 8, "signed char": 16, "char": 16}
+_MULTIPLES = {
+    "c10::half": HALF_ALIGNMENT,
+    "c10::bfloat16": HALF_ALIGNMENT,
+    "signed char": BYTE_ALIGNMENT,
+    "char": BYTE_ALIGNMENT,
+}
 
 
 @replay_rule("PD305", "misaligned-tensor-core-shapes")
@@ -28,7 +29,7 @@ def check(session: Session) -> Diagnosis | None:
     shapes = sorted(filter(_is_misaligned, reading.trace.matrix_shapes), key=lambda shape: -shape.device_s)
     trace = reading.trace
     spent_s = min(on_path_s(trace, sum(shape.device_s for shape in shapes)), kind_path_s(trace, *MATRIX_KINDS))
-    if not shapes or reading.share(spent_s) < MIN_SHARE:
+    if not shapes or reading.share(spent_s) < TRACE_MIN_SHARE:
         return None
     worst = shapes[0]
     multiple = _MULTIPLES[worst.dtype.lower()]
@@ -37,7 +38,7 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         f"{percent(reading.share(spent_s))} of the time is matrix products with misaligned sizes, mostly "
         f"{worst.operator} of {worst.shapes}",
-        (share_evidence(reading, "misaligned matrix products", spent_s, MIN_SHARE), *times),
+        (share_evidence(reading, "misaligned matrix products", spent_s, TRACE_MIN_SHARE), *times),
         fix(
             f"pad the sizes that are not a multiple of {multiple}: {odd}",
             "minutes",
@@ -56,4 +57,4 @@ def _dimensions(shape: MatrixShape) -> list[int]:
 
 def _is_misaligned(shape: MatrixShape) -> bool:
     sizes, multiple = _dimensions(shape), _MULTIPLES.get(shape.dtype.lower(), 1)
-    return bool(sizes) and min(sizes) >= MIN_DIMENSION and any(size % multiple for size in sizes)
+    return bool(sizes) and min(sizes) >= TENSOR_CORE_MIN_DIMENSION and any(size % multiple for size in sizes)

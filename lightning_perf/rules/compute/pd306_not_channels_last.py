@@ -5,14 +5,11 @@ from __future__ import annotations
 from lightning_perf.records import Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE, HALF_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence, work_share
 from lightning_perf.rules.wording import percent
 
-MIN_CONVOLUTION_SHARE = 0.30
-# What a few hundred steps can tell from noise.
-MIN_SHARE = 0.02
 HALF = ("bf16", "fp16")
-MIN_HALF_FRACTION = 0.5
 
 
 @replay_rule("PD306", "not-channels-last")
@@ -21,21 +18,21 @@ def check(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     kernels = reading.trace.kernels
     share = work_share(reading.trace, "convolution")
-    if kernels is None or share < MIN_CONVOLUTION_SHARE:
+    if kernels is None or share < CONVOLUTION_MIN_SHARE:
         return None
     spent_s = on_path_s(reading.trace, kernels.layout_s)
-    if reading.share(spent_s) < MIN_SHARE:
+    if reading.share(spent_s) < LOW_SHARE:
         return None
     half_s = sum(kernels.matrix_precisions.get(precision, 0.0) for precision in HALF)
-    if half_s < MIN_HALF_FRACTION * kernels.matrix_s:
+    if half_s < HALF_MIN_FRACTION * kernels.matrix_s:
         return None
     return Diagnosis(
         f"{percent(reading.share(spent_s))} of step time is spent converting memory layouts ({kernels.layout_n} "
         "kernels)",
         (
-            share_evidence(reading, "converting layouts, on the critical path", spent_s, MIN_SHARE),
+            share_evidence(reading, "converting layouts, on the critical path", spent_s, LOW_SHARE),
             fact(
-                "convolutions ÷ time of all kernels", share, "fraction", MIN_CONVOLUTION_SHARE, reading.trace.n_kernels
+                "convolutions ÷ time of all kernels", share, "fraction", CONVOLUTION_MIN_SHARE, reading.trace.n_kernels
             ),
         ),
         fix(

@@ -6,10 +6,9 @@ from lightning_perf.records import Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE
 from lightning_perf.rules.trace_signals import device_reading_of, kind_s, share_evidence, work_share
 from lightning_perf.rules.wording import percent
-
-MIN_CONVOLUTION_SHARE = 0.30
 
 
 @replay_rule("PD307", "cudnn-benchmark-off")
@@ -23,7 +22,7 @@ def check(session: Session) -> Diagnosis | None:
         return None
     convolutions = reading.trace.convolutions
     share = work_share(reading.trace, "convolution")
-    if share < MIN_CONVOLUTION_SHARE or convolutions is None:
+    if share < CONVOLUTION_MIN_SHARE or convolutions is None:
         return None
     if convolutions.n_input_shapes is None:
         raise Skip("the profiler window recorded no shapes")
@@ -34,7 +33,7 @@ def check(session: Session) -> Diagnosis | None:
         f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
         (
             share_evidence(reading, "convolutions", kind_s(reading.trace, "convolution")),
-            fact(metric, share, "fraction", MIN_CONVOLUTION_SHARE, convolutions.n),
+            fact(metric, share, "fraction", CONVOLUTION_MIN_SHARE, convolutions.n),
             fact("cudnn.benchmark", False),
         ),
         fix(

@@ -7,10 +7,8 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule, replayed
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of
+from lightning_perf.rules.thresholds import OPTIMIZER_MIN_SHARE
 from lightning_perf.rules.wording import percent
-
-# Below this share even a step that takes no time at all is less than a few hundred steps can tell from noise.
-MIN_SHARE = 0.08
 
 
 @replay_rule("PD308", "unfused-optimizer")
@@ -32,12 +30,12 @@ def check(session: Session) -> Diagnosis | None:
     result = replayed(session, treatment)
     if result is not None and result.before_s is not None:  # the step itself, without schedulers and clipping
         share = min(share, result.before_s * steady.n_steps / steady.span_s)
-    if flag is None or share < MIN_SHARE:
+    if flag is None or share < OPTIMIZER_MIN_SHARE:
         return None
     return Diagnosis(
         f"{slow.class_name} updates {slow.n_tensors} tensors one by one in {percent(share)} of step time",
         (
-            fact("share of the time in the optimizer's step", share, "fraction", MIN_SHARE, steady.n_steps),
+            fact("share of the time in the optimizer's step", share, "fraction", OPTIMIZER_MIN_SHARE, steady.n_steps),
             fact("implementation", slow.implementation),
             fact("tensors updated", slow.n_tensors, "count"),
         ),

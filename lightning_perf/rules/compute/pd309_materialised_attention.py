@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.host_signals import looked_at, trace_or_live
-from lightning_perf.rules.kernel_signals import MIN_ATTENTION_SHARE
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE
 from lightning_perf.rules.trace_signals import code_limit_s, is_blind, on_path_s, reading_of, share_evidence
 from lightning_perf.rules.wording import percent, place, site_of
 
@@ -23,12 +23,12 @@ def _live(session: Session) -> Diagnosis | None:
     if calls.device != "cpu":
         raise Skip("on a device the time of attention is known from a profiler window only")
     share = min(1.0, sum(call.share or 0.0 for call in calls.attentions))
-    if share < MIN_ATTENTION_SHARE:
+    if share < ATTENTION_MIN_SHARE:
         return None
     worst = calls.attentions[0]
     via = f" through torch's {worst.via}" if worst.via else ""
     n = calls.n_steps
-    found = fact("attention ÷ time of a step", share, "fraction", MIN_ATTENTION_SHARE, n)
+    found = fact("attention ÷ time of a step", share, "fraction", ATTENTION_MIN_SHARE, n)
     sites = {place(each.function, site_of(each.file, each.line)): each.per_step for each in calls.attentions[:3]}
     more = [fact(f"attention at {site}", k, "per step", n=n) for site, k in sites.items()]
     scores = f"{worst.rows} x {worst.columns} scores{via}"
@@ -43,7 +43,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
     if trace.n_operators == 0:
         raise Skip(trace.missing.get("operators", "the trace holds no operators"))
     attention, is_device = trace.attention, trace.device is not None
-    if attention is None or attention.share < MIN_ATTENTION_SHARE:
+    if attention is None or attention.share < ATTENTION_MIN_SHARE:
         return None
     spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, code_limit_s(reading))
     site = place(attention.function, attention.site) if attention.site else ""
@@ -51,7 +51,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
         "attention ÷ time of " + ("the device" if is_device else "operators"),
         attention.share,
         "fraction",
-        MIN_ATTENTION_SHARE,
+        ATTENTION_MIN_SHARE,
         attention.n,
     )
     evidence = (found, share_evidence(reading, "attention", spent_s))

@@ -7,6 +7,7 @@ from lightning_perf.rules.kernel_signals import kind_path_s
 from lightning_perf.rules.parts import fact
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import ELEMENTWISE_MIN_SHARE, KIND_SHOWN_SHARE
 from lightning_perf.rules.trace_signals import (
     ELEMENTWISE_KINDS,
     compile_prescription,
@@ -17,8 +18,6 @@ from lightning_perf.rules.trace_signals import (
     work_share,
 )
 from lightning_perf.rules.wording import percent
-
-MIN_SHARE = 0.40
 
 
 @rule("PD310", "bandwidth-bound-elementwise")
@@ -31,7 +30,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     trace = reading.trace
     spent_s, everything_s = kind_path_s(trace, *ELEMENTWISE_KINDS), path_s(trace, "compute")
-    if everything_s <= 0 or spent_s / everything_s < MIN_SHARE or not is_worth_saying(reading, spent_s):
+    if everything_s <= 0 or spent_s / everything_s < ELEMENTWISE_MIN_SHARE or not is_worth_saying(reading, spent_s):
         return None
     return Diagnosis(
         f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. {_kinds(trace)}",
@@ -40,7 +39,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
                 "elementwise, normalization, reduction and copy kernels ÷ all kernels",
                 spent_s / everything_s,
                 "fraction",
-                MIN_SHARE,
+                ELEMENTWISE_MIN_SHARE,
                 trace.n_kernels,
             ),
             share_evidence(reading, "these kernels on the critical path", spent_s),
@@ -52,5 +51,9 @@ def _diagnosis(session: Session) -> Diagnosis | None:
 
 
 def _kinds(trace: TraceRecord) -> str:
-    parts = [f"{kind} {percent(share)}" for kind in ELEMENTWISE_KINDS if (share := work_share(trace, kind)) >= 0.01]
+    parts = [
+        f"{kind} {percent(share)}"
+        for kind in ELEMENTWISE_KINDS
+        if (share := work_share(trace, kind)) >= KIND_SHOWN_SHARE
+    ]
     return f"By kind: {', '.join(parts)}"

@@ -8,15 +8,8 @@ from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
 from lightning_perf.rules.wording import called, duration, percent, place, site_of
-
-# The first batch, and the first of another size, compile: torch then makes that size dynamic. A third time after the
-# run's first steps something else goes wrong. Dynamo itself gives a function up after 8 (its recompile limit).
-MIN_RECOMPILES = 3
-# Dynamo's limit is 8 compilations of a function (torch._dynamo.config.recompile_limit): the first and 7 more.
-RECOMPILES_AT_LIMIT = 7
-# Or when it takes as much time as a gain must have to show at all.
-MIN_SHARE = 0.02
 
 
 @rule("PD311", "recompiling")
@@ -32,7 +25,7 @@ def check(session: Session) -> Finding | None:
     all_s = steady.span_s + spent_s
     share = spent_s / all_s
     given_up = [each for each in watch.recompiles if each.n >= RECOMPILES_AT_LIMIT]
-    if not given_up and (n == 0 or (n < MIN_RECOMPILES and share < MIN_SHARE)):
+    if not given_up and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):
         return None
     worst = max(given_up or late, key=lambda each: each.n)
     # Steps that compile are in no span: the gain is that of the span with them over the span without. One compilation
@@ -46,7 +39,7 @@ def check(session: Session) -> Finding | None:
     )
     return unsigned_finding(
         # What running uncompiled costs from then on is not known.
-        severity="low" if given_up and share < MIN_SHARE else severity_of_gain(gain),
+        severity="low" if given_up and share < LOW_SHARE else severity_of_gain(gain),
         summary=(
             f"{place(worst.function, site_of(worst.file, worst.line))} was recompiled {called(worst.n)}; "
             f"recompiling takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
@@ -54,7 +47,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("recompilations after the first steps", n, "count", MIN_RECOMPILES),
-            fact("share of the time recompiling", share, "fraction", MIN_SHARE),
+            fact("share of the time recompiling", share, "fraction", LOW_SHARE),
             fact("compiling in total", duration(watch.compile_s)),
             *(
                 fact(

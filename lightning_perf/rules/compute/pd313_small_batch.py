@@ -8,16 +8,9 @@ from lightning_perf.rules.model_signals import bound_of
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, SMALL_BATCH_MAX_BUSY, STARVED_MAX_PART
 from lightning_perf.rules.trace_signals import device_reading_of, idle_limit_s, is_worth_saying, share_evidence
 from lightning_perf.rules.wording import percent
-
-# SageMaker Debugger's rule on batch size asks whether 95 % of the readings stay below 70 %; a window is surer than
-# readings, and below 60 % the time won is worth the change.
-MAX_BUSY_SHARE = 0.60
-# Below half, a batch twice as large fits.
-MAX_MEMORY_FRACTION = 0.5
-# With more idle time than this spent waiting for data, the loader is the cause, which a larger batch does not change.
-MAX_STARVED_PART = 0.5
 
 
 @replay_rule("PD313", "small-batch")
@@ -27,12 +20,12 @@ def check(session: Session) -> Diagnosis | None:
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch
     busy = min(1.0, reading.share(device.busy_s))
-    fraction = capacity_fraction(device_memory_of(session)) if busy < MAX_BUSY_SHARE else 1.0
-    if fraction >= MAX_MEMORY_FRACTION:
+    fraction = capacity_fraction(device_memory_of(session)) if busy < SMALL_BATCH_MAX_BUSY else 1.0
+    if fraction >= HEADROOM_MAX_FRACTION:
         return None
     idle = reading.trace.idle.host_wait_by_phase_s if reading.trace.idle is not None else {}
     starved_s = idle.get("data_loading", 0.0)
-    if starved_s > MAX_STARVED_PART * max(device.idle_s, 1e-12) or bound_of(session) not in ("launch", "latency"):
+    if starved_s > STARVED_MAX_PART * max(device.idle_s, 1e-12) or bound_of(session) not in ("launch", "latency"):
         return None
     idle_s = max(0.0, idle_limit_s(reading) - starved_s)
     if not is_worth_saying(reading, idle_s):
@@ -44,8 +37,8 @@ def check(session: Session) -> Diagnosis | None:
         f"The device is busy {percent(busy)} of the time ({bound_of(session)}-bound), and {percent(1 - fraction)} of "
         "its memory is free",
         (
-            share_evidence(reading, "device busy", device.busy_s, MAX_BUSY_SHARE),
-            fact(metric, fraction, "fraction", MAX_MEMORY_FRACTION),
+            share_evidence(reading, "device busy", device.busy_s, SMALL_BATCH_MAX_BUSY),
+            fact(metric, fraction, "fraction", HEADROOM_MAX_FRACTION),
             fact("the step is bound by", bound_of(session)),
         ),
         fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),

@@ -7,10 +7,8 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import DOUBLE_MIN_FRACTION
 from lightning_perf.rules.wording import percent
-
-# Single scalars kept in float64 cost nothing; from 1 % of the elements on it is part of the model.
-MIN_ELEMENT_FRACTION = 0.01
 
 
 def _from_dtypes(session: Session) -> Diagnosis | None:
@@ -19,13 +17,13 @@ def _from_dtypes(session: Session) -> Diagnosis | None:
         raise Skip("the model's parameters are not known")
     n_double = sum(group.n_elements for group in model.parameters if group.dtype == "float64")
     fraction = n_double / max(1, sum(group.n_elements for group in model.parameters))
-    if fraction < MIN_ELEMENT_FRACTION:
+    if fraction < DOUBLE_MIN_FRACTION:
         return None
     metric = "fraction of the parameters in float64"
     return Diagnosis(
         f"{percent(fraction)} of the parameters are float64",
         (
-            fact(metric, fraction, "fraction", MIN_ELEMENT_FRACTION),
+            fact(metric, fraction, "fraction", DOUBLE_MIN_FRACTION),
             fact("precision", session.settings.trainer.precision or "unknown"),
         ),
         _prescription(session),

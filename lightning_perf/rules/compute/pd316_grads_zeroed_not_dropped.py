@@ -6,14 +6,9 @@ from lightning_perf.records import Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.thresholds import ACCUMULATING_FACTOR, LOW_SHARE, ZEROING_MIN_SHARE
 from lightning_perf.rules.wording import percent
-
-# torch's pattern matcher reports it at any cost; below 1 % it is not worth a line.
-MIN_SHARE = 0.01
-# Adding to zeros reads and writes each gradient once more: with their clearing at least as much again goes away.
-ACCUMULATING_FACTOR = 2.0
 
 
 @replay_rule("PD316", "grads-zeroed-not-dropped")
@@ -30,12 +25,12 @@ def check(session: Session) -> Diagnosis | None:
     if not times:
         raise Skip("the time in zero_grad was not measured")
     share, n = share_of(times), sum(time.n_calls for time in times)
-    if share < MIN_SHARE:
+    if share < ZEROING_MIN_SHARE:
         return None
     metric = "share of the time in zero_grad"
     return Diagnosis(
         f"{percent(share)} of the time is spent filling gradients with zeros",
-        (fact(metric, share, "fraction", MIN_SHARE, n), fact("gradients kept as zeros", True)),
+        (fact(metric, share, "fraction", ZEROING_MIN_SHARE, n), fact("gradients kept as zeros", True)),
         fix("call zero_grad(set_to_none=True)", "one line", code="optimizer.zero_grad(set_to_none=True)"),
         "with set_to_none=True clearing and accumulating gradients is",
         replayed_as="zero-grad-none",

@@ -7,6 +7,7 @@ import re
 from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
 from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import BUSY_MIN_SHARE
 from lightning_perf.rules.trace_signals import (
     Reading,
     compile_prescription,
@@ -19,8 +20,6 @@ from lightning_perf.rules.wording import percent
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
-MIN_BUSY_SHARE = 0.90
-
 
 @rule("PD317", "compute-bound", only_unexplained=True)
 def check(session: Session) -> Finding | None:
@@ -30,7 +29,7 @@ def check(session: Session) -> Finding | None:
     # Without steps the trace holds the start of the program as well: what counts is the time of the device's work.
     busy = device.busy_s / (trace.span_s if trace.steps else max(device.span_s, device.busy_s, 1e-9))
     busy = min(busy, 1.0)
-    if busy < MIN_BUSY_SHARE or work_share(trace, *_kinds(trace)) <= 0:
+    if busy < BUSY_MIN_SHARE or work_share(trace, *_kinds(trace)) <= 0:
         return None
     matrix = work_share(trace, *MATRIX_KINDS)
     return unsigned_finding(
@@ -40,7 +39,7 @@ def check(session: Session) -> Finding | None:
             "products and convolutions. Only less or faster arithmetic makes it faster."
         ),
         evidence=(
-            fact("device busy", busy, "fraction", MIN_BUSY_SHARE, len(trace.steps) or None),
+            fact("device busy", busy, "fraction", BUSY_MIN_SHARE, len(trace.steps) or None),
             fact("matrix kernels ÷ time of all kernels", matrix, "fraction", n=trace.n_kernels),
             *_speed(reading, device),
             *_utilisation(session),

@@ -9,12 +9,8 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
+from lightning_perf.rules.thresholds import THREADS_MIN_SHARE, THREADS_MIN_STEP_S
 from lightning_perf.rules.wording import percent
-
-# Threads can only speed up computing, so it must be most of the step; and an operation must be long enough to be split:
-# torch splits work from some ten thousand elements on, which steps below about 5 ms seldom have.
-MIN_COMPUTE_SHARE = 0.50
-MIN_COMPUTE_S = 5e-3
 
 
 @replay_rule("PD318", "single-threaded-compute")
@@ -35,7 +31,7 @@ def check(session: Session) -> Diagnosis | None:
     compute = {name: computing_s(session, steady, name) for name in ("forward", "backward", "optimizer")}
     compute_s = sum(compute.values())
     each_s = compute_s / steady.n_steps
-    if n_threads >= n_wanted or compute_s < MIN_COMPUTE_SHARE * steady.span_s or each_s < MIN_COMPUTE_S:
+    if n_threads >= n_wanted or compute_s < THREADS_MIN_SHARE * steady.span_s or each_s < THREADS_MIN_STEP_S:
         return None
     omp = session.settings.torch.omp_num_threads
     return Diagnosis(
@@ -44,9 +40,9 @@ def check(session: Session) -> Diagnosis | None:
         (
             fact("threads of torch", n_threads, "count", n_wanted),
             fact(
-                "share of the time computing", compute_s / steady.span_s, "fraction", MIN_COMPUTE_SHARE, steady.n_steps
+                "share of the time computing", compute_s / steady.span_s, "fraction", THREADS_MIN_SHARE, steady.n_steps
             ),
-            fact("computing per step", each_s, "s", MIN_COMPUTE_S, steady.n_steps),
+            fact("computing per step", each_s, "s", THREADS_MIN_STEP_S, steady.n_steps),
         ),
         fix(
             f"use {n_wanted} threads (now {n_threads})",

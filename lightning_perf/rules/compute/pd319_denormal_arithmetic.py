@@ -6,12 +6,9 @@ from lightning_perf.records import OperatorProfile, Session
 from lightning_perf.rules.model_signals import counted
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import computing_s, is_cpu_run, steady_of
+from lightning_perf.rules.thresholds import DENORMAL_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.wording import percent
-
-# Enough for every vector of 16 numbers to hold one, on average.
-MIN_DENORMAL_FRACTION = 1 / 16
 
 
 @replay_rule("PD319", "denormal-arithmetic")
@@ -33,7 +30,7 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         f"{percent(share)} of the time is matrix products with denormal numbers: {percent(fraction)} of the inputs of "
         f"{worst.name}",
-        (fact(metric, fraction, "fraction", MIN_DENORMAL_FRACTION, worst.calls),),
+        (fact(metric, fraction, "fraction", DENORMAL_MIN_FRACTION, worst.calls),),
         fix(
             "flush denormal numbers to zero",
             "one line",
@@ -47,4 +44,4 @@ def check(session: Session) -> Diagnosis | None:
 
 def _is_fed_denormals(operator: OperatorProfile) -> bool:
     is_product = operator.flops > 0 and operator.dtype == "float32" and operator.total_s is not None
-    return is_product and (operator.denormal_fraction or 0.0) >= MIN_DENORMAL_FRACTION
+    return is_product and (operator.denormal_fraction or 0.0) >= DENORMAL_MIN_FRACTION

@@ -8,15 +8,9 @@ from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE, SCALER_MIN_SCALE, SCALER_MIN_STEPS
 from lightning_perf.rules.trace_signals import matrix_units
 from lightning_perf.rules.wording import percent
-
-# The scaler doubles its scale every 2,000 steps to try whether a larger one fits, and skips one step when it does not:
-# 0.05 % is its healthy rate. From 2 % on a training loses what a gain must have to show.
-MIN_SKIPPED = 0.02
-MIN_STEPS = 50
-# Below 1 it no longer scales up at all: gradients overflow by themselves, and small ones are flushed to zero.
-MIN_SCALE = 1.0
 
 
 @rule("PD320", "loss-scaler-skipping")
@@ -27,12 +21,12 @@ def check(session: Session) -> Finding | None:
         raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
     if scaler.skips is None:
         raise Skip("the loss scaler does not tell what it skipped")
-    if scaler.n_steps < MIN_STEPS:
-        raise Skip(f"{scaler.n_steps} optimizer steps after the scaler's first; at least {MIN_STEPS} are needed")
+    if scaler.n_steps < SCALER_MIN_STEPS:
+        raise Skip(f"{scaler.n_steps} optimizer steps after the scaler's first; at least {SCALER_MIN_STEPS} are needed")
     steady = steady_of(session)
     skipped = scaler.skips / scaler.n_steps
-    has_collapsed = scaler.scale < MIN_SCALE
-    if skipped < MIN_SKIPPED and not has_collapsed:
+    has_collapsed = scaler.scale < SCALER_MIN_SCALE
+    if skipped < LOW_SHARE and not has_collapsed:
         return None
     collapse = f" The loss scale fell from {scaler.first_scale:g} to {scaler.scale:g}." if has_collapsed else ""
     has_bf16 = matrix_units(session, None).bf16
@@ -40,14 +34,14 @@ def check(session: Session) -> Finding | None:
     basis = "the skipped steps"
     gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, basis, "timed")  # bf16 has the range of fp32
     return unsigned_finding(
-        severity=severity_of_gain(gain) if skipped >= MIN_SKIPPED else "low",
+        severity=severity_of_gain(gain) if skipped >= LOW_SHARE else "low",
         summary=(
             f"{percent(skipped)} of optimizer steps are skipped because fp16 gradients overflow "
             f"({scaler.skips} of {scaler.n_steps}).{collapse}"
         ),
         evidence=(
-            fact("optimizer steps skipped", skipped, "fraction", MIN_SKIPPED, scaler.n_steps),
-            fact("loss scale", scaler.scale, threshold=MIN_SCALE),
+            fact("optimizer steps skipped", skipped, "fraction", LOW_SHARE, scaler.n_steps),
+            fact("loss scale", scaler.scale, threshold=SCALER_MIN_SCALE),
         ),
         prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
         gain=gain,

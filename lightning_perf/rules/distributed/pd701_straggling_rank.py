@@ -8,19 +8,15 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.thresholds import (
+    STRAGGLER_MIN_CORE_EXCESS,
+    STRAGGLER_MIN_EXCESS,
+    STRAGGLER_MIN_RARE_SHARE,
+    STRAGGLER_MIN_STEP_SHARE,
+    STRAGGLER_USUAL_PART,
+)
 from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
-
-# TraceML calls a rank a straggler from 10 % above the median on.
-MIN_EXCESS = 0.10
-# A rank that does little can do much more than the others without slowing them down; and other programs make the means
-# of equal ranks differ by some percent of a step.
-MIN_STEP_SHARE = 0.05
-# A rank that is slow in some steps only must cost this much of the mean step: its usual step does not show it.
-MIN_SHARE_IF_UNUSUAL = 0.20
-# Cores of one machine differ: ranks with the same work on two virtual cores differed by up to 15 %
-# (benchmarks/clinic/healthy/two_ranks.py).
-MIN_EXCESS_OF_CORES = 0.25
 
 _PHASES = {
     "data": ("data_wait", "transfer"),
@@ -52,11 +48,11 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     if usual_s <= 0 or step_s <= 0:
         raise Skip("the ranks' own work was not measured")
     usual_excess_s = worst.own_p50_s - usual_of(ranks, lambda one: one.own_p50_s, worst)
-    is_usual = usual_excess_s >= 0.5 * excess_s
-    least_share = MIN_STEP_SHARE if is_usual else MIN_SHARE_IF_UNUSUAL
+    is_usual = usual_excess_s >= STRAGGLER_USUAL_PART * excess_s
+    least_share = STRAGGLER_MIN_STEP_SHARE if is_usual else STRAGGLER_MIN_RARE_SHARE
     part = max(PARTS, key=lambda name: _excess_s(ranks, worst, name))
     is_core = part == "compute" and not is_traced and is_cpu_run(session)
-    least_excess = MIN_EXCESS_OF_CORES if is_core else MIN_EXCESS
+    least_excess = STRAGGLER_MIN_CORE_EXCESS if is_core else STRAGGLER_MIN_EXCESS
     if excess_s < least_excess * usual_s or excess_s < least_share * step_s:
         return None
     cause = "on the host, with nothing computed" if is_traced and part == "host" else _CAUSES[part]

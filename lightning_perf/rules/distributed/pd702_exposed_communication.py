@@ -6,6 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part, waited_s
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import COMMUNICATION_MIN_SHARE
 from lightning_perf.rules.trace_signals import (
     is_blind,
     path_s,
@@ -17,10 +18,6 @@ from lightning_perf.rules.trace_signals import (
     without,
 )
 from lightning_perf.rules.wording import percent
-
-# TraceML and XProf warn between 3 % and 15 %; torch-tb-profiler advises from 10 % on.
-MIN_SHARE = 0.10
-
 
 _BASIS = "at most what is not hidden; nothing, if it is another rank that is waited for"
 _BASIS_COMPARED = "at most what is not hidden, waiting for later ranks left out"
@@ -80,7 +77,7 @@ def check(session: Session) -> Finding | None:
         exposed_s = min(exposed_s, communication.least_exposed_s * len(trace.steps))
     # Small ones are PD708's.
     exposed_s = (exposed_s - waiting_s) * (1 - small_part(reading))
-    if reading.share(exposed_s) < MIN_SHARE:
+    if reading.share(exposed_s) < COMMUNICATION_MIN_SHARE:
         return None
     gone = without(reading, "communication")
     by_name = sorted(communication.by_name.items(), key=lambda item: -item[1])[:2]
@@ -93,7 +90,7 @@ def check(session: Session) -> Finding | None:
             + (f", {percent(hidden)} of their time hidden behind computing." if hidden is not None else ".")
         ),
         evidence=(
-            share_evidence(reading, "collectives while no other kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "collectives while no other kernel ran", exposed_s, COMMUNICATION_MIN_SHARE),
             share_evidence(reading, "collectives", communication.total_s),
             *((fact("waiting for slower ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
             *(fact(name, seconds, "s") for name, seconds in by_name),

@@ -8,12 +8,7 @@ from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
-
-# DDP walks the autograd graph at the end of each forward and exchanges which parameters were used. What that takes
-# depends on the graph: reports of it name a hundredth to a tenth of backward; of small models it is twice that, or
-# nothing that can be measured.
-MAX_BACKWARD_FRACTION = 0.20
-
+from lightning_perf.rules.thresholds import UNUSED_MAX_FRACTION
 
 _PRESCRIPTION = fix(
     'set strategy="ddp": no parameter was unused',
@@ -61,7 +56,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_looked)),
         prescriptions=(_PRESCRIPTION,),
-        claims={"backward": MAX_BACKWARD_FRACTION * backward_s},
+        claims={"backward": UNUSED_MAX_FRACTION * backward_s},
         low_s=0.0,
         basis="assumed: at most a fifth of backward",
         confidence="medium",

@@ -8,10 +8,8 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import percent
-
-# A sampler that pads gives ranks equal shares; one that does not differs by a sample. Beyond that time is lost.
-MIN_UNEVENNESS = 0.02
 
 
 @rule("PD704", "uneven-data")
@@ -26,7 +24,7 @@ def check(session: Session) -> Finding | None:
     most, least = max(counted, key=counted.__getitem__), min(counted, key=counted.__getitem__)
     mean = sum(counted.values()) / len(counted)
     unevenness = 1 - mean / counted[most] if counted[most] else 0.0
-    if unevenness < MIN_UNEVENNESS:
+    if unevenness < LOW_SHARE:
         return None
     steady = steady_of(session)
     work_s = phase_s(steady, "forward", "backward", "data_wait", "transfer")
@@ -42,7 +40,7 @@ def check(session: Session) -> Finding | None:
                 f"{unit} of rank {most} beyond the mean ÷ its own",
                 unevenness,
                 "fraction",
-                MIN_UNEVENNESS,
+                LOW_SHARE,
                 len(counted),
             ),
             fact(f"{unit} of rank {most}", counted[most], "count"),

@@ -7,11 +7,9 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_of, phase_s, share_of, steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import percent
-
-# The share of the time from which a finding is worth acting on.
-MIN_SHARE = 0.02
 
 
 @rule("PD705", "sync-dist-every-step", explains=("PD502",))
@@ -28,7 +26,7 @@ def check(session: Session) -> Finding | None:
     reducing = [one for one in steady.named if one.name == "sync_dist"]
     # Names are counted between epochs too, where all metrics are reduced: no more than logging takes of the steps.
     share = min(share_of(reducing), phase_s(steady, "logging") / steady.span_s)
-    if share < MIN_SHARE:
+    if share < LOW_SHARE:
         return None
     waited_s = _waited_s(session)
     return timed_finding(
@@ -42,7 +40,7 @@ def check(session: Session) -> Finding | None:
                 "share of the time reducing metrics",
                 share,
                 "fraction",
-                MIN_SHARE,
+                LOW_SHARE,
                 sum(one.n_calls for one in reducing),
             ),
             fact("sync_dist in each step", True),

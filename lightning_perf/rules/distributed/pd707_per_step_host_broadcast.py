@@ -5,12 +5,9 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import LOW_SHARE, MIN_ITEMS_PER_STEP
 from lightning_perf.rules.trace_signals import reading_of
 from lightning_perf.rules.wording import duration, number_of, percent
-
-# One number read from the device in each step is the least that such a broadcast shows in a trace.
-MIN_ITEMS_A_STEP = 1
-MIN_SHARE = 0.02
 
 
 @rule("PD707", "per-step-host-broadcast")
@@ -26,7 +23,7 @@ def check(session: Session) -> Finding | None:
     if syncs is None or n_steps == 0:
         raise Skip("the trace has no steps")
     share = reading.share(syncs.wait_s)
-    if syncs.item_n < MIN_ITEMS_A_STEP * n_steps or share < MIN_SHARE:
+    if syncs.item_n < MIN_ITEMS_PER_STEP * n_steps or share < LOW_SHARE:
         return None
     return unsigned_finding(
         severity="info",
@@ -36,7 +33,7 @@ def check(session: Session) -> Finding | None:
             "one number per step, to detect a SIGTERM; no flag turns that off."
         ),
         evidence=(
-            fact("numbers read from the device per step", syncs.item_n / n_steps, "count", MIN_ITEMS_A_STEP, n_steps),
+            fact("numbers read from the device per step", syncs.item_n / n_steps, "count", MIN_ITEMS_PER_STEP, n_steps),
             fact("share of the time waiting for the device", share, "fraction", n=n_steps),
         ),
         prescriptions=(*((_NO_MAX_TIME,) if syncs.item_n >= 2 * n_steps else ()), _LONGER_STEPS),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rank_signals import MIN_SMALL_PER_STEP, small_part
+from lightning_perf.rules.rank_signals import small_part
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import COLLECTIVES_MIN_SMALL, LOW_SHARE
 from lightning_perf.rules.trace_signals import is_blind, path_s, reading_of, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import duration, percent
-
-MIN_SHARE = 0.02
 
 
 @rule("PD708", "many-small-collectives")
@@ -24,7 +23,7 @@ def check(session: Session) -> Finding | None:
     part = small_part(reading)
     small = part * communication.n_per_step
     exposed_s = part * path_s(reading.trace, "communication")
-    if not part or reading.share(exposed_s) < MIN_SHARE:
+    if not part or reading.share(exposed_s) < LOW_SHARE:
         return None
     gone = without(reading, "communication")
     return trace_finding(
@@ -34,8 +33,8 @@ def check(session: Session) -> Finding | None:
             f"{percent(reading.share(exposed_s))} of the time without a kernel beside them."
         ),
         evidence=(
-            fact("small collectives per step", small, "count", MIN_SMALL_PER_STEP),
-            share_evidence(reading, "small collectives while no other kernel ran", exposed_s, MIN_SHARE),
+            fact("small collectives per step", small, "count", COLLECTIVES_MIN_SMALL),
+            share_evidence(reading, "small collectives while no other kernel ran", exposed_s, LOW_SHARE),
         ),
         prescriptions=(
             fix(

@@ -9,6 +9,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     idle_limit_s,
@@ -20,10 +21,6 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.user_lines import whole_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
-
-# The device's idle time after a wait is an upper bound: with one wait gone, the next may take its place. A case study
-# that removed every .item() expected 85 % and won 4 %. From where TraceML starts to warn it is worth a look.
-MIN_SHARE = 0.10
 
 
 @rule("PD501", "synchronising-call")
@@ -110,7 +107,7 @@ def _from_trace(session: Session) -> Finding | None:
     syncs = reading.trace.syncs
     delayed_s = path_s(reading.trace, "sync_communication")
     lost_s = min(path_s(reading.trace, "sync"), idle_limit_s(reading)) + delayed_s
-    if syncs is None or reading.share(lost_s) < MIN_SHARE:
+    if syncs is None or reading.share(lost_s) < SYNC_MIN_SHARE:
         return None
     gone = without(reading, "sync")
     sites = sorted((s for s in syncs.sites if s.idle_after_s), key=lambda site: -(site.idle_after_s or 0.0))
@@ -123,7 +120,7 @@ def _from_trace(session: Session) -> Finding | None:
             f"{_costliest(sites)}{per_step(reading, n, 'such wait')}."
         ),
         evidence=(
-            share_evidence(reading, "device idle after the host waited", lost_s - delayed_s, MIN_SHARE),
+            share_evidence(reading, "device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
             *((share_evidence(reading, "only collectives while it waited", delayed_s),) if delayed_s else ()),
             *(
                 fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)

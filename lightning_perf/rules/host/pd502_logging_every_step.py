@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
-from lightning_perf.rules.logging_cost import (
-    DEFAULT_STEPS,
-    FREQUENT_STEPS,
-    call_s,
-    log_every,
-    loggers_of,
-    longer_interval,
-    slow_calls,
-)
+from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_calls
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
+from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import is_logging, lines_of
 from lightning_perf.rules.wording import percent
 
-# Lightning issues 21232 and 1986: users notice from a few percent on.
-MIN_SHARE = 0.03
 # Methods of Lightning's logger connector: one runs for each row written, one for each value.
 PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 
@@ -32,13 +23,13 @@ def preflight(session: Session) -> Finding | None:
     trainer = session.settings.trainer
     if trainer.log_every_n_steps is None:
         raise Skip("log_every_n_steps is not known")
-    if not trainer.loggers or not 0 < trainer.log_every_n_steps < FREQUENT_STEPS:
+    if not trainer.loggers or not 0 < trainer.log_every_n_steps < LOG_FREQUENT_STEPS:
         return None
     return unsigned_finding(
         severity="info",
         summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=(fact("log_every_n_steps", trainer.log_every_n_steps, threshold=FREQUENT_STEPS),),
-        prescriptions=(log_every(DEFAULT_STEPS),),
+        evidence=(fact("log_every_n_steps", trainer.log_every_n_steps, threshold=LOG_FREQUENT_STEPS),),
+        prescriptions=(log_every(LOG_EVERY_STEPS),),
     )
 
 
@@ -49,7 +40,7 @@ def check(session: Session) -> Finding | None:
     loggers = loggers_of(steady)
     slow_share = sum(share_of(slow_calls(times, session)) for times in loggers.values())
     share = phase_s(steady, "logging") / steady.span_s - slow_share
-    if share < MIN_SHARE:
+    if share < HOOK_MIN_SHARE:
         return None
     collecting = named_by_kind(steady, "loop").get("metrics", ())
     writing_share = sum(share_of(times) for times in loggers.values()) - slow_share
@@ -59,9 +50,9 @@ def check(session: Session) -> Finding | None:
     interval = session.settings.trainer.log_every_n_steps
     wanted = longer_interval(interval or 1, share)
     part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
-    can_wait = interval is not None and interval < DEFAULT_STEPS
+    can_wait = interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)
-    longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= MIN_SHARE) else ()
+    longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else ()
     off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
     logging_s = share * steady.span_s
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
@@ -73,14 +64,14 @@ def check(session: Session) -> Finding | None:
         evidence=tuple(_evidence(session, steady, share)),
         prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
         timed={"logging": logging_s} if is_writing else {"logging": logging_s, "forward": checking_s},
-        left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / DEFAULT_STEPS,
+        left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / LOG_EVERY_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )
 
 
 def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
     trainer = session.settings.trainer
-    yield fact("share of the time in logging", share, "fraction", MIN_SHARE, steady.n_steps)
+    yield fact("share of the time in logging", share, "fraction", HOOK_MIN_SHARE, steady.n_steps)
     yield fact("log_every_n_steps", "unknown" if trainer.log_every_n_steps is None else trainer.log_every_n_steps)
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
     yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
@@ -103,10 +94,10 @@ _OFF_BAR = fix(
 
 def _by_hand() -> Prescription:
     return fix(
-        f"pass values to the logger every {DEFAULT_STEPS} steps instead of calling self.log in every step",
+        f"pass values to the logger every {LOG_EVERY_STEPS} steps instead of calling self.log in every step",
         "minutes",
         code=(
-            f"if self.global_step % {DEFAULT_STEPS} == 0:\n"
+            f"if self.global_step % {LOG_EVERY_STEPS} == 0:\n"
             '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
             '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
         ),

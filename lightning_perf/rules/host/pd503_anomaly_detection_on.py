@@ -9,12 +9,7 @@ from lightning_perf.rules.gain import gain_from
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import computing_s, steady_of
-
-# Its own share cannot be measured without turning it off. It records a stack at each operation of the forward pass and
-# checks each gradient for NaN; the interval is a prior for what of forward and backward goes away. Large operators
-# hardly feel it; of small ones, which take as long as some lines of a stack, most of the time is the recording.
-LOW_FRACTION = 0.05
-HIGH_FRACTION = 0.95
+from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_FRACTION
 
 
 def preflight(session: Session) -> Finding | None:
@@ -54,10 +49,10 @@ def check(session: Session) -> Finding | None:
         summary="Anomaly detection is on and slows down forward and backward.",
         gain=gain_from(
             steady,
-            LOW_FRACTION * seconds,
-            HIGH_FRACTION * seconds,
+            ANOMALY_LOW_FRACTION * seconds,
+            ANOMALY_HIGH_FRACTION * seconds,
             "assumed: 5 % (large operators) to 95 % (small ones) of forward and backward",
         ),
         confidence="medium",
-        claims={name: HIGH_FRACTION * value for name, value in phases.items() if value > 0},
+        claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
     )

@@ -8,11 +8,9 @@ from lightning_perf.records import Finding, NamedTime, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
-from lightning_perf.rules.timed import MANY, removal_finding
+from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY
+from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import called, duration, percent
-
-MIN_SHARE = 0.03  # As for logging (PD502).
-EVERY_STEPS = 50  # As Lightning logs.
 
 
 @rule("PD504", "slow-callback")
@@ -24,12 +22,12 @@ def check(session: Session) -> Finding | None:
         return None
     name, times = next(iter(names.items()))
     share = share_of(times)
-    if share < MIN_SHARE:
+    if share < HOOK_MIN_SHARE:
         return None
     worst = max(times, key=lambda time: time.share)
     each_s = worst.total_s / max(1, worst.n_calls)
     is_in_steps = "batch" in worst.hook or not worst.hook.endswith(("_start", "_end"))
-    often = f"{EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
+    often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     it = "It" if len(times) == 1 else worst.hook
     return removal_finding(
         steady,
@@ -38,7 +36,7 @@ def check(session: Session) -> Finding | None:
             f"{called(worst.n_calls)} and took {duration(each_s)}{' each' if worst.n_calls > 1 else ''}."
         ),
         evidence=(
-            fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, worst.n_calls),
+            fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
         prescriptions=(
@@ -60,7 +58,7 @@ def _where(name: str, times: Sequence[NamedTime]) -> str:
 
 
 def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
-    counted = f"global_step % {EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
+    counted = f"global_step % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
     if worst.kind == "callback":
         return f"# in {name}\nif trainer.{counted} != 0:\n    return"
     # A module's hook is not handed the Trainer, and some have to return what they were given.

@@ -7,12 +7,9 @@ from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, lon
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOGGER_ROWS_PER_EPOCH
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, percent
-
-MIN_SHARE = 0.03  # As for logging (PD502).
-# Rows written where an epoch of training or validation ends: no interval leaves them out.
-ROWS_PER_EPOCH = 2
 
 
 @rule("PD505", "slow-logger")
@@ -22,12 +19,12 @@ def check(session: Session) -> Finding | None:
     slow = {name: slow_calls(times, session) for name, times in loggers_of(steady).items()}
     name, times = max(slow.items(), key=lambda item: share_of(item[1]), default=("", []))
     share = share_of(times)
-    if share < MIN_SHARE:
+    if share < HOOK_MIN_SHARE:
         return None
     worst = max(times, key=lambda time: time.share)
     interval = session.settings.trainer.log_every_n_steps or 1
     wanted = longer_interval(interval, share)
-    in_steps = max(0.0, 1 - ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
+    in_steps = max(0.0, 1 - LOGGER_ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
     slower = fix(
         f"make {name} flush less often, and log to a local disk",
         "minutes",
@@ -39,7 +36,7 @@ def check(session: Session) -> Finding | None:
             f"{percent(share)} of training time is spent in {name}.{worst.hook}, {duration(call_s(worst))} per call."
         ),
         evidence=(
-            fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, worst.n_calls),
+            fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", call_s(worst), "s", slow_call_s(session), worst.n_calls),
         ),
         prescriptions=(log_every(wanted), slower) if in_steps > 0 and wanted > interval else (slower,),

@@ -9,15 +9,9 @@ from lightning_perf.rules.logging_cost import call_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRESS_LEFT_S, PROGRESS_MAX_STEPS
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
-
-MIN_SHARE = 0.02  # Lightning issue 13179.
-# The recommended rate brings the bar down to this share.
-TARGET_SHARE = 0.005
-# Of each step, whatever the rate: two hooks of the bar that count, 2 to 4 us each for a TQDMProgressBar.
-LEFT_S = 10e-6
-MAX_REFRESH_STEPS = 100
 
 
 @rule("PD506", "progress-bar-cost")
@@ -29,12 +23,12 @@ def check(session: Session) -> Finding | None:
         return None
     name, times = next(iter(bars.items()))
     share = share_of(times)
-    if share < MIN_SHARE:
+    if share < LOW_SHARE:
         return None
     rate = session.settings.trainer.progress_bar_refresh_rate or 1
-    wanted = min(MAX_REFRESH_STEPS, 10 * math.ceil(rate * share / TARGET_SHARE / 10))
+    wanted = min(PROGRESS_MAX_STEPS, 10 * math.ceil(rate * share / LOG_TARGET_SHARE / 10))
     can_refresh_less = wanted > rate and session.settings.trainer.progress_bar_refresh_rate is not None
-    counted = LEFT_S * steady.n_steps / (share * steady.span_s)
+    counted = PROGRESS_LEFT_S * steady.n_steps / (share * steady.span_s)
     often = f"every {rate} steps" if rate > 1 else "in every step"
     if can_refresh_less:
         advice = fix(
@@ -50,7 +44,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} refreshes {often}.",
         evidence=(
-            fact(f"share of the time in {name}", share, "fraction", MIN_SHARE, sum(time.n_calls for time in times)),
+            fact(f"share of the time in {name}", share, "fraction", LOW_SHARE, sum(time.n_calls for time in times)),
             fact("steps between refreshes", rate, "count"),
             *(fact(f"time per call of {name}.{time.hook}", call_s(time), "s", n=time.n_calls) for time in times[:2]),
         ),

@@ -7,11 +7,11 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, share_of, steady_of
+from lightning_perf.rules.thresholds import USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 HOOK = "configure_gradient_clipping"
-MIN_SHARE = 0.05  # RULES: clipping or norms of 5 % of the step or more.
 
 
 @rule("PD507", "gradient-norm-cost")
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     times = named_by_kind(steady, "loop").get("gradient_clipping", [])
     share = share_of(times)
-    if share < MIN_SHARE:
+    if share < USER_LINE_MIN_SHARE:
         return None
     if session.host_profile is None:
         raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
                 "share of the time clipping gradients",
                 share,
                 "fraction",
-                MIN_SHARE,
+                USER_LINE_MIN_SHARE,
                 sum(time.n_calls for time in times),
             ),
         ),

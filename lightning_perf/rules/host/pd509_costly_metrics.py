@@ -7,14 +7,10 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import is_metric, whole_lines_of
 from lightning_perf.rules.wording import percent
-
-MIN_SHARE = 0.05  # RULES: 5 % of the step or more.
-MAX_LINES = 3
-EVERY_STEPS = 10
 
 
 @rule("PD509", "costly-metrics")
@@ -26,7 +22,7 @@ def check(session: Session) -> Finding | None:
     steps_s = phase_s(steady, *STEP_PHASES)
     found = whole_lines_of(session, STEP_PHASES, is_metric)
     seconds, low_s = sum(time.seconds for time in found), sum(time.low_s for time in found)
-    if seconds < MIN_SHARE * steps_s or low_s < LOW_SHARE * steady.span_s:
+    if seconds < USER_LINE_MIN_SHARE * steps_s or low_s < LOW_SHARE * steady.span_s:
         return None
     worst = found[0]
     claims: dict[str, float] = {}
@@ -39,18 +35,19 @@ def check(session: Session) -> Finding | None:
             f"{percent(seconds / steps_s)} of step time is spent in metrics; {worst.where} spends "
             f"{percent(worst.seconds / steps_s)} of it{worst.doing}."
         ),
-        evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
+        evidence=tuple(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=(
             fix(
-                f"call the metric every {EVERY_STEPS} steps: it then covers one batch in {EVERY_STEPS}",
+                f"call the metric every {METRIC_EVERY_STEPS} steps: it then covers one batch in {METRIC_EVERY_STEPS}",
                 "one line",
                 "semantics",
-                code=f"{code}if batch_idx % {EVERY_STEPS} == 0:\n    {worst.line.code or '...'}",
+                code=f"{code}if batch_idx % {METRIC_EVERY_STEPS} == 0:\n    {worst.line.code or '...'}",
             ),
             fix("call update() in the step and compute() once at the end of the epoch", "minutes"),
         ),
         claims=claims,
-        low_s=(1 - 1 / EVERY_STEPS) * low_s,
-        basis=f"one call in {EVERY_STEPS} remains; the share is known from {sum(time.n for time in found)} samples",
+        low_s=(1 - 1 / METRIC_EVERY_STEPS) * low_s,
+        basis=f"one call in {METRIC_EVERY_STEPS} remains; the share is known from "
+        f"{sum(time.n for time in found)} samples",
         method="timed",
     )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import UNCLEARED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
-
-# One step in two: a schedule that clears late now and then is not taken for a forgotten call.
-MIN_FRACTION = 0.5
 
 
 @rule("PD510", "gradients-not-zeroed")
@@ -21,7 +19,7 @@ def check(session: Session) -> Finding | None:
     worst = max(watched, key=lambda o: (o.steps_without_zero_grad or 0) / max(1, o.n_steps_watched))
     n_uncleared = worst.steps_without_zero_grad or 0
     fraction = n_uncleared / max(1, worst.n_steps_watched)
-    if fraction < MIN_FRACTION:
+    if fraction < UNCLEARED_MIN_FRACTION:
         return None
     return unsigned_finding(
         # About what is trained, not how fast.
@@ -32,7 +30,11 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact(
-                "steps with gradients that were not cleared", fraction, "fraction", MIN_FRACTION, worst.n_steps_watched
+                "steps with gradients that were not cleared",
+                fraction,
+                "fraction",
+                UNCLEARED_MIN_FRACTION,
+                worst.n_steps_watched,
             ),
         ),
         prescriptions=(

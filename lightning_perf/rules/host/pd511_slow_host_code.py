@@ -8,18 +8,13 @@ from lightning_perf.rules.host_signals import loops_of
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import LineTime, is_anomaly_trace, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
 
-# Less is within what samples of a short run can tell: 5 % of 500 samples is known to within 2 points.
-MIN_SHARE = 0.05
 # Callbacks, loggers, schedulers and loaders have rules of their own, which name the line too.
 PHASES = ("transfer", "forward", "backward", "optimizer", "other")
-MAX_LINES = 3
-# Samples of steps of 2.5 ms were off by up to 23 points, of 25 ms by 2 (benchmarks/host_lines).
-MIN_STEP_S = 5e-3
 
 
 @rule("PD511", "slow-host-code")
@@ -28,7 +23,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if session.host_profile is None:
         raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
-    least_s = MIN_SHARE * phase_s(steady, *STEP_PHASES)
+    least_s = USER_LINE_MIN_SHARE * phase_s(steady, *STEP_PHASES)
     found = [time for time in lines_of(session, *PHASES) if time.seconds >= least_s and not _is_priced(session, time)]
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
         return None
@@ -40,7 +35,7 @@ def check(session: Session) -> Finding | None:
             f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of step time{worst.doing}: "
             f"{duration(each_s)} per step outside torch operators, in {worst.phase}{_called_by(worst)}."
         ),
-        evidence=tuple(evidence_of(time, steady) for time in found[:MAX_LINES]),
+        evidence=tuple(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=(
             fix(
                 (
@@ -55,7 +50,7 @@ def check(session: Session) -> Finding | None:
         low_s=worst.low_s,
         method="timed",
         basis=f"the time of this line, from {worst.n} stack samples",
-        confidence="high" if steady.step_s.mean >= MIN_STEP_S else "medium",
+        confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
     )
 
 

@@ -9,14 +9,9 @@ from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import VALIDATION_MAX_EPOCHS, VALIDATION_MIN_SHARE, VALIDATION_TARGET_RATIO
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
-
-# A usual split validates on a tenth to a fifth of the data, without a backward pass: 5 to 10 % of the time.
-MIN_SHARE = 0.25
-# The interval prescribed brings validation down to this ratio to the rest.
-TARGET_RATIO = 0.10
-MAX_EPOCHS_BETWEEN = 10
 
 
 @rule("PD601", "validation-heavy")
@@ -27,7 +22,7 @@ def check(session: Session) -> Finding | None:
         raise Skip(f"only fit has a validation loop of its own, this is {session.run.stage}")
     validation_s = phase_s(steady, "validation")
     share = validation_s / steady.span_s
-    if share < MIN_SHARE:
+    if share < VALIDATION_MIN_SHARE:
         return None
     ratio = validation_s / max(steady.span_s - validation_s, 1e-9)
     trainer = session.settings.trainer
@@ -36,7 +31,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{percent(share)} of training time is validation.",
         evidence=(
-            fact("validation's share of the time", share, "fraction", MIN_SHARE),
+            fact("validation's share of the time", share, "fraction", VALIDATION_MIN_SHARE),
             fact("val_check_interval", _shown(trainer.val_check_interval)),
             fact("check_val_every_n_epoch", _shown(trainer.check_val_every_n_epoch)),
         ),
@@ -76,7 +71,7 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
     interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch or 1
     if isinstance(interval, float) and 0 < interval < 1:
         return {"val_check_interval": 1.0}, 1 - interval
-    wanted = min(MAX_EPOCHS_BETWEEN, max(2, math.ceil(ratio / TARGET_RATIO)))
+    wanted = min(VALIDATION_MAX_EPOCHS, max(2, math.ceil(ratio / VALIDATION_TARGET_RATIO)))
     n_batches, n_epochs = _length(session)
     if isinstance(interval, int) and not isinstance(interval, bool) and interval > 1:
         times = min(wanted, n_batches // (interval * every))

@@ -9,12 +9,9 @@ from lightning_perf.records import Finding, NamedTime, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
-from lightning_perf.rules.timed import MANY, removal_finding
+from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
+from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, number_of, percent
-
-MIN_SHARE = 0.05  # Lightning issue 11561.
-# The recommended interval brings saving down to this ratio to the rest.
-TARGET_RATIO = 0.02
 
 
 @rule("PD602", "checkpoint-heavy")
@@ -23,18 +20,20 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     seconds = phase_s(steady, "checkpoint")
     share = seconds / steady.span_s
-    if share < MIN_SHARE:
+    if share < LOOP_MIN_SHARE:
         return None
     saves = named_by_kind(steady, "loop").get("save_checkpoint", [])
     name = next(iter(named_by_kind(steady, "checkpoint_callback")), "" if saves else "ModelCheckpoint")
     n_saves = sum(time.n_calls for time in saves)
     each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(_each_s(saves))}." if n_saves > 1 else ""
-    times = min(MANY, max(2, math.ceil(share / (1 - share) / TARGET_RATIO)), max(1, n_saves or session.run.n_epochs))
+    times = min(
+        MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), max(1, n_saves or session.run.n_epochs)
+    )
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
         evidence=(
-            fact("share of the time saving checkpoints", share, "fraction", MIN_SHARE),
+            fact("share of the time saving checkpoints", share, "fraction", LOOP_MIN_SHARE),
             *(fact("time per checkpoint", _each_s(saves), "s", n=n_saves) for _ in saves[:1]),
             fact("saved by", name or "trainer.save_checkpoint"),
         ),
@@ -64,7 +63,7 @@ def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescr
     """Recommend one checkpoint in ``times``, counted in epochs if none was saved within one."""
     run = session.run
     n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
-    is_in_epoch = n_epochs < 0.5
+    is_in_epoch = n_epochs < IN_EPOCH_MAX_EPOCHS
     wanted = times * max(1, round(n_steps if is_in_epoch else n_epochs))
     counted = f"trainer.{'global_step' if is_in_epoch else 'current_epoch'} % {wanted} == 0"
     setting = f"{'every_n_train_steps' if is_in_epoch else 'every_n_epochs'}={wanted}"

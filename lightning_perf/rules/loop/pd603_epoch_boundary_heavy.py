@@ -8,11 +8,11 @@ from lightning_perf.rules.loader_signals import start_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.timed import MANY, removal_finding
+from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, MANY, RELOAD_MIN_PART
+from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
-MIN_SHARE = 0.05  # Lightning issue 7932.
 HOOK = "train_dataloader"
 
 
@@ -27,7 +27,7 @@ def check(session: Session) -> Finding | None:
     if starting_s >= seconds:
         return None  # PD104
     share = seconds / steady.span_s
-    if share < MIN_SHARE:
+    if share < LOOP_MIN_SHARE:
         return None
     reloading = _reloading(session, steady)
     if reloading is not None:
@@ -41,7 +41,7 @@ def check(session: Session) -> Finding | None:
             f"{percent(share)} of training time is spent between epochs, {duration(seconds / n)} per epoch"
             + (f" of {max(n_steps)} steps." if n_steps else ".")
         ),
-        evidence=(fact("share of the time between epochs", share, "fraction", MIN_SHARE, n),),
+        evidence=(fact("share of the time between epochs", share, "fraction", LOOP_MIN_SHARE, n),),
         prescriptions=(
             fix(
                 f"use fewer, longer epochs: repeat the dataset {times} times within one",
@@ -62,7 +62,7 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
     every = session.settings.trainer.reload_dataloaders_every_n_epochs
     line = next((one for one in lines_of(session, "epoch_boundary") if one.line.entry == HOOK), None)
     boundary_s = phase_s(steady, "epoch_boundary")
-    if not every or line is None or line.seconds < 0.5 * boundary_s:
+    if not every or line is None or line.seconds < RELOAD_MIN_PART * boundary_s:
         return None
     often = "in every epoch" if every == 1 else f"every {every} epochs"
     return removal_finding(

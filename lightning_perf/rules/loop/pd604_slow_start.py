@@ -5,18 +5,15 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Prescription, Session, Severity
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import (
+    LONG_START_S,
+    NOTICED_START_S,
+    START_MIN_FIT_SHARE,
+    START_MIN_REST_SHARE,
+    TRY_OUT_START_S,
+)
 from lightning_perf.rules.wording import duration, percent
 
-# A minute is long for anyone; a fifth of a fit counts only where somebody waits for it.
-LONG_START_S = 60.0
-MIN_FIT_SHARE = 0.20
-# A start of some seconds is a large part of a short try-out only.
-NOTICED_START_S = 5.0
-TRY_OUT_START_S = 10.0
-
-
-# What the parts leave out is small change of the clock's below this.
-MIN_REST_SHARE = 0.05
 _ADVICE = {
     "sanity_validation": "set num_sanity_val_steps=0",
     "loader_start": "make the first batch cheaper: lighter dataset constructors, fewer workers",
@@ -36,22 +33,25 @@ def check(session: Session) -> Finding | None:
         raise Skip(session.missing.get("run.time_to_first_step_s", "no step was finished"))
     share = start_s / run.wall_s if run.status != "running" and run.wall_s > 0 else 0.0
     is_long = start_s >= LONG_START_S
-    if not is_long and (share < MIN_FIT_SHARE or start_s < NOTICED_START_S):
+    if not is_long and (share < START_MIN_FIT_SHARE or start_s < NOTICED_START_S):
         return None
     rest_s = start_s - sum(run.startup.values())
-    told = {**run.startup, **({"not attributed": rest_s} if run.startup and rest_s >= MIN_REST_SHARE * start_s else {})}
+    told = {
+        **run.startup,
+        **({"not attributed": rest_s} if run.startup and rest_s >= START_MIN_REST_SHARE * start_s else {}),
+    }
     parts = sorted(told.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
     return unsigned_finding(
         severity=_severity(start_s, share),
         summary=(
             f"The first step ended after {duration(start_s)}"
-            + (f", {percent(share)} of the fit" if share >= MIN_FIT_SHARE else "")
+            + (f", {percent(share)} of the fit" if share >= START_MIN_FIT_SHARE else "")
             + (f": {where}." if where else ".")
         ),
         evidence=(
             fact("time to the end of the first step", start_s, "s", LONG_START_S),
-            *((fact("share of the fit", share, "fraction", MIN_FIT_SHARE),) if share else ()),
+            *((fact("share of the fit", share, "fraction", START_MIN_FIT_SHARE),) if share else ()),
             *(fact(f"of which {name.replace('_', ' ')}", seconds, "s") for name, seconds in parts),
         ),
         prescriptions=(_prescription(parts[0][0] if parts else ""),),
@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
 def _severity(start_s: float, share: float) -> Severity:
     """Return the severity by the start itself, which is outside the steady span."""
     if start_s >= LONG_START_S:
-        return "medium" if share >= MIN_FIT_SHARE else "low"
+        return "medium" if share >= START_MIN_FIT_SHARE else "low"
     return "low" if start_s >= TRY_OUT_START_S else "info"
 
 

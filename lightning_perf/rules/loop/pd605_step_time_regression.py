@@ -13,19 +13,10 @@ from lightning_perf.rules.machine_changes import changes_at, has_lost_cores
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.thresholds import GROWTH_ALIKE_PART, GROWTH_MIN, GROWTH_MIN_OWN, GROWTH_MIN_WEIGHT
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 
-# Halves of a run that differ by less count as the same state (the bound of the steady state).
-MIN_GROWTH = 0.10
-# Where all phases of some weight grow alike, the machine slowed down (a neighbour, lower clocks) or batches grew:
-# nothing in the training's code began there. Alike: by at least half of what the step grew by.
-MIN_WEIGHT = 0.05
-ALIKE = 0.5
-# But a machine at half its speed slows Lightning's own loop too. Where that stays as fast as it was, a step in which
-# forward and backward take this much longer has more to do. Less than this a neighbour that fills memory and caches
-# does as well, which a loop of small Python steps does not feel.
-MIN_OWN_GROWTH = 1.5
 LOOP = "other"
 # Where these take longer on a CPU of which the training has less than before, others took it.
 COMPUTING = ("forward", "backward", "optimizer")
@@ -39,7 +30,7 @@ def check(session: Session) -> Finding | None:
     if len(blocks) < 2 * MIN_SEGMENT:
         raise Skip(f"{len(blocks)} points in the course of the run; at least {2 * MIN_SEGMENT} are needed")
     change = find_change([block.step_s for block in blocks])
-    if change is None or change.after < (1 + MIN_GROWTH) * change.before:
+    if change is None or change.after < (1 + GROWTH_MIN) * change.before:
         return None
     before, after = blocks[: change.index], blocks[change.index :]
     names = sorted({name for block in blocks for name in block.phases})
@@ -60,7 +51,7 @@ def check(session: Session) -> Finding | None:
                 "step time after ÷ before",
                 change.after / change.before if change.before > 0 else "before is 0",
                 "ratio" if change.before > 0 else "",
-                1 + MIN_GROWTH,
+                1 + GROWTH_MIN,
                 n_after,
             ),
             fact("first slow step", after[0].first_step),
@@ -93,10 +84,10 @@ def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: f
     """Return whether all relevant phases, at least two, grew about as much as the step, as on a slower machine."""
     step_s = statistics.median(block.step_s for block in before)
     former = {name: _median(before, name) for name in {name for block in before for name in block.phases}}
-    heavy = {name: seconds for name, seconds in former.items() if seconds > 0 and seconds >= MIN_WEIGHT * step_s}
-    wanted = 1 + ALIKE * (growth_ratio - 1)
+    heavy = {name: seconds for name, seconds in former.items() if seconds > 0 and seconds >= GROWTH_MIN_WEIGHT * step_s}
+    wanted = 1 + GROWTH_ALIKE_PART * (growth_ratio - 1)
     loop_s = former.get(LOOP, 0.0)
-    if growth_ratio >= MIN_OWN_GROWTH and loop_s > 0 and _median(after, LOOP) < wanted * loop_s:
+    if growth_ratio >= GROWTH_MIN_OWN and loop_s > 0 and _median(after, LOOP) < wanted * loop_s:
         return False
     return len(heavy) > 1 and all(_median(after, name) >= wanted * seconds for name, seconds in heavy.items())
 

@@ -8,13 +8,9 @@ from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.timed import MANY
+from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, CORELESS_PART, LOW_SHARE, MANY
 from lightning_perf.rules.user_lines import slow_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
-
-# The SageMaker profiler's rule for step outliers, by their cost instead of their number.
-MIN_SHARE = 0.02
-MIN_COMMON_SHARE = 0.3  # A line that takes less of it is not what they have in common.
 
 
 @rule("PD606", "step-outliers", yields_its_time=True)
@@ -24,14 +20,14 @@ def check(session: Session) -> Finding | None:
     outliers = steady.outliers
     if outliers is None:
         raise Skip("fewer than 20 steps: too few to find outliers")
-    if outliers.share < MIN_SHARE or outliers.n == 0:
+    if outliers.share < LOW_SHARE or outliers.n == 0:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
     worst = outliers.worst[0] if outliers.worst else None
     coreless = _coreless(session)
     # A step that waits for a core is slow for no fault of its own. All of this waiting is taken for the slow steps'.
     own = max(0.0, 1.0 - coreless / outliers.share)
-    is_disturbed = own < 0.5
+    is_disturbed = own < CORELESS_PART
     cause, advice, common = _in_common(session, phase)
     claims = {phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()}
     return timed_finding(
@@ -43,7 +39,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact(
-                "share of the time in slow steps beyond the median", outliers.share, "fraction", MIN_SHARE, outliers.n
+                "share of the time in slow steps beyond the median", outliers.share, "fraction", LOW_SHARE, outliers.n
             ),
             fact("a slow step takes more than", outliers.threshold_s, "s"),
             *told("share of its time that the training thread waited for a core", coreless or None, "fraction"),
@@ -75,7 +71,7 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     if session.host_profile is None:
         return " Their common cause is unknown: no stack was sampled.", unknown, 0.0
     found = slow_lines_of(session)
-    if not found or found[0][1] < MIN_COMMON_SHARE:
+    if not found or found[0][1] < COMMON_LINE_MIN_SHARE:
         why = "no stack sample fell into one" if not found else "they are slow in different lines or in operators"
         return f" Their common cause is unknown: {why}.", unknown, 0.0
     line, share, least = found[0]

@@ -6,8 +6,8 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import WHY_NOT_MEASURED, how_to_measure
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import LOW_SHARE
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import percent
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
-    FULL_FRACTION,
-    NEAR_CAPACITY_FRACTION,
     bf16_of,
     capacity_fraction,
     device_memory_of,
@@ -14,6 +12,7 @@ from lightning_perf.rules.memory_signals import (
 )
 from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import FULL_FRACTION, NEAR_CAPACITY_FRACTION
 from lightning_perf.rules.wording import percent
 
 

@@ -6,10 +6,8 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import CHECKPOINTING, bf16_of, breakdown_of, is_tight, whole_of
 from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import percent, size_text
-
-# More than everything else together: only then does a change of this one part change the whole.
-MIN_FRACTION = 0.5
 
 
 @rule("PD402", "activations-dominate")
@@ -22,7 +20,7 @@ def check(session: Session) -> Finding | None:
     if whole <= 0:
         raise Skip("no memory was counted")
     fraction = breakdown.activations_bytes / whole
-    if fraction <= MIN_FRACTION or not is_tight(session):
+    if fraction <= DOMINANT_PART or not is_tight(session):
         return None
     return unsigned_finding(
         severity="medium",
@@ -31,7 +29,7 @@ def check(session: Session) -> Finding | None:
             "and memory limits this run."
         ),
         evidence=(
-            fact("activations ÷ memory in use", fraction, "fraction", MIN_FRACTION),
+            fact("activations ÷ memory in use", fraction, "fraction", DOMINANT_PART),
             fact("activations", breakdown.activations_bytes, "bytes"),
         ),
         prescriptions=(CHECKPOINTING, *bf16_of(session)),

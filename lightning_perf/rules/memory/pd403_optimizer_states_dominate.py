@@ -6,10 +6,8 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import breakdown_of, is_tight, smaller_optimizer, whole_of
 from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import percent, size_text
-
-# More than everything else together: only then does a change of this one part change the whole.
-MIN_FRACTION = 0.5
 
 
 @rule("PD403", "optimizer-states-dominate")
@@ -22,7 +20,7 @@ def check(session: Session) -> Finding | None:
     if whole <= 0:
         raise Skip("no memory was counted")
     fraction = breakdown.optimizer_bytes / whole
-    if fraction <= MIN_FRACTION:
+    if fraction <= DOMINANT_PART:
         return None
     tight = is_tight(session)
     return unsigned_finding(
@@ -32,7 +30,7 @@ def check(session: Session) -> Finding | None:
             + (" Memory limits this run." if tight else "")
         ),
         evidence=(
-            fact("optimizer states ÷ memory in use", fraction, "fraction", MIN_FRACTION),
+            fact("optimizer states ÷ memory in use", fraction, "fraction", DOMINANT_PART),
             fact("optimizer states", breakdown.optimizer_bytes, "bytes"),
         ),
         prescriptions=(smaller_optimizer(session),),

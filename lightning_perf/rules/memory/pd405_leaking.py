@@ -6,10 +6,8 @@ from lightning_perf.records import Finding, Growth, Prescription, Session, Suspe
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import HELD_MIN_TENSORS
 from lightning_perf.rules.wording import size_text
-
-# Elements with a graph that an attribute gained in the steps watched: fewer may be a window of the last few.
-MIN_HELD = 16
 
 
 @rule("PD405", "leaking")
@@ -17,7 +15,7 @@ def check(session: Session) -> Finding | None:
     """Look for rising memory and for containers that keep autograd graphs."""
     memory = session.memory
     trends = [g for g in memory.growth if g.where != "workers"]  # PD113
-    held = [s for s in memory.held_graphs if s.n_with_graph >= MIN_HELD or s.kind == "graph"]
+    held = [s for s in memory.held_graphs if s.n_with_graph >= HELD_MIN_TENSORS or s.kind == "graph"]
     leaks = [g for g in trends if is_leak(g)]
     if not leaks and not held:
         if not trends:

@@ -8,12 +8,8 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, UNDERUSED_MAX_BUSY
 from lightning_perf.rules.wording import percent
-
-# Below half, a batch twice as large fits.
-MAX_FRACTION = 0.5
-# A device busier than this has work enough whatever the batch (SageMaker's batch size rule: p95 of use below 70 %).
-MAX_BUSY_FRACTION = 0.7
 
 
 @rule("PD406", "unused-headroom")
@@ -25,14 +21,14 @@ def check(session: Session) -> Finding | None:
     fraction = capacity_fraction(device)
     steps = [step for window in session.windows if window.trace is not None for step in window.trace.steps]
     busy = [step.busy_fraction for step in steps if step.busy_fraction is not None]
-    is_idle = bool(busy) and statistics.median(busy) < MAX_BUSY_FRACTION
-    if fraction >= MAX_FRACTION or (busy and not is_idle):
+    is_idle = bool(busy) and statistics.median(busy) < UNDERUSED_MAX_BUSY
+    if fraction >= HEADROOM_MAX_FRACTION or (busy and not is_idle):
         return None
     fits = larger_batch(session)
-    evidence = [fact("peak of reserved memory ÷ memory of the device", fraction, "fraction", MAX_FRACTION)]
+    evidence = [fact("peak of reserved memory ÷ memory of the device", fraction, "fraction", HEADROOM_MAX_FRACTION)]
     if busy:
         evidence.append(
-            fact("device busy in profiled steps", statistics.median(busy), "fraction", MAX_BUSY_FRACTION, len(busy))
+            fact("device busy in profiled steps", statistics.median(busy), "fraction", UNDERUSED_MAX_BUSY, len(busy))
         )
     return unsigned_finding(
         severity="low" if is_idle else "info",

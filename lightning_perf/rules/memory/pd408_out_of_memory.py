@@ -14,6 +14,7 @@ from lightning_perf.rules.memory_signals import (
 )
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import number_of, size_text
 
 
@@ -54,9 +55,9 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ..
     chosen: list[Prescription] = []
     if breakdown is not None:
         whole = whole_of(breakdown)
-        if (breakdown.activations_bytes or 0) > 0.5 * whole:
+        if (breakdown.activations_bytes or 0) > DOMINANT_PART * whole:
             chosen += (CHECKPOINTING, *bf16_of(session))
-        elif (breakdown.optimizer_bytes or 0) > 0.5 * whole:
+        elif (breakdown.optimizer_bytes or 0) > DOMINANT_PART * whole:
             chosen.append(smaller_optimizer(session))
     if any(
         d.peak_reserved_bytes - d.peak_allocated_bytes > (oom.requested_bytes or 2**40) for d in session.memory.devices

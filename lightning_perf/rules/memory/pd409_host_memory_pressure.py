@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.memory_signals import FULL_FRACTION, fewer_batches_ahead
+from lightning_perf.rules.memory_signals import fewer_batches_ahead
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import FULL_FRACTION, HOST_MEMORY_FRACTION, SWAPPED_MIN_BYTES
 from lightning_perf.rules.wording import percent, size_text
-
-# Of the limit: from here on the kernel reclaims what it can, and what comes next is its out-of-memory killer.
-MIN_FRACTION = 0.9
-# Pages that were once moved out and never needed again do no harm.
-MIN_SWAPPED_BYTES = 64 * 2**20
 
 
 @rule("PD409", "host-memory-pressure")
@@ -25,23 +21,23 @@ def check(session: Session) -> Finding | None:
     own_bytes = host.peak_rss_bytes or host.rss_bytes
     fraction = max(own_bytes, host.used_bytes or 0) / host.limit_bytes
     swapped_bytes = host.swapped_bytes or 0
-    if fraction < MIN_FRACTION and swapped_bytes < MIN_SWAPPED_BYTES:
+    if fraction < HOST_MEMORY_FRACTION and swapped_bytes < SWAPPED_MIN_BYTES:
         return None
     limit = "the cgroup's memory limit" if host.limit_basis == "cgroup" else "the machine's memory"
     told = []
-    if fraction >= MIN_FRACTION:
+    if fraction >= HOST_MEMORY_FRACTION:
         told.append(f"{percent(fraction)} of {limit} ({size_text(host.limit_bytes)}) was in use.")
-    if swapped_bytes >= MIN_SWAPPED_BYTES:
+    if swapped_bytes >= SWAPPED_MIN_BYTES:
         told.append(f"{size_text(swapped_bytes)} of this training is swapped out.")
     fewer = fewer_batches_ahead(session)
     return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=" ".join(told),
         evidence=(
-            fact(f"memory in use ÷ {limit}", fraction, "fraction", MIN_FRACTION),
+            fact(f"memory in use ÷ {limit}", fraction, "fraction", HOST_MEMORY_FRACTION),
             fact("peak resident memory of this process", own_bytes, "bytes"),
             fact("resident memory of its workers", host.workers_rss_bytes, "bytes", n=host.n_workers),
-            fact("swapped out", swapped_bytes, "bytes", MIN_SWAPPED_BYTES),
+            fact("swapped out", swapped_bytes, "bytes", SWAPPED_MIN_BYTES),
         ),
         prescriptions=(
             *((fewer,) if fewer is not None else ()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     path_s,
@@ -15,9 +16,6 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.wording import percent
 
-# What a few hundred steps can tell from noise.
-MIN_SHARE = 0.02
-
 
 @rule("PD410", "allocator-churn")
 def check(session: Session) -> Finding | None:
@@ -27,7 +25,7 @@ def check(session: Session) -> Finding | None:
     if allocator is None:
         raise Skip("the trace holds no calls of the driver")
     exposed_s = path_s(reading.trace, "allocator")
-    if reading.share(exposed_s) < MIN_SHARE:
+    if reading.share(exposed_s) < LOW_SHARE:
         return None
     gone = without(reading, "allocator")
     calls = ", ".join(per_step(reading, call.n, call.name, call.name) for call in allocator.calls[:2])
@@ -38,7 +36,7 @@ def check(session: Session) -> Finding | None:
             f"memory{f': {calls}' if calls else ''}."
         ),
         evidence=(
-            share_evidence(reading, "allocating and freeing with the device idle", exposed_s, MIN_SHARE),
+            share_evidence(reading, "allocating and freeing with the device idle", exposed_s, LOW_SHARE),
             *(fact(call.name, call.total_s, "s", n=call.n) for call in allocator.calls[:3]),
         ),
         prescriptions=(

@@ -5,10 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-
-# A chapter on profiling PyTorch asks for a hundred iterations to report a mean and a spread; from about thirty on the
-# median is steady enough to order findings by.
-MIN_STEPS = 30
+from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
 
 def _rests_on_it(finding: Finding) -> bool:
@@ -22,7 +19,7 @@ def check(session: Session) -> Finding | None:
     if session.steady is None and session.run.n_steps == 0:
         raise Skip(session.missing.get("steady", "no step was run"))
     n_steps = session.steady.n_steps if session.steady is not None else 0
-    if n_steps >= MIN_STEPS:
+    if n_steps >= MIN_RELIABLE_STEPS:
         return None
     summary = f"Only {n_steps} steps were measured in the steady state. Averages of so few steps are unreliable."
     if n_steps == 0:
@@ -30,6 +27,6 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=summary,
-        evidence=(fact("steps in the steady state", n_steps, "count", MIN_STEPS, n_steps),),
-        prescriptions=(fix(f"run at least {MIN_STEPS} steps after the warm-up", "one line"),),
+        evidence=(fact("steps in the steady state", n_steps, "count", MIN_RELIABLE_STEPS, n_steps),),
+        prescriptions=(fix(f"run at least {MIN_RELIABLE_STEPS} steps after the warm-up", "one line"),),
     )

@@ -5,11 +5,8 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import OVERHEAD_MIN_STEP_SHARE
 from lightning_perf.rules.wording import duration, percent
-
-# Code that runs once in a long step finds its caches cold and takes several times the budget; below one percent of the
-# step that is not worth a word.
-MIN_STEP_SHARE = 0.01
 
 
 @rule("PD903", "own-overhead-above-budget")
@@ -19,7 +16,7 @@ def check(session: Session) -> Finding | None:
     if overhead is None:
         raise Skip(session.missing.get("overhead", "the overhead was not measured"))
     step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
-    is_noticeable = overhead.per_step_us * 1e-6 >= MIN_STEP_SHARE * step_s
+    is_noticeable = overhead.per_step_us * 1e-6 >= OVERHEAD_MIN_STEP_SHARE * step_s
     if not (overhead.per_step_us > overhead.budget_us and is_noticeable) and not overhead.backed_off:
         return None
     stopped = f" It stopped measuring {', '.join(overhead.backed_off)}." if overhead.backed_off else ""

@@ -7,12 +7,10 @@ from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tin
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
+from lightning_perf.rules.thresholds import UNACCOUNTED_MAX_SHARE
 from lightning_perf.rules.trace_signals import is_blind, launching_s, path_s, reading_of, share_evidence
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import percent
-
-# The loop's own remainder is about 1 to 3 % of a short step; more than this hides something.
-MAX_SHARE = 0.05
 
 _LATE = ("between", "launch")
 _MEANING = {
@@ -33,14 +31,16 @@ def check(session: Session) -> Finding | None:
     # What ranks wait for one another there has a name.
     named = share_of(one for one in steady.named if one.phase == "other")
     share = phase_s(steady, "other") / steady.span_s - named
-    if share <= MAX_SHARE:
+    if share <= UNACCOUNTED_MAX_SHARE:
         return None
     line = next(iter(lines_of(session, "other")), None)
     where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
     return unsigned_finding(
         severity="info",
         summary=f"{percent(share)} of training time belongs to no known phase.{where}",
-        evidence=(fact("share of the time in no known phase", share, "fraction", MAX_SHARE, steady.n_steps),),
+        evidence=(
+            fact("share of the time in no known phase", share, "fraction", UNACCOUNTED_MAX_SHARE, steady.n_steps),
+        ),
         prescriptions=(
             fix(
                 f"check {line.where}" if line else "profile the code that runs between Lightning's hooks",
@@ -59,11 +59,11 @@ def _in_a_trace(session: Session) -> Finding | None:
     is_explained = trace.device is not None and is_launch_bound(reading, launching_s(trace))
     parts = {words: path_s(trace, cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
     unexplained_s = sum(parts.values())
-    if reading.share(unexplained_s) <= MAX_SHARE:
+    if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:
         return None
     tiny = tiny_operators(session, reading)
     unexplained_s -= tiny.saved_s if tiny is not None else 0.0
-    if reading.share(unexplained_s) <= MAX_SHARE:
+    if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:
         return None
     words, _ = max(parts.items(), key=lambda item: item[1])
     words = words if trace.device is not None else words.removesuffix(" while the device waits")
@@ -73,7 +73,7 @@ def _in_a_trace(session: Session) -> Finding | None:
         severity="info",
         summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, mostly {words}{where}.",
         evidence=(
-            share_evidence(reading, "unexplained", unexplained_s, MAX_SHARE),
+            share_evidence(reading, "unexplained", unexplained_s, UNACCOUNTED_MAX_SHARE),
             *(share_evidence(reading, words, seconds) for words, seconds in parts.items() if seconds),
         ),
         prescriptions=(

@@ -8,14 +8,10 @@ from lightning_perf.rules.machine_signals import compute_claims, device_telemetr
 from lightning_perf.rules.parts import fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import CLOCK_MIN_LOSS, HOT_C, THROTTLED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
 
 THERMAL_REASONS = ("sw_thermal", "hw_thermal")
-# Below a twentieth of the time it cannot cost what is worth looking at.
-MIN_THROTTLED_FRACTION = 0.05
-# From the profiling lecture's checklist.
-HOT_C = 85.0
-MIN_CLOCK_LOSS = 0.10
 
 
 @rule("PD801", "thermal-throttling")
@@ -30,9 +26,9 @@ def check(session: Session) -> Finding | None:
     throttled = sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS)
     lost = None if clock is None or not device.max_sm_clock_mhz else 1.0 - clock.mean / device.max_sm_clock_mhz
     is_hot_and_slow = (
-        reasons is None and hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= MIN_CLOCK_LOSS
+        reasons is None and hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= CLOCK_MIN_LOSS
     )
-    if throttled < MIN_THROTTLED_FRACTION and not is_hot_and_slow:
+    if throttled < THROTTLED_MIN_FRACTION and not is_hot_and_slow:
         return None
     heat = f"at {hot.p95:.0f} °C (p95)" if hot is not None else ""
     slow = f"its clock was {percent(lost)} below its highest" if lost is not None else ""
@@ -47,7 +43,7 @@ def check(session: Session) -> Finding | None:
             "time thermally throttled",
             min(1.0, throttled) if reasons is not None else None,
             "fraction",
-            MIN_THROTTLED_FRACTION,
+            THROTTLED_MIN_FRACTION,
             device.n_samples,
         ),
         *sampled("temperature", hot, "°C", HOT_C, "p95"),

@@ -6,10 +6,10 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import POWER_CAPPED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
 
 POWER_REASONS = ("sw_power_cap", "hw_power_brake")
-MIN_CAPPED_FRACTION = 0.20
 
 
 @rule("PD802", "power-capped")
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
         reason = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")
         raise Skip(reason or f"{device.device} does not report throttling reasons")
     capped = min(1.0, sum(device.throttle_fractions.get(reason, 0.0) for reason in POWER_REASONS))
-    if capped < MIN_CAPPED_FRACTION:
+    if capped < POWER_CAPPED_MIN_FRACTION:
         return None
     limit_w, default_w = device.power_limit_w, device.default_power_limit_w
     is_lowered = limit_w is not None and default_w is not None and limit_w < default_w
@@ -32,7 +32,7 @@ def check(session: Session) -> Finding | None:
             + (f" The limit is {limit_w:.0f} W, its default {default_w:.0f} W." if is_lowered else "")
         ),
         evidence=(
-            fact("time at the power limit", capped, "fraction", MIN_CAPPED_FRACTION, device.n_samples),
+            fact("time at the power limit", capped, "fraction", POWER_CAPPED_MIN_FRACTION, device.n_samples),
             *sampled("power", device.power_w, "W", limit_w),
             *told("default limit", default_w, "W"),
             *sampled("clock", device.sm_clock_mhz, "MHz"),

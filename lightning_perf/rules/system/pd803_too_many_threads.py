@@ -10,11 +10,8 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import cores_per_rank
+from lightning_perf.rules.thresholds import MIN_SWITCHES_PER_S, THREAD_QUEUEING_MIN
 from lightning_perf.rules.wording import number_of, percent
-
-# Two busy threads on one core take turns every few milliseconds; an undisturbed thread is moved some times a second.
-MIN_SWITCHES_PER_S = 50.0
-MIN_QUEUEING_FRACTION = 0.10
 
 
 @replay_rule("PD803", "too-many-threads")
@@ -40,7 +37,7 @@ def check(session: Session) -> Diagnosis | None:
                 "time of the training thread queueing for a core",
                 host.process_queueing_fraction,
                 "fraction",
-                MIN_QUEUEING_FRACTION,
+                THREAD_QUEUEING_MIN,
             ),
             *sampled(
                 "involuntary context switches per second", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S
@@ -64,5 +61,5 @@ def check(session: Session) -> Diagnosis | None:
 
 def _collide(host: HostTelemetry) -> bool:
     switches = host.involuntary_switches_per_s
-    is_queueing = (host.process_queueing_fraction or 0.0) >= MIN_QUEUEING_FRACTION
+    is_queueing = (host.process_queueing_fraction or 0.0) >= THREAD_QUEUEING_MIN
     return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)

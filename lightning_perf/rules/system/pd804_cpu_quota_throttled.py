@@ -8,10 +8,8 @@ from lightning_perf.rules.machine_signals import host_of, told
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import THROTTLED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
-
-# Below a twentieth of the periods it cannot cost what is worth looking at.
-MIN_THROTTLED_FRACTION = 0.05
 
 
 @rule("PD804", "cpu-quota-throttled")
@@ -22,7 +20,7 @@ def check(session: Session) -> Finding | None:
     if not host.throttle_periods:
         return None  # no quota
     share = min(1.0, (host.throttled_periods or 0) / host.throttle_periods)
-    if share < MIN_THROTTLED_FRACTION:
+    if share < THROTTLED_MIN_FRACTION:
         return None
     quota = session.machine.cpu_quota_cores
     stopped = share if host.throttled_s is None else min(share, host.throttled_s / steady.span_s)
@@ -37,7 +35,7 @@ def check(session: Session) -> Finding | None:
                 "periods in which the quota was exhausted",
                 share,
                 "fraction",
-                MIN_THROTTLED_FRACTION,
+                THROTTLED_MIN_FRACTION,
                 host.throttle_periods,
             ),
             *told("time throttled, summed over cores", host.throttled_s, "s"),

@@ -8,11 +8,8 @@ from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, t
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.thresholds import FAR_NODE_MAX_GAIN, FAR_NODE_MIN_FRACTION
 from lightning_perf.rules.wording import percent
-
-MIN_FAR_FRACTION = 0.50
-# Between sockets a copy from host memory reaches about three quarters of the near rate.
-MAX_TRANSFER_GAIN = 0.25
 
 
 @rule("PD807", "numa-mismatch")
@@ -25,7 +22,7 @@ def check(session: Session) -> Finding | None:
     if node is None or not nodes:
         raise Skip("NUMA nodes are not known, or there is only one")
     far = 1.0 if node not in nodes else host.off_device_node_fraction
-    if far is None or far < MIN_FAR_FRACTION:
+    if far is None or far < FAR_NODE_MIN_FRACTION:
         return None
     return timed_finding(
         steady,
@@ -36,7 +33,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("NUMA node of the device", node),
             fact("NUMA nodes of the process", ", ".join(map(str, nodes))),
-            *told("time on another node", far, "fraction", MIN_FAR_FRACTION),
+            *told("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
         ),
         prescriptions=(
             fix(
@@ -45,7 +42,7 @@ def check(session: Session) -> Finding | None:
                 code=f"numactl --cpunodebind={node} --membind={node} python train.py",
             ),
         ),
-        claims={"transfer": MAX_TRANSFER_GAIN * far * phase_s(steady, "transfer")},
+        claims={"transfer": FAR_NODE_MAX_GAIN * far * phase_s(steady, "transfer")},
         low_s=0.0,
         basis="assumed: at most copies a third faster",
         confidence="low",

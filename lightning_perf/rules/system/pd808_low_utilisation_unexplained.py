@@ -7,10 +7,8 @@ from lightning_perf.rules.machine_signals import device_telemetry_of, needed
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import UTILIZATION_LOW_P95, UTILIZATION_UNEVEN_P5
 from lightning_perf.rules.wording import percent
-
-LOW_P95 = 0.70
-UNEVEN_P5 = 0.10
 
 
 @rule("PD808", "low-utilisation-unexplained", only_unexplained=True)
@@ -19,8 +17,8 @@ def check(session: Session) -> Finding | None:
     steady_of(session)
     device = device_telemetry_of(session)
     use = needed(session, device, "utilisation_fraction")
-    is_low = use.p95 < LOW_P95
-    is_uneven = not is_low and use.p5 < UNEVEN_P5
+    is_low = use.p95 < UTILIZATION_LOW_P95
+    is_uneven = not is_low and use.p5 < UTILIZATION_UNEVEN_P5
     if not is_low and not is_uneven:
         return None
     if is_low:
@@ -32,8 +30,8 @@ def check(session: Session) -> Finding | None:
         severity="low",
         summary=f"{what}, and no other rule explains it.",
         evidence=(
-            fact("utilisation, p95", use.p95, "fraction", LOW_P95, use.n),
-            fact("utilisation, p5", use.p5, "fraction", UNEVEN_P5, use.n),
+            fact("utilisation, p95", use.p95, "fraction", UTILIZATION_LOW_P95, use.n),
+            fact("utilisation, p5", use.p5, "fraction", UTILIZATION_UNEVEN_P5, use.n),
         ),
         prescriptions=(
             fix(

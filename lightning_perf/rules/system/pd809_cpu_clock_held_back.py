@@ -9,8 +9,7 @@ from lightning_perf.rules.machine_signals import compute_claims, host_of, sample
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
-
-MIN_OF_HIGHEST = 0.50
+from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART
 
 
 @rule("PD809", "cpu-clock-held-back")
@@ -27,7 +26,7 @@ def check(session: Session) -> Finding | None:
         return None  # the device decides the speed
     is_governed = host.cpu_governor not in (None, "performance")
     # Without a guaranteed clock only the highest is known, which few cores reach at once.
-    allowed = 1.0 if host.base_cpu_mhz else MIN_OF_HIGHEST
+    allowed = 1.0 if host.base_cpu_mhz else CPU_CLOCK_MIN_PART
     if clock.p50 >= allowed * full_mhz:
         return None
     level = "the guaranteed clock" if host.base_cpu_mhz else "half of the highest"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from lightning_perf.records import Copies, Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
 from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding, without
 from lightning_perf.rules.wording import percent, place
-
-# The lecture calls a copy of 23 ms in a step a bottleneck that pinning mends, and counts 1.1x for it; below 3 % of
-# the step that is not to be had.
-MIN_SHARE = 0.03
 
 
 @rule("PD201", "pageable-copies")
@@ -19,7 +16,7 @@ def check(session: Session) -> Finding | None:
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = path_s(reading.trace, "pageable_copy")
-    if copies is None or reading.share(exposed_s) < MIN_SHARE:
+    if copies is None or reading.share(exposed_s) < PAGEABLE_MIN_SHARE:
         return None
     gone = without(reading, "pageable_copy")
     is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
@@ -30,7 +27,7 @@ def check(session: Session) -> Finding | None:
             f"{copies.h2d_pageable_n} copies in the trace{_where(copies)}."
         ),
         evidence=(
-            share_evidence(reading, "copying from pageable memory while no kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "copying from pageable memory while no kernel ran", exposed_s, PAGEABLE_MIN_SHARE),
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),

@@ -5,14 +5,9 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import NARROWING_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding
 from lightning_perf.rules.wording import percent
-
-# As for waiting for the loader: XProf calls a training input-bound from 5 % of the step on.
-MIN_SHARE = 0.05
-
-# Images and tokens that were bytes and are copied as 32-bit numbers need a quarter of the traffic.
-REMOVABLE_PART = 0.75
 
 
 @rule("PD202", "exposed-transfer")
@@ -23,10 +18,10 @@ def check(session: Session) -> Finding | None:
     if copies is None:
         return None
     exposed_s = path_s(reading.trace, "transfer")
-    if reading.share(exposed_s) < MIN_SHARE:
+    if reading.share(exposed_s) < TRACE_MIN_SHARE:
         return None
     overlap_s = min(exposed_s, device.compute_s)
-    smaller_s = REMOVABLE_PART * exposed_s
+    smaller_s = NARROWING_PART * exposed_s
     smaller = fix(
         "copy fewer bytes: send uint8 (or the stored dtype) and convert on the device",
         "minutes",
@@ -46,7 +41,7 @@ def check(session: Session) -> Finding | None:
             f"{copies.h2d_n} copies in the trace without a kernel beside them."
         ),
         evidence=(
-            share_evidence(reading, "copying from pinned memory while no kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "copying from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
             share_evidence(reading, "kernels running, beside which copies could run", device.compute_s),
             *((fact("speed of the copies", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
         ),

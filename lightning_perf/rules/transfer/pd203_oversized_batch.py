@@ -8,12 +8,8 @@ from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
 from lightning_perf.rules.parts import fact
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.thresholds import OVERSIZED_MIN_BYTES, OVERSIZED_MIN_RATIO
 from lightning_perf.rules.wording import size_text
-
-# The project's catalogue: less is not worth a change of dtype.
-MIN_RATIO = 2.0
-# Smaller batches cost next to nothing to move: at 10 GB/s this is 0.1 ms.
-MIN_BYTES = 2**20
 
 
 @rule("PD203", "oversized-batch", explains=("PD101", "PD109"))
@@ -23,7 +19,7 @@ def check(session: Session) -> Finding | None:
     if probe.batch_bytes is None:
         raise Skip(probe.missing.get("batch_bytes", "the size of a batch is not known"))
     needed_bytes = _needed_bytes(probe)
-    if probe.batch_bytes < MIN_BYTES or probe.batch_bytes < MIN_RATIO * needed_bytes:
+    if probe.batch_bytes < OVERSIZED_MIN_BYTES or probe.batch_bytes < OVERSIZED_MIN_RATIO * needed_bytes:
         return None
     stage = timed_steps_of(session)
     ratio = probe.batch_bytes / max(1, needed_bytes)
@@ -37,8 +33,8 @@ def check(session: Session) -> Finding | None:
             f"({ratio:.1f} times less). {_why(probe)}"
         ),
         evidence=(
-            fact("bytes of a batch", probe.batch_bytes, "bytes", MIN_BYTES),
-            fact("bytes ÷ bytes that its values need", ratio, "ratio", MIN_RATIO),
+            fact("bytes of a batch", probe.batch_bytes, "bytes", OVERSIZED_MIN_BYTES),
+            fact("bytes ÷ bytes that its values need", ratio, "ratio", OVERSIZED_MIN_RATIO),
             *((fact("float64", wide, "bytes"),) if wide else ()),
             *((fact("floats whose values fit one byte", probe.narrow_bytes, "bytes"),) if probe.narrow_bytes else ()),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.trace_signals import (
     device_reading_of,
     path_s,
@@ -15,9 +16,6 @@ from lightning_perf.rules.trace_signals import (
 )
 from lightning_perf.rules.wording import percent, place
 
-# What a few hundred steps can tell from noise.
-MIN_SHARE = 0.02
-
 
 @rule("PD204", "device-to-host-in-step")
 def check(session: Session) -> Finding | None:
@@ -25,7 +23,7 @@ def check(session: Session) -> Finding | None:
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = path_s(reading.trace, "device_to_host")
-    if copies is None or reading.share(exposed_s) < MIN_SHARE:
+    if copies is None or reading.share(exposed_s) < LOW_SHARE:
         return None
     gone = without(reading, "device_to_host")
     sites = [site for site in copies.sites if site.direction == "d2h"]
@@ -37,7 +35,7 @@ def check(session: Session) -> Finding | None:
             f"{per_step(reading, copies.d2h_n, 'copy', 'copies')}{where}."
         ),
         evidence=(
-            share_evidence(reading, "copying to the host while no kernel ran", exposed_s, MIN_SHARE),
+            share_evidence(reading, "copying to the host while no kernel ran", exposed_s, LOW_SHARE),
             fact("copies to the host", copies.d2h_n, "count"),
         ),
         prescriptions=(
