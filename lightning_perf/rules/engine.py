@@ -31,7 +31,7 @@ from .rank_signals import where_found
 from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip
 from .selection import check_known, is_selected
-from .trace_signals import is_blind
+from .trace_reading import is_blind
 from .verdict import trace_verdict_of, verdict_of
 
 _RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")

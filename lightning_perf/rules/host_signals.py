@@ -20,9 +20,8 @@ from lightning_perf.records import (
 from .gain import timed_finding
 from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
-from .signals import phase_s, steady_of
+from .signals import CODE_PHASES, phase_s, steady_of
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
-from .trace_signals import CODE_PHASES
 
 Answer = TypeVar("Answer")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import TraceRecord
+from lightning_perf.records import CriticalPath, TraceRecord
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
+from .rule import Skip
 from .thresholds import ATTENTION_MIN_SHARE, MATRIX_MIN_SHARE, TENSOR_CORE_MAX_FRACTION
-from .trace_signals import on_path_s, path_of, work_share
 
+ELEMENTWISE_KINDS = ("elementwise", "normalization", "reduction", "copy")
 HALF_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 
 
@@ -41,3 +42,54 @@ def full_precision_s(trace: TraceRecord) -> float:
     if fraction > TENSOR_CORE_MAX_FRACTION or half_s > TENSOR_CORE_MAX_FRACTION * kernels.matrix_s:
         return 0.0
     return kind_path_s(trace, *MATRIX_KINDS) * (1 - half_s / kernels.matrix_s if kernels.matrix_s > 0 else 1.0)
+
+
+def path_of(trace: TraceRecord) -> CriticalPath:
+    """Return what the trace's time was spent waiting for.
+
+    Raises:
+        Skip: An older version analyzed the trace.
+    """
+    if trace.critical_path is None:
+        raise Skip("this record of a trace holds no critical path: analyze the trace again")
+    return trace.critical_path
+
+
+def path_s(trace: TraceRecord, *causes: str) -> float:
+    """Return the seconds of these causes on the critical path; raise Skip where it is not known."""
+    causes_s = path_of(trace).causes
+    return sum(causes_s.get(cause, 0.0) for cause in causes)
+
+
+def launching_s(trace: TraceRecord) -> float:
+    """Return the seconds in which the device is idle because the host launches late and waits for nothing itself."""
+    return path_s(trace, "launch", "between")
+
+
+def on_path_s(trace: TraceRecord, seconds: float) -> float:
+    """Return the part of the kernels' seconds that the step waits for, as of all kernels."""
+    computing_s = trace.device.compute_s if trace.device is not None else 0.0
+    return seconds * min(1.0, path_s(trace, "compute") / computing_s) if computing_s > 0 else 0.0
+
+
+def kind_s(trace: TraceRecord, *kinds: str) -> float:
+    """Return the seconds in kernels of these kinds."""
+    if trace.kernels is None:
+        return 0.0
+    if trace.kernels.kinds:
+        return sum(time.total_s for kind, time in trace.kernels.kinds.items() if kind in kinds)
+    return sum(kernel.total_s for kernel in trace.kernels.top if kernel.kind in kinds)
+
+
+def work_s(trace: TraceRecord) -> float:
+    """Return the seconds in all kernels except collectives."""
+    if trace.kernels is None:
+        return 0.0
+    kinds = trace.kernels.kinds or {kernel.kind for kernel in trace.kernels.top}
+    return kind_s(trace, *(kind for kind in kinds if kind != "communication"))
+
+
+def work_share(trace: TraceRecord, *kinds: str) -> float:
+    """Return the share of these kinds in the time of all kernels but collectives; 0 without kernels."""
+    all_s = work_s(trace)
+    return kind_s(trace, *kinds) / all_s if all_s > 0 else 0.0

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 
 from .host_signals import is_computing
+from .kernel_signals import launching_s, path_of
 from .thresholds import (
     LATE_MAX_PER_KERNEL_S,
     LATE_MIN_SHARE,
@@ -19,7 +20,7 @@ from .thresholds import (
     TINY_MIN_OPERATORS,
     TRACE_MIN_SHARE,
 )
-from .trace_signals import Reading, code_limit_s, idle_limit_s, launching_s, path_of
+from .trace_reading import Reading
 from .wording import duration, place
 
 
@@ -77,7 +78,7 @@ def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
 
 
 def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
-    """The costliest function that repeats a tiny operator, but for those of other rules' loops."""
+    """Return the costliest function that repeats a tiny operator, without the loops of other rules."""
     named = {f"{os.path.basename(loop.file)}:{loop.first_line}" for loop in others}
     trace = reading.trace
     loops = [
@@ -128,14 +129,14 @@ def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators
 
 
 def _cost_s(reading: Reading, n_operators: int, host_s: float, site: CodeSite | None = None) -> float:
-    """On a device, its idle time; on a CPU, the operators and their part of the time between operators."""
+    """Return the cost of operators: a device's idle time, or their time and part of the gaps on a CPU."""
     trace = reading.trace
     part = n_operators / trace.n_operators
     if trace.device is None:
         between_s = sum(step.categories.get("other", 0.0) for step in trace.windows)
-        return min(host_s + part * between_s, code_limit_s(reading))
+        return min(host_s + part * between_s, reading.code_limit_s)
     late = path_of(trace).late
     if site is None or not late:
-        return min(launching_s(trace), idle_limit_s(reading)) * part
+        return min(launching_s(trace), reading.idle_limit_s) * part
     at_site_s = sum(one.total_s for one in late if (one.site, one.function) == (site.site, site.function))
-    return min(at_site_s, launching_s(trace), idle_limit_s(reading))
+    return min(at_site_s, launching_s(trace), reading.idle_limit_s)

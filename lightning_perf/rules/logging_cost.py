@@ -1,4 +1,4 @@
-"""Tells a logger that is slow from one that is called too often: the same time must not be blamed on both."""
+"""Distinguish a slow logger (PD505) from one that is called too often (PD502)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .thresholds import (
 
 
 def loggers_of(steady: StageTimes) -> dict[str, list[NamedTime]]:
-    """The loggers' times by name, the costliest first."""
+    """Return the loggers' times by name, the costliest first."""
     return named_by_kind(steady, "logger")
 
 
 def call_s(time: NamedTime) -> float:
-    """Mean seconds a call."""
+    """Return the mean seconds per call."""
     return time.total_s / max(1, time.n_calls)
 
 
 def slow_call_s(session: Session) -> float:
-    """From how many seconds on a call counts as slow in this run."""
+    """Return the seconds from which a call counts as slow in this run."""
     interval = session.settings.trainer.log_every_n_steps
     return SLOW_FREQUENT_CALL_S if interval is not None and interval < LOG_FREQUENT_STEPS else SLOW_CALL_S
 
 
 def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
-    """The methods whose calls are slow themselves, however often they are made."""
+    """Return the methods whose calls are slow themselves, however often they are made."""
     bound_s = slow_call_s(session)
     return [time for time in times if call_s(time) >= bound_s]
 

@@ -11,7 +11,7 @@ from .thresholds import CHANGE_MIN, CHANGES_SHOWN, LOST_CORES_MAX_IDLE, LOST_COR
 
 
 def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
-    """The sampled figures that changed most at a moment, as evidence; empty without enough samples around it.
+    """Return the sampled figures that changed most at a moment, as evidence; empty without enough samples around it.
 
     Args:
         session: With telemetry.
@@ -28,7 +28,7 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
 
 
 def has_lost_cores(session: Session, at_s: float) -> bool:
-    """Whether others, another machine of the same host included, took cores of the training from a moment on.
+    """Return whether other programs or virtual machines took cores from the training from a moment on.
 
     Less of the cores alone does not say so: a training that begins to wait uses less as well, but then nobody uses
     what it leaves.
@@ -43,7 +43,7 @@ def has_lost_cores(session: Session, at_s: float) -> bool:
 
 
 def _sides(session: Session, at_s: float) -> Iterator[tuple[str, float, float, int]]:
-    """Each sampled figure: its name, its medians before and after a moment, and the number of points after it."""
+    """Yield each sampled figure: name, medians before and after a moment, number of points after it."""
     points = session.telemetry.timeline if session.telemetry is not None else ()
     before = [point for point in points if point.step > 0 and point.start_s < at_s]
     after = [point for point in points if point.start_s >= at_s]

@@ -14,7 +14,7 @@ COMPUTE_PHASES = ("forward", "backward", "optimizer")
 
 
 def host_of(session: Session) -> HostTelemetry:
-    """The host as it was sampled.
+    """Return the host's telemetry.
 
     Raises:
         Skip: It was not, or too seldom.
@@ -29,7 +29,7 @@ def host_of(session: Session) -> HostTelemetry:
 
 
 def device_telemetry_of(session: Session) -> GpuTelemetry:
-    """The device that this process trains on, as it was sampled.
+    """Return the telemetry of the device that this process trains on.
 
     Raises:
         Skip: It was not, or too seldom.
@@ -46,7 +46,7 @@ def device_telemetry_of(session: Session) -> GpuTelemetry:
 
 
 def needed(session: Session, device: GpuTelemetry, field: str) -> Spread:
-    """A sampled figure of the device.
+    """Return a sampled figure of the device.
 
     Raises:
         Skip: The driver does not tell it.
@@ -70,7 +70,7 @@ class LoadingWait(NamedTuple):
 
 
 def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
-    """Follows the wait from the training thread to the workers.
+    """Return what the wait for data is made of, from the training thread to the workers.
 
     A thread that asks for a batch runs, queues for a core, or is blocked. Without workers that is the loading itself.
     With workers only a blocked thread waits for them, and what they do then is what it waits for: workers that have
@@ -91,7 +91,7 @@ def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
 
 
 def is_blocked(wait: LoadingWait, bound: float) -> bool:
-    """Whether loading waits for something else than a core: longer than for a core, and for most of what that leaves.
+    """Return whether loading mostly waits for something other than a core.
 
     On a host that is busy with other programs, code queues for a core after each wait; that is not its own doing.
     """
@@ -100,14 +100,14 @@ def is_blocked(wait: LoadingWait, bound: float) -> bool:
 
 
 def wait_share(steady: StageTimes) -> float:
-    """Share of the time lost to waiting for data: by the device's clock where there is one, else by the host's."""
+    """Return the share of the time spent waiting for data, by the device's clock if there is one."""
     if steady.device is not None:
         return steady.device.starved_share
     return phase_s(steady, "data_wait") / steady.span_s
 
 
 def compute_claims(steady: StageTimes, fraction: float) -> dict[str, float]:
-    """This fraction of what computing took, by phase."""
+    """Return this fraction of the computing time, by phase."""
     return {name: fraction * phase_s(steady, name) for name in COMPUTE_PHASES}
 
 
@@ -118,7 +118,7 @@ def sampled(
     threshold: float | None = None,
     at: Literal["mean", "p50", "p95"] = "mean",
 ) -> tuple[Evidence, ...]:
-    """The mean or a percentile of a sampled figure as evidence; nothing where it was not sampled."""
+    """Return the mean or a percentile of a sampled figure as evidence; nothing where it was not sampled."""
     if spread is None:
         return ()
     name = metric if at == "mean" else f"{metric} ({at})"
@@ -128,5 +128,5 @@ def sampled(
 def told(
     metric: str, value: float | None, unit: str, threshold: float | None = None, n: int | None = None
 ) -> tuple[Evidence, ...]:
-    """A figure as evidence; nothing where it is not known."""
+    """Return a figure as evidence; nothing where it is not known."""
     return () if value is None else (Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n),)

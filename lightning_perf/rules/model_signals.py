@@ -8,7 +8,7 @@ from .rule import Skip
 
 
 def counted(session: Session) -> ModelProfile:
-    """The model's arithmetic.
+    """Return the model's arithmetic.
 
     Raises:
         Skip: No step was counted.
@@ -20,7 +20,7 @@ def counted(session: Session) -> ModelProfile:
 
 
 def ceilings_of(session: Session) -> Ceilings:
-    """What the device can do.
+    """Return what the device can do.
 
     Raises:
         Skip: It was not measured.
@@ -32,7 +32,7 @@ def ceilings_of(session: Session) -> Ceilings:
 
 
 def bound_of(session: Session) -> Bound:
-    """What limits the step that was counted.
+    """Return what limits the step that was counted.
 
     Raises:
         Skip: No step was counted, or what limits it is not known.

@@ -9,11 +9,11 @@ from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRank
 
 from .rule import Skip
 from .thresholds import COLLECTIVE_SMALL_S, COLLECTIVES_MIN_SMALL, RANKS_SHOWN
-from .trace_signals import Reading, reading_of
+from .trace_reading import Reading, reading_of
 
 
 def ranks_of(session: Session) -> Ranks:
-    """The ranks of the run, at least two of which told what they measured.
+    """Return the ranks of the run, if at least two reported their measurements.
 
     Raises:
         Skip: One rank, or too few reported.
@@ -27,7 +27,7 @@ def ranks_of(session: Session) -> Ranks:
 
 
 def traced_ranks_of(session: Session) -> tuple[Ranks, Reading] | None:
-    """The ranks as their traces show them, with the trace that holds them; None unless traces of several were read.
+    """Return the ranks by their traces, and the reading; None unless traces of several ranks were read.
 
     A trace tells more than hooks do of where a rank waits, but it is read without a session: no other figures of its
     ranks are there.
@@ -58,7 +58,7 @@ def _from_traces(ranks: TraceRanks) -> Ranks | None:
 
 
 def waited_s(session: Session, reading: Reading) -> float:
-    """Seconds of a trace's exposed communication in which its rank waited for ranks that came later; 0 if not known.
+    """Return the seconds of exposed communication spent waiting for later ranks; 0 if not known.
 
     Without other ranks' traces: what the rank waits in a step beyond the rank that waits least, which waits for the
     network alone.
@@ -90,12 +90,12 @@ def small_part(reading: Reading) -> float:
 
 
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
-    """The median of a figure over all ranks but one."""
+    """Return the median of a figure over all ranks but one."""
     return median(value(one) for one in ranks.summaries if one is not but)
 
 
 def where_found(session: Session, text: str) -> str:
-    """Which ranks found it, as ``"0, 3 and 5 more of 16"``; empty where all did, or nothing is known of others.
+    """Return which ranks found it, as ``"0, 3 and 5 more of 16"``; empty where all did, or nothing is known of others.
 
     Args:
         session: Of one of the ranks.
@@ -110,13 +110,13 @@ def where_found(session: Session, text: str) -> str:
 
 
 def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
-    """What a rank found and at least half of the others did not."""
+    """Return what a rank found and at least half of the others did not."""
     own = next((one.found for one in ranks.summaries if one.rank == rank), ())
     by_finding = ranks_by_finding(ranks.summaries)
     return tuple(text for text in own if 2 * (len(by_finding[text]) - 1) < len(ranks.summaries) - 1)
 
 
 def listed(ranks: list[int]) -> str:
-    """Some ranks by number, and how many more."""
+    """Return some ranks by number, and how many more."""
     more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
     return ", ".join(map(str, ranks[:RANKS_SHOWN])) + more

@@ -13,7 +13,7 @@ from .parts import fact, unsigned_finding
 from .rule import Rule, Skip, rule
 from .signals import computing_s, is_cpu_run, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
-from .trace_signals import device_reading_of, device_savings, reading_of, trace_claims
+from .trace_reading import device_reading_of, reading_of
 
 
 class Diagnosis(NamedTuple):
@@ -178,7 +178,7 @@ def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
     if not diagnosis.at_stake or session.steady is not None:
         return {}
     reading = reading_of(session)
-    return trace_claims(reading, diagnosis.at_stake * reading.trace.span_s)
+    return reading.claims(diagnosis.at_stake * reading.trace.span_s)
 
 
 def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[float, float]:
@@ -202,7 +202,7 @@ def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[
 
 
 def _on_critical_path(session: Session, low_s: float, high_s: float) -> tuple[float, float]:
-    """Seconds per step of the device's work that shorten the step: none for certain without a profiler window."""
+    """Return the saved seconds per step on the critical path; at least none without a profiler window."""
     if is_cpu_run(session):
         return low_s, high_s
     try:
@@ -210,5 +210,5 @@ def _on_critical_path(session: Session, low_s: float, high_s: float) -> tuple[fl
     except Skip:
         return 0.0, high_s
     n = reading.n_steps
-    low_s, high_s = device_savings(reading, n * low_s, n * high_s)
+    low_s, high_s = reading.device_savings(n * low_s, n * high_s)
     return low_s / n, high_s / n

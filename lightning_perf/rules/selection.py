@@ -11,7 +11,7 @@ EVERYTHING = "PD"
 
 
 def check_known(argument: str, patterns: Sequence[str] | None, codes: Collection[str]) -> None:
-    """Refuses what selects no rule.
+    """Raise an error for patterns that select no rule.
 
     Args:
         argument: ``"select"`` or ``"ignore"``, for the message.
@@ -38,7 +38,7 @@ def check_known(argument: str, patterns: Sequence[str] | None, codes: Collection
 
 
 def is_selected(code: str, select: Sequence[str] | None, ignore: Sequence[str] | None) -> bool:
-    """Whether a rule is to run: the longest pattern that fits its code decides, ``ignore`` where both are as long."""
+    """Return whether a rule runs: the longest matching pattern decides; ``ignore`` wins a tie."""
     wanted = _longest(code, (EVERYTHING,) if select is None else select)
     return wanted > _longest(code, ignore or ())
 

@@ -13,11 +13,14 @@ from .user_lines import host_s
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
+CODE_PHASES = ("forward", "backward")
+"""The phases of a step that run the model's code."""
+
 FULL_PRECISION = ("32", "32-true")
 
 
 def steady_of(session: Session) -> StageTimes:
-    """The steps in the steady state, enough of them to say something.
+    """Return the steady steps, if there are enough.
 
     Raises:
         Skip: There are none, or fewer than ``MIN_STEPS``.
@@ -31,7 +34,7 @@ def steady_of(session: Session) -> StageTimes:
 
 
 def phase_s(stage: StageTimes, *names: str) -> float:
-    """Seconds of the span spent in these phases together; a phase that did not occur took none."""
+    """Return the seconds of the span spent in these phases; 0 for a phase that did not occur."""
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
@@ -52,7 +55,7 @@ def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
 
 
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:
-    """The loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
+    """Return the loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
 
     Raises:
         Skip: None is known.
@@ -65,18 +68,18 @@ def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettin
 
 
 def is_cpu_run(session: Session) -> bool:
-    """Whether the model computes on the CPU: by the Trainer's accelerator, else by the devices in use."""
+    """Return whether the model computes on the CPU: by the Trainer's accelerator, else by the devices in use."""
     accelerator = session.settings.trainer.accelerator
     return accelerator == "cpu" if accelerator is not None else not session.machine.devices
 
 
 def cores_per_rank(session: Session) -> float:
-    """Cores that this rank may use: the usable ones shared evenly by the ranks of the node."""
+    """Return the cores that this rank may use: the usable ones, shared evenly by the ranks of the node."""
     return session.machine.usable_cores / max(1, session.machine.local_world_size)
 
 
 def named_by_kind(steady: StageTimes, *kinds: str) -> dict[str, list[NamedTime]]:
-    """The named times of these kinds, gathered by name, the costliest name first."""
+    """Return the named times of these kinds, gathered by name, the costliest name first."""
     by_name: dict[str, list[NamedTime]] = {}
     for time in steady.named:
         if time.kind in kinds:
@@ -85,12 +88,12 @@ def named_by_kind(steady: StageTimes, *kinds: str) -> dict[str, list[NamedTime]]
 
 
 def share_of(times: Iterable[NamedTime]) -> float:
-    """Their share of the steady span together. Shares, not seconds: names are counted from the first step on."""
+    """Return their total share of the steady span. (Their seconds also count the steps before it.)"""
     return sum(time.share for time in times)
 
 
 def claims_of(times: Iterable[NamedTime], span_s: float) -> dict[str, float]:
-    """Seconds of the span by the phase that the times are counted in."""
+    """Return the seconds of the span by phase."""
     claims: dict[str, float] = {}
     for time in times:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.share * span_s

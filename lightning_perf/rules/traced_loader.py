@@ -8,7 +8,7 @@ from lightning_perf.records import Finding, Prescription, Session
 
 from .parts import fact, fix
 from .rule import Skip
-from .trace_signals import Reading, is_blind, path_s, reading_of, share_evidence, trace_finding, without
+from .trace_reading import Reading, complete_reading_of
 from .wording import duration, percent
 
 # XProf calls a training input-bound from 5 % of the step on; TraceML warns from 10 % on.
@@ -21,29 +21,26 @@ def starved_in_trace(session: Session) -> Finding | None:
     Raises:
         Skip: The trace does not show the device or the loader.
     """
-    reading = reading_of(session)
+    reading = complete_reading_of(session)
     trace, loader = reading.trace, reading.trace.loader
-    if is_blind(trace):
-        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
     if loader is None:
         raise Skip("the trace holds no fetches of a loader")
-    gone = without(reading, "loader")
-    exposed_s = path_s(trace, "loader")
+    gone = reading.without("loader")
+    exposed_s = reading.path_s("loader")
     if gone is None or reading.share(exposed_s) < MIN_SHARE:
         return None
     what_if, low_s, high_s = gone
     who = "device" if trace.device is not None else "host"
     span = "step" if trace.steps else "trace"
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
             f"The {who} waits for data {percent(reading.share(exposed_s))} of the time. Of {loader.n} fetches the "
             f"median takes {duration(loader.p50_s)}, the longest {duration(loader.max_s)}; without waiting the {span} "
             f"would take at least {duration(what_if.low_s)} instead of {duration(what_if.step_s)}."
         ),
         evidence=(
-            share_evidence(reading, f"share of the time the {who} waits for data", exposed_s, MIN_SHARE),
-            share_evidence(reading, "host waiting for data, including waits that kernels hide", loader.total_s),
+            reading.evidence(f"share of the time the {who} waits for data", exposed_s, MIN_SHARE),
+            reading.evidence("host waiting for data, including waits that kernels hide", loader.total_s),
             fact("time per fetch", loader.p50_s, "s", n=loader.n),
             fact("longest fetch", loader.max_s, "s", n=loader.n),
             fact("fetches that stall a step", loader.stalled_fraction, "fraction", n=loader.n),
@@ -53,6 +50,7 @@ def starved_in_trace(session: Session) -> Finding | None:
         high_s=high_s,
         basis="at most the waiting, and no shorter than what device and host still need",
         phases=("data_wait",),
+        method="modeled",
         confidence="high" if trace.device is not None else "medium",
     )
 

@@ -1,4 +1,4 @@
-"""The one line that a diagnosis comes down to."""
+"""The verdict: one line that says what to do first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRec
 from .gain import is_measured
 from .loader_curve import predicted_steps
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
-from .trace_signals import is_blind
+from .trace_reading import is_blind
 from .wording import percent, speedup
 
 QUALITY = "quality"
 
 
 def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """The first thing to do.
+    """Return the first thing to do.
 
     Args:
         session: What the findings were read from.
@@ -37,7 +37,7 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 
 
 def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """The first thing to do about a trace.
+    """Return the first thing to do about a trace.
 
     Args:
         record: What the findings were read from.
@@ -64,7 +64,7 @@ def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes:
 
 
 def _idle_share(record: TraceRecord) -> float:
-    """Of the steps; of a trace without steps from the device's first piece of work to its last."""
+    """Return the idle share of the steps; without steps, of the time from the device's first work to its last."""
     if record.device is None:
         return 0.0
     span_s = record.span_s if record.steps else record.device.span_s

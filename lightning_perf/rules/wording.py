@@ -6,7 +6,7 @@ from lightning_perf.records import Gain
 
 
 def percent(fraction: float) -> str:
-    """A fraction as percent: ``"54 %"``, ``"3.2 %"`` below ten."""
+    """Return a fraction as percent: ``"54 %"``, ``"3.2 %"`` below ten."""
     value = 100 * fraction
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %"
 
@@ -17,19 +17,19 @@ def number_of(n: float, what: str, plural: str = "") -> str:
 
 
 def called(n: int) -> str:
-    """How often: ``"once"``, ``"12 times"``."""
+    """Return how often: ``"once"``, ``"12 times"``."""
     return "once" if n == 1 else f"{n:,} times"
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that fits it: ``"320 µs"``, ``"12.5 ms"``, ``"3.2 s"``."""
+    """Return a time in the unit that fits it: ``"320 µs"``, ``"12.5 ms"``, ``"3.2 s"``."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def size_text(n_bytes: float) -> str:
-    """Bytes in words: ``"1.5 GiB"``."""
+    """Return bytes in words: ``"1.5 GiB"``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.3g} {unit}"

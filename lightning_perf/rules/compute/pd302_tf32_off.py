@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from lightning_perf.records import Session
 from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s
+from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import TRACE_MIN_SHARE
-from lightning_perf.rules.trace_signals import device_reading_of, is_worth_saying, matrix_units, share_evidence
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
@@ -28,12 +29,12 @@ def check(session: Session) -> Diagnosis | None:
     if not has_tf32 or reading.share(matrix_s) < TRACE_MIN_SHARE:
         return None
     on_path_s = matrix_s / kernels.matrix_s * kind_path_s(reading.trace, *MATRIX_KINDS) if kernels is not None else 0.0
-    if not is_worth_saying(reading, on_path_s):
+    if not reading.is_noticeable(on_path_s):
         return None
     return Diagnosis(
         f"{percent(reading.share(matrix_s))} of step time is fp32 matrix kernels that do not use TF32",
         (
-            share_evidence(reading, "matrix kernels in plain 32 bit", matrix_s, TRACE_MIN_SHARE),
+            reading.evidence("matrix kernels in plain 32 bit", matrix_s, TRACE_MIN_SHARE),
             *((fact("float32_matmul_precision", setting),) if setting else ()),
         ),
         fix(

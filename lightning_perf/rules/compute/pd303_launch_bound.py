@@ -5,21 +5,14 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.host_signals import claims_within, trace_or_live
+from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.parts import compile_prescription, fact, fix
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.signals import CODE_PHASES, phase_s, steady_of
 from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
-from lightning_perf.rules.trace_signals import (
-    CODE_PHASES,
-    compile_prescription,
-    device_reading_of,
-    idle_limit_s,
-    launching_s,
-    share_evidence,
-    trace_finding,
-)
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.roofline import least_of_step
 
@@ -76,27 +69,25 @@ def _from_trace(session: Session) -> Finding | None:
     late_s = launching_s(trace) - (tiny.saved_s if tiny is not None else 0.0)  # PD304's
     if kernels is None or kernels.median_s is None or not is_launch_bound(reading, late_s):
         return None
-    capped_s = min(late_s, idle_limit_s(reading))
+    capped_s = min(late_s, reading.idle_limit_s)
     is_capped = capped_s < CAPPED_PART * late_s
     site = late_place(trace)
     waited = "device idle because launches were late" + (", while profiled" if trace.steps else "")
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
             f"The device waits {percent(reading.share(capped_s))} of the time for the host to launch kernels: "
             f"{kernels.n_per_step:.0f} kernels {'per step' if trace.steps else 'in the trace'}, median "
             f"{duration(kernels.median_s)}{f'; the longest waits are at {site}' if site else ''}."
         ),
         evidence=(
-            share_evidence(reading, waited, late_s, LATE_MIN_SHARE),
+            reading.evidence(waited, late_s, LATE_MIN_SHARE),
             fact("median kernel", kernels.median_s, "s", SHORT_KERNEL_S, trace.n_kernels),
             fact("kernels " + ("per step" if trace.steps else "in the trace"), kernels.n_per_step),
-            share_evidence(reading, "device busy", device.busy_s),
+            reading.evidence("device busy", device.busy_s),
         ),
         prescriptions=_prescriptions(session),
         low_s=0.0,
         high_s=capped_s,
-        method="timed",
         basis="at most the time that the device waits for launches",
         confidence="medium" if trace.has_stacks or is_capped else "high",
     )

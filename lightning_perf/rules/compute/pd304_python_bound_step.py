@@ -5,17 +5,10 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Prescription, Session, TensorLoop
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.parts import compile_prescription, fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
-from lightning_perf.rules.trace_signals import (
-    code_phases,
-    compile_prescription,
-    is_blind,
-    reading_of,
-    share_evidence,
-    trace_finding,
-)
+from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place, site_of
 
 
@@ -86,29 +79,25 @@ def _prescriptions() -> tuple[Prescription, ...]:
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
     """Return the finding of the trace, and whether it is final: it names a line, or a device that waits."""
-    reading = reading_of(session)
+    reading = complete_reading_of(session)
     trace = reading.trace
-    if is_blind(trace):
-        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
     if trace.n_operators == 0 or trace.operator_mean_s is None:
         raise Skip(trace.missing.get("operators", "the trace holds no operators"))
     bound_s = max_mean_s(trace)
     found = tiny_operators(session, reading)
     if found is None:
         return None, False
-    finding = trace_finding(
-        reading,
+    finding = reading.finding(
         summary=f"{percent(reading.share(found.cost_s))} of the time is spent in tiny operators: {found.summary}.",
         evidence=(
-            share_evidence(reading, "time of tiny operators", found.cost_s, TRACE_MIN_SHARE),
+            reading.evidence("time of tiny operators", found.cost_s, TRACE_MIN_SHARE),
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
         prescriptions=_prescriptions(),
         low_s=0.0,
         high_s=found.saved_s,
-        phases=code_phases(reading) if trace.device is None else (),
-        method="timed",
+        phases=reading.code_phases if trace.device is None else (),
         basis="at most these operators and the Python code between them",
         confidence="medium",
     )

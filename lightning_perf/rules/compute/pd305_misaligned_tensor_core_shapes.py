@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from lightning_perf.records import MatrixShape, Session
-from lightning_perf.rules.kernel_signals import kind_path_s
+from lightning_perf.rules.kernel_signals import kind_path_s, on_path_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import BYTE_ALIGNMENT, HALF_ALIGNMENT, TENSOR_CORE_MIN_DIMENSION, TRACE_MIN_SHARE
-from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
@@ -38,7 +38,7 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         f"{percent(reading.share(spent_s))} of the time is matrix products with misaligned sizes, mostly "
         f"{worst.operator} of {worst.shapes}",
-        (share_evidence(reading, "misaligned matrix products", spent_s, TRACE_MIN_SHARE), *times),
+        (reading.evidence("misaligned matrix products", spent_s, TRACE_MIN_SHARE), *times),
         fix(
             f"pad the sizes that are not a multiple of {multiple}: {odd}",
             "minutes",

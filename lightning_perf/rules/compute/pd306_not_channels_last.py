@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from lightning_perf.records import Session
+from lightning_perf.rules.kernel_signals import on_path_s, work_share
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE, HALF_MIN_FRACTION, LOW_SHARE
-from lightning_perf.rules.trace_signals import device_reading_of, on_path_s, share_evidence, work_share
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 
 HALF = ("bf16", "fp16")
@@ -30,7 +31,7 @@ def check(session: Session) -> Diagnosis | None:
         f"{percent(reading.share(spent_s))} of step time is spent converting memory layouts ({kernels.layout_n} "
         "kernels)",
         (
-            share_evidence(reading, "converting layouts, on the critical path", spent_s, LOW_SHARE),
+            reading.evidence("converting layouts, on the critical path", spent_s, LOW_SHARE),
             fact(
                 "convolutions ÷ time of all kernels", share, "fraction", CONVOLUTION_MIN_SHARE, reading.trace.n_kernels
             ),

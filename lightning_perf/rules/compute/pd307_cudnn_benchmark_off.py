@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lightning_perf.records import Session
+from lightning_perf.rules.kernel_signals import kind_s, work_share
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE
-from lightning_perf.rules.trace_signals import device_reading_of, kind_s, share_evidence, work_share
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 
 
@@ -32,7 +33,7 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
         (
-            share_evidence(reading, "convolutions", kind_s(reading.trace, "convolution")),
+            reading.evidence("convolutions", kind_s(reading.trace, "convolution")),
             fact(metric, share, "fraction", CONVOLUTION_MIN_SHARE, convolutions.n),
             fact("cudnn.benchmark", False),
         ),

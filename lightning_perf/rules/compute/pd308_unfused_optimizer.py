@@ -53,7 +53,7 @@ def check(session: Session) -> Diagnosis | None:
 
 
 def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
-    """The argument that helps; None where there is none: on a CPU foreach runs tensor by tensor too."""
+    """Return the argument that helps; None where there is none: on a CPU foreach runs tensor by tensor too."""
     if optimizer.supports_fused:
         return "fused"
     return None if is_cpu_run(session) else "foreach"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.host_signals import looked_at, trace_or_live
+from lightning_perf.rules.kernel_signals import on_path_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE
-from lightning_perf.rules.trace_signals import code_limit_s, is_blind, on_path_s, reading_of, share_evidence
+from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place, site_of
 
 
@@ -36,16 +37,14 @@ def _live(session: Session) -> Diagnosis | None:
 
 
 def _from_trace(session: Session) -> Diagnosis | None:
-    reading = reading_of(session)
+    reading = complete_reading_of(session)
     trace = reading.trace
-    if is_blind(trace):
-        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
     if trace.n_operators == 0:
         raise Skip(trace.missing.get("operators", "the trace holds no operators"))
     attention, is_device = trace.attention, trace.device is not None
     if attention is None or attention.share < ATTENTION_MIN_SHARE:
         return None
-    spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, code_limit_s(reading))
+    spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, reading.code_limit_s)
     site = place(attention.function, attention.site) if attention.site else ""
     found = fact(
         "attention ÷ time of " + ("the device" if is_device else "operators"),
@@ -54,7 +53,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
         ATTENTION_MIN_SHARE,
         attention.n,
     )
-    evidence = (found, share_evidence(reading, "attention", spent_s))
+    evidence = (found, reading.evidence("attention", spent_s))
     share = reading.share(spent_s)
     return _diagnosed(share, site, _scores(attention), evidence, _prescription(), at_stake=share)
 

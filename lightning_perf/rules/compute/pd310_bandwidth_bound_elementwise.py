@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session, TraceRecord
-from lightning_perf.rules.kernel_signals import kind_path_s
-from lightning_perf.rules.parts import fact
+from lightning_perf.rules.kernel_signals import ELEMENTWISE_KINDS, kind_path_s, work_share
+from lightning_perf.rules.parts import compile_prescription, fact
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import ELEMENTWISE_MIN_SHARE, KIND_SHOWN_SHARE
-from lightning_perf.rules.trace_signals import (
-    ELEMENTWISE_KINDS,
-    compile_prescription,
-    device_reading_of,
-    is_worth_saying,
-    path_s,
-    share_evidence,
-    work_share,
-)
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 
 
@@ -29,8 +21,8 @@ def check(session: Session) -> Finding | None:
 def _diagnosis(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     trace = reading.trace
-    spent_s, everything_s = kind_path_s(trace, *ELEMENTWISE_KINDS), path_s(trace, "compute")
-    if everything_s <= 0 or spent_s / everything_s < ELEMENTWISE_MIN_SHARE or not is_worth_saying(reading, spent_s):
+    spent_s, everything_s = kind_path_s(trace, *ELEMENTWISE_KINDS), reading.path_s("compute")
+    if everything_s <= 0 or spent_s / everything_s < ELEMENTWISE_MIN_SHARE or not reading.is_noticeable(spent_s):
         return None
     return Diagnosis(
         f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. {_kinds(trace)}",
@@ -42,7 +34,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
                 ELEMENTWISE_MIN_SHARE,
                 trace.n_kernels,
             ),
-            share_evidence(reading, "these kernels on the critical path", spent_s),
+            reading.evidence("these kernels on the critical path", spent_s),
         ),
         compile_prescription(": it fuses chains of such kernels"),
         "torch.compile runs these operators",

@@ -9,7 +9,7 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, SMALL_BATCH_MAX_BUSY, STARVED_MAX_PART
-from lightning_perf.rules.trace_signals import device_reading_of, idle_limit_s, is_worth_saying, share_evidence
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 
 
@@ -27,8 +27,8 @@ def check(session: Session) -> Diagnosis | None:
     starved_s = idle.get("data_loading", 0.0)
     if starved_s > STARVED_MAX_PART * max(device.idle_s, 1e-12) or bound_of(session) not in ("launch", "latency"):
         return None
-    idle_s = max(0.0, idle_limit_s(reading) - starved_s)
-    if not is_worth_saying(reading, idle_s):
+    idle_s = max(0.0, reading.idle_limit_s - starved_s)
+    if not reading.is_noticeable(idle_s):
         return None
     n = session.settings.trainer.accumulate_grad_batches or 1
     fewer = f", and accumulate fewer than {n} batches" if n > 1 else ""
@@ -37,7 +37,7 @@ def check(session: Session) -> Diagnosis | None:
         f"The device is busy {percent(busy)} of the time ({bound_of(session)}-bound), and {percent(1 - fraction)} of "
         "its memory is free",
         (
-            share_evidence(reading, "device busy", device.busy_s, SMALL_BATCH_MAX_BUSY),
+            reading.evidence("device busy", device.busy_s, SMALL_BATCH_MAX_BUSY),
             fact(metric, fraction, "fraction", HEADROOM_MAX_FRACTION),
             fact("the step is bound by", bound_of(session)),
         ),

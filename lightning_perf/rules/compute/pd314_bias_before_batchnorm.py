@@ -6,7 +6,7 @@ from lightning_perf.records import Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.trace_signals import is_blind, reading_of
+from lightning_perf.rules.trace_reading import is_blind, reading_of
 
 
 def _from_layers(session: Session) -> Diagnosis | None:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 
 from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
-from lightning_perf.rules.parts import fact, unsigned_finding
+from lightning_perf.rules.kernel_signals import kind_s, work_share
+from lightning_perf.rules.parts import compile_prescription, fact, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import BUSY_MIN_SHARE
-from lightning_perf.rules.trace_signals import (
-    Reading,
-    compile_prescription,
-    device_reading_of,
-    kind_s,
-    share_evidence,
-    work_share,
-)
+from lightning_perf.rules.trace_reading import Reading, device_reading_of
 from lightning_perf.rules.wording import percent
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.traces.kernels import MATRIX_KINDS
@@ -54,7 +48,7 @@ def _kinds(trace: TraceRecord) -> tuple[str, ...]:
 
 
 def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
-    """Operations a second of the matrix products whose shapes are known, and their part of the datasheet's figure."""
+    """Return the FLOP/s of matrix products with known shapes, and their fraction of the datasheet's peak."""
     trace = reading.trace
     known = [shape for shape in trace.matrix_shapes if shape.m and shape.n and shape.k and shape.device_s > 0]
     seconds = sum(shape.device_s for shape in known)
@@ -63,7 +57,7 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
     speed = sum(_operations(shape) for shape in known) / seconds
     facts = (
         fact("speed of the matrix products", speed, "FLOP/s", n=sum(s.calls for s in known)),
-        share_evidence(reading, "matrix kernels", kind_s(trace, *MATRIX_KINDS)),
+        reading.evidence("matrix kernels", kind_s(trace, *MATRIX_KINDS)),
     )
     precisions = trace.kernels.matrix_precisions
     chip = datasheet_of(trace.device_name or "")
@@ -76,7 +70,7 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
 
 
 def _utilisation(session: Session) -> tuple[Evidence, ...]:
-    """The whole step's arithmetic against what the device can do, each with its denominator."""
+    """Return the arithmetic rate of the whole step, and its fraction of the measured and the datasheet's peak."""
     used = session.model_profile.utilisation if session.model_profile is not None else None
     if used is None:
         return ()

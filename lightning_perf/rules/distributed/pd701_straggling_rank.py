@@ -119,7 +119,7 @@ def _excess_s(ranks: Ranks, worst: RankSummary, part: str) -> float:
 
 
 def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> dict[str, float]:
-    """By the phases of the rank that the session is of: its own where it is the slow one, else its backward's end."""
+    """Return the lost time by phase of this session's rank: where it is slow itself, or else in backward."""
     steady = steady_of(session)
     if worst.rank != session.run.rank:
         return {"backward": lost_s}
@@ -130,7 +130,7 @@ def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> d
 
 
 def _claims_of_a_trace(span: StageTimes, lost_s: float) -> dict[str, float]:
-    """In which phase of a trace the others wait depends on the strategy: each gives its share."""
+    """Return the lost time spread over all phases: in which of them the others wait depends on the strategy."""
     within = {name: phase for name, phase in span.phases.items() if name in STEP_PHASES}
     total_s = sum(phase.total_s for phase in within.values())
     return {name: lost_s * phase.total_s / total_s for name, phase in within.items()} if total_s > 0 else {}
@@ -143,7 +143,7 @@ def _name_of(worst: RankSummary, part: str) -> str:
 
 
 def _line_of(ranks: Ranks, worst: RankSummary) -> str:
-    """The line that this rank alone spends much time in."""
+    """Return the line that this rank alone spends much time in."""
     alone = (worst.found_lines.get(text, "") for text in found_alone(ranks, worst.rank))
     line = next(filter(None, alone), "")
     return f" Only rank {worst.rank} spends much time in {line}." if line else ""

@@ -5,18 +5,9 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part, waited_s
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import COMMUNICATION_MIN_SHARE
-from lightning_perf.rules.trace_signals import (
-    is_blind,
-    path_s,
-    per_step,
-    reading_of,
-    share_evidence,
-    step_words,
-    trace_finding,
-    without,
-)
+from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent
 
 _BASIS = "at most what is not hidden; nothing, if it is another rank that is waited for"
@@ -63,42 +54,38 @@ _SHARDED = (
 @rule("PD702", "exposed-communication")
 def check(session: Session) -> Finding | None:
     """Compare the time of collectives without another kernel with the threshold."""
-    reading = reading_of(session)
+    reading = complete_reading_of(session)
     trace = reading.trace
-    if is_blind(trace):
-        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
     communication = trace.communication
     if communication is None:
         return None
     waiting_s = waited_s(session, reading)
     is_compared = communication.waiting_s is not None
-    exposed_s = path_s(trace, "communication")
+    exposed_s = reading.path_s("communication")
     if not is_compared and communication.least_exposed_s is not None:
         exposed_s = min(exposed_s, communication.least_exposed_s * len(trace.steps))
     # Small ones are PD708's.
     exposed_s = (exposed_s - waiting_s) * (1 - small_part(reading))
     if reading.share(exposed_s) < COMMUNICATION_MIN_SHARE:
         return None
-    gone = without(reading, "communication")
+    least_s, most_s = reading.saved_s("communication", exposed_s)
     by_name = sorted(communication.by_name.items(), key=lambda item: -item[1])[:2]
     hidden = communication.overlap_fraction
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
-            f"Only collectives run {percent(reading.share(exposed_s))} of the time ({step_words(reading, exposed_s)}). "
-            f"Collectives: {per_step(reading, communication.n)}"
+            f"Only collectives run {percent(reading.share(exposed_s))} of the time ({reading.step_words(exposed_s)}). "
+            f"Collectives: {reading.per_step(communication.n)}"
             + (f", {percent(hidden)} of their time hidden behind computing." if hidden is not None else ".")
         ),
         evidence=(
-            share_evidence(reading, "collectives while no other kernel ran", exposed_s, COMMUNICATION_MIN_SHARE),
-            share_evidence(reading, "collectives", communication.total_s),
+            reading.evidence("collectives while no other kernel ran", exposed_s, COMMUNICATION_MIN_SHARE),
+            reading.evidence("collectives", communication.total_s),
             *((fact("waiting for slower ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
         prescriptions=_SHARDED if communication.shards else _REPLICATED,
-        low_s=max(0.0, gone[1] - waiting_s) if gone else 0.0,
-        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
-        method="timed",
+        low_s=max(0.0, least_s - waiting_s),
+        high_s=most_s,
         basis=_BASIS_COMPARED if is_compared else _BASIS,
         confidence="high" if is_compared else "medium",
     )

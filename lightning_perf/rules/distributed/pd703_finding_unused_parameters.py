@@ -20,7 +20,7 @@ _PRESCRIPTION = fix(
 
 
 def preflight(session: Session) -> Finding | None:
-    """Read the flag alone."""
+    """Report the flag alone."""
     if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
         return None
     return unsigned_finding(

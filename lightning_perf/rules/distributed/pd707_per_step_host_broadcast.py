@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_ITEMS_PER_STEP
-from lightning_perf.rules.trace_signals import reading_of
+from lightning_perf.rules.trace_reading import reading_of
 from lightning_perf.rules.wording import duration, number_of, percent
 
 

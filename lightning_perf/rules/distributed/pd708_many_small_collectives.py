@@ -5,36 +5,33 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import COLLECTIVES_MIN_SMALL, LOW_SHARE
-from lightning_perf.rules.trace_signals import is_blind, path_s, reading_of, share_evidence, trace_finding, without
+from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import duration, percent
 
 
 @rule("PD708", "many-small-collectives")
 def check(session: Session) -> Finding | None:
     """Compare the time of small collectives without another kernel with the threshold."""
-    reading = reading_of(session)
-    if is_blind(reading.trace):
-        raise Skip(reading.trace.missing.get("device", "the trace does not show what the device did"))
+    reading = complete_reading_of(session)
     communication = reading.trace.communication
     if communication is None or not reading.trace.steps:
         return None
     part = small_part(reading)
     small = part * communication.n_per_step
-    exposed_s = part * path_s(reading.trace, "communication")
+    exposed_s = part * reading.path_s("communication")
     if not part or reading.share(exposed_s) < LOW_SHARE:
         return None
-    gone = without(reading, "communication")
-    return trace_finding(
-        reading,
+    _, most_s = reading.saved_s("communication", exposed_s)
+    return reading.finding(
         summary=(
             f"{small:.0f} small collectives per step (median {duration(communication.median_s or 0.0)}) take "
             f"{percent(reading.share(exposed_s))} of the time without a kernel beside them."
         ),
         evidence=(
             fact("small collectives per step", small, "count", COLLECTIVES_MIN_SMALL),
-            share_evidence(reading, "small collectives while no other kernel ran", exposed_s, LOW_SHARE),
+            reading.evidence("small collectives while no other kernel ran", exposed_s, LOW_SHARE),
         ),
         prescriptions=(
             fix(
@@ -44,8 +41,7 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         low_s=0.0,
-        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
-        method="timed",
+        high_s=most_s,
         basis="at most these collectives; their bytes are still exchanged",
         confidence="high" if communication.small_per_step is not None else "medium",
     )

@@ -10,15 +10,7 @@ from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s,
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
-from lightning_perf.rules.trace_signals import (
-    device_reading_of,
-    idle_limit_s,
-    path_s,
-    per_step,
-    share_evidence,
-    trace_finding,
-    without,
-)
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.user_lines import whole_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
 
@@ -105,23 +97,22 @@ def _prescription(at: str) -> Prescription:
 def _from_trace(session: Session) -> Finding | None:
     reading, _ = device_reading_of(session)
     syncs = reading.trace.syncs
-    delayed_s = path_s(reading.trace, "sync_communication")
-    lost_s = min(path_s(reading.trace, "sync"), idle_limit_s(reading)) + delayed_s
+    delayed_s = reading.path_s("sync_communication")
+    lost_s = min(reading.path_s("sync"), reading.idle_limit_s) + delayed_s
     if syncs is None or reading.share(lost_s) < SYNC_MIN_SHARE:
         return None
-    gone = without(reading, "sync")
+    least_s, most_s = reading.saved_s("sync", lost_s)
     sites = sorted((s for s in syncs.sites if s.idle_after_s), key=lambda site: -(site.idle_after_s or 0.0))
     n = syncs.n + syncs.blocking_copy_n
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
             f"The device is idle {percent(reading.share(lost_s))} of the time because the host waits "
             f"for its results and then launches kernels late. "
-            f"{_costliest(sites)}{per_step(reading, n, 'such wait')}."
+            f"{_costliest(sites)}{reading.per_step(n, 'such wait')}."
         ),
         evidence=(
-            share_evidence(reading, "device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
-            *((share_evidence(reading, "only collectives while it waited", delayed_s),) if delayed_s else ()),
+            reading.evidence("device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
+            *((reading.evidence("only collectives while it waited", delayed_s),) if delayed_s else ()),
             *(
                 fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
                 for s in sites[:3]
@@ -130,9 +121,8 @@ def _from_trace(session: Session) -> Finding | None:
             fact("calls of aten::item", syncs.item_n, "count"),
         ),
         prescriptions=(_prescription(_at(sites)),),
-        low_s=gone[1] if gone else 0.0,
-        high_s=min(lost_s, gone[2]) if gone else lost_s,
-        method="timed",
+        low_s=least_s,
+        high_s=most_s,
         basis="at most the device's idle time; nothing if another wait follows",
     )
 

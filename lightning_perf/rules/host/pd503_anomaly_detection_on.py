@@ -13,7 +13,7 @@ from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_F
 
 
 def preflight(session: Session) -> Finding | None:
-    """Read the setting alone."""
+    """Report the setting alone."""
     is_on = session.settings.trainer.is_anomaly_detection_on
     if is_on is None:
         raise Skip("whether anomaly detection is on is not known")
@@ -37,7 +37,7 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD503", "anomaly-detection-on", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Read the setting; the gain is an assumption over forward and backward."""
+    """Report the setting; the gain is an assumption over forward and backward."""
     finding = preflight(session)
     steady = steady_of(session)
     if finding is None:

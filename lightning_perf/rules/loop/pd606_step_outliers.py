@@ -84,7 +84,7 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
 
 
 def _coreless(session: Session) -> float:
-    """Share of its time that the training thread was ready to run without a core; 0 where nothing tells.
+    """Return the share of its time that the training thread waited for a core; 0 if not known.
 
     In a queue by the kernel's account; and in a virtual machine, where the kernel takes it for running, what the
     hypervisor took of cores that were busy, the training thread's among them.

@@ -6,14 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import LOW_SHARE
-from lightning_perf.rules.trace_signals import (
-    device_reading_of,
-    path_s,
-    per_step,
-    share_evidence,
-    trace_finding,
-    without,
-)
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 
 
@@ -24,19 +17,18 @@ def check(session: Session) -> Finding | None:
     allocator = reading.trace.allocator
     if allocator is None:
         raise Skip("the trace holds no calls of the driver")
-    exposed_s = path_s(reading.trace, "allocator")
+    exposed_s = reading.path_s("allocator")
     if reading.share(exposed_s) < LOW_SHARE:
         return None
-    gone = without(reading, "allocator")
-    calls = ", ".join(per_step(reading, call.n, call.name, call.name) for call in allocator.calls[:2])
-    return trace_finding(
-        reading,
+    least_s, most_s = reading.saved_s("allocator", exposed_s)
+    calls = ", ".join(reading.per_step(call.n, call.name, call.name) for call in allocator.calls[:2])
+    return reading.finding(
         summary=(
             f"The device waits {percent(reading.share(exposed_s))} of the time for the driver to allocate or free "
             f"memory{f': {calls}' if calls else ''}."
         ),
         evidence=(
-            share_evidence(reading, "allocating and freeing with the device idle", exposed_s, LOW_SHARE),
+            reading.evidence("allocating and freeing with the device idle", exposed_s, LOW_SHARE),
             *(fact(call.name, call.total_s, "s", n=call.n) for call in allocator.calls[:3]),
         ),
         prescriptions=(
@@ -47,9 +39,8 @@ def check(session: Session) -> Finding | None:
                 code=_setting(device.kind),
             ),
         ),
-        low_s=gone[1] if gone else 0.0,
-        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
-        method="timed",
+        low_s=least_s,
+        high_s=most_s,
         basis="at most these calls, while the device was idle",
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import UNACCOUNTED_MAX_SHARE
-from lightning_perf.rules.trace_signals import is_blind, launching_s, path_s, reading_of, share_evidence
+from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import percent
 
@@ -52,12 +53,10 @@ def check(session: Session) -> Finding | None:
 
 
 def _in_a_trace(session: Session) -> Finding | None:
-    reading = reading_of(session)
+    reading = complete_reading_of(session)
     trace = reading.trace
-    if is_blind(trace):
-        raise Skip(trace.missing.get("device", "the trace does not show what the device did"))
     is_explained = trace.device is not None and is_launch_bound(reading, launching_s(trace))
-    parts = {words: path_s(trace, cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
+    parts = {words: reading.path_s(cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
     unexplained_s = sum(parts.values())
     if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:
         return None
@@ -73,8 +72,8 @@ def _in_a_trace(session: Session) -> Finding | None:
         severity="info",
         summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, mostly {words}{where}.",
         evidence=(
-            share_evidence(reading, "unexplained", unexplained_s, UNACCOUNTED_MAX_SHARE),
-            *(share_evidence(reading, words, seconds) for words, seconds in parts.items() if seconds),
+            reading.evidence("unexplained", unexplained_s, UNACCOUNTED_MAX_SHARE),
+            *(reading.evidence(words, seconds) for words, seconds in parts.items() if seconds),
         ),
         prescriptions=(
             fix(

@@ -6,7 +6,7 @@ from lightning_perf.records import Copies, Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
-from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding, without
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent, place
 
 
@@ -15,26 +15,24 @@ def check(session: Session) -> Finding | None:
     """Compare the time of copies from pageable memory without a kernel with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
-    exposed_s = path_s(reading.trace, "pageable_copy")
+    exposed_s = reading.path_s("pageable_copy")
     if copies is None or reading.share(exposed_s) < PAGEABLE_MIN_SHARE:
         return None
-    gone = without(reading, "pageable_copy")
+    least_s, most_s = reading.saved_s("pageable_copy", exposed_s)
     is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
             f"The device only copies from pageable memory {percent(reading.share(exposed_s))} of the time. "
             f"{copies.h2d_pageable_n} copies in the trace{_where(copies)}."
         ),
         evidence=(
-            share_evidence(reading, "copying from pageable memory while no kernel ran", exposed_s, PAGEABLE_MIN_SHARE),
+            reading.evidence("copying from pageable memory while no kernel ran", exposed_s, PAGEABLE_MIN_SHARE),
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
         prescriptions=(_make_on_device(),) if is_pinned else (_pin(),),
-        low_s=gone[1] if gone else 0.0,
-        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
-        method="timed",
+        low_s=least_s,
+        high_s=most_s,
         basis="at most the copies, if they ran beside kernels",
     )
 

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import NARROWING_PART, TRACE_MIN_SHARE
-from lightning_perf.rules.trace_signals import device_reading_of, path_s, share_evidence, trace_finding
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
 
 
@@ -17,7 +17,7 @@ def check(session: Session) -> Finding | None:
     copies = reading.trace.copies
     if copies is None:
         return None
-    exposed_s = path_s(reading.trace, "transfer")
+    exposed_s = reading.path_s("transfer")
     if reading.share(exposed_s) < TRACE_MIN_SHARE:
         return None
     overlap_s = min(exposed_s, device.compute_s)
@@ -34,21 +34,19 @@ def check(session: Session) -> Finding | None:
     )
     can_hide = overlap_s > smaller_s
     speed = copies.h2d_bytes / copies.h2d_s if copies.h2d_bytes and copies.h2d_s > 0 else None
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
             f"The device only copies from pinned memory {percent(reading.share(exposed_s))} of the time: "
             f"{copies.h2d_n} copies in the trace without a kernel beside them."
         ),
         evidence=(
-            share_evidence(reading, "copying from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
-            share_evidence(reading, "kernels running, beside which copies could run", device.compute_s),
+            reading.evidence("copying from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
+            reading.evidence("kernels running, beside which copies could run", device.compute_s),
             *((fact("speed of the copies", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
         ),
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
         low_s=0.0,
         high_s=max(overlap_s, smaller_s),
-        method="timed",
         basis=(
             "at most the copies that would fit beside kernels"
             if can_hide

@@ -6,14 +6,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import LOW_SHARE
-from lightning_perf.rules.trace_signals import (
-    device_reading_of,
-    path_s,
-    per_step,
-    share_evidence,
-    trace_finding,
-    without,
-)
+from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent, place
 
 
@@ -22,20 +15,19 @@ def check(session: Session) -> Finding | None:
     """Compare the time of copies to the host without a kernel with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
-    exposed_s = path_s(reading.trace, "device_to_host")
+    exposed_s = reading.path_s("device_to_host")
     if copies is None or reading.share(exposed_s) < LOW_SHARE:
         return None
-    gone = without(reading, "device_to_host")
+    least_s, most_s = reading.saved_s("device_to_host", exposed_s)
     sites = [site for site in copies.sites if site.direction == "d2h"]
     where = f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
-    return trace_finding(
-        reading,
+    return reading.finding(
         summary=(
             f"The device only copies to the host {percent(reading.share(exposed_s))} of the time: "
-            f"{per_step(reading, copies.d2h_n, 'copy', 'copies')}{where}."
+            f"{reading.per_step(copies.d2h_n, 'copy', 'copies')}{where}."
         ),
         evidence=(
-            share_evidence(reading, "copying to the host while no kernel ran", exposed_s, LOW_SHARE),
+            reading.evidence("copying to the host while no kernel ran", exposed_s, LOW_SHARE),
             fact("copies to the host", copies.d2h_n, "count"),
         ),
         prescriptions=(
@@ -45,8 +37,7 @@ def check(session: Session) -> Finding | None:
                 code="self.total += loss.detach()  # .cpu() once, in on_train_epoch_end",
             ),
         ),
-        low_s=gone[1] if gone else 0.0,
-        high_s=min(exposed_s, gone[2]) if gone else exposed_s,
-        method="timed",
+        low_s=least_s,
+        high_s=most_s,
         basis="at most the copies without a kernel beside them",
     )

@@ -1,0 +1,64 @@
+"""Which matrix products a device computes faster than plain 32-bit ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lightning_perf.records import Session, TraceRecord
+
+from .thresholds import AMPERE_CAPABILITY, TENSOR_CORE_CAPABILITY, TURING_CAPABILITY
+
+_AMD_WITH_MATRIX_UNITS = re.compile(r"\bMI\d{2,3}")
+_TURING_WITHOUT_TENSOR_CORES = re.compile(r"GTX 16|\bMX\d|T[45]\d\d\b")
+
+
+class MatrixUnits(NamedTuple):
+    """Which matrix products the device does faster than plain 32-bit ones; None where that is not known."""
+
+    bf16: bool | None
+    fp16: bool | None
+    tf32: bool | None
+
+
+def matrix_units(session: Session, trace: TraceRecord | None) -> MatrixUnits:
+    """Return what the device's matrix units can multiply: by the session's machine, else by what the trace says of it.
+
+    Sources: NVIDIA's compute capabilities (Tensor Cores from 7.0, TF32 and bf16 from 8.0; the GTX 16 series is 7.5
+    without them) and AMD's CDNA line (Instinct MI100 and newer).
+    """
+    devices = session.machine.devices
+    if devices:
+        capabilities = [_capability(device.capability) for device in devices if device.kind == "cuda"]
+        return MatrixUnits(
+            _all(device.has_fast_bf16 for device in devices),
+            _all(device.has_fast_fp16 for device in devices),
+            _all(
+                None if capability is None else capability >= AMPERE_CAPABILITY for capability in capabilities or [None]
+            ),
+        )
+    device = trace.device if trace is not None else None
+    name = (trace.device_name if trace is not None else None) or ""
+    if device is not None and device.kind == "rocm":
+        has_units = True if _AMD_WITH_MATRIX_UNITS.search(name) else None
+        return MatrixUnits(has_units, has_units, None)
+    capability = _capability(device.capability if device is not None else None)
+    if capability is None:
+        return MatrixUnits(None, None, None)
+    has_tensor_cores = capability >= TENSOR_CORE_CAPABILITY and not (
+        capability == TURING_CAPABILITY and _TURING_WITHOUT_TENSOR_CORES.search(name)
+    )
+    return MatrixUnits(capability >= AMPERE_CAPABILITY, has_tensor_cores, capability >= AMPERE_CAPABILITY)
+
+
+def _capability(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _all(answers: Iterable[bool | None]) -> bool | None:
+    listed = list(answers)
+    return None if not listed or any(answer is None for answer in listed) else all(listed)

@@ -1,0 +1,281 @@
+"""What rules read from a profiler window or a trace file, and findings whose gain follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_perf.records import (
+    STEP_PHASES,
+    Confidence,
+    DeviceActivity,
+    Distribution,
+    Evidence,
+    Finding,
+    Method,
+    PhaseTime,
+    Prescription,
+    Session,
+    StageTimes,
+    TraceRecord,
+    WhatIf,
+)
+
+from .gain import timed_finding
+from .kernel_signals import on_path_s, path_s
+from .rule import Skip
+from .signals import CODE_PHASES, phase_s
+from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
+from .wording import duration
+
+_PHASE_OF_TRACE = {"data_loading": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+
+
+class Reading(NamedTuple):
+    """A profiler window, and the span of time that its shares are applied to.
+
+    Attributes:
+        trace: What the window, or the trace file, says.
+        span: The steady steps of the session; what the trace itself lasted where there are too few of these.
+        basis: Which of the two, in words.
+        is_timed: Whether they are steps timed without the profiler, whose own cost is in the trace.
+    """
+
+    trace: TraceRecord
+    span: StageTimes
+    basis: str
+    is_timed: bool
+
+    @property
+    def n_steps(self) -> int:
+        """Steps in the trace, at least 1."""
+        return max(1, len(self.trace.steps))
+
+    def share(self, seconds: float) -> float:
+        """Return seconds of the trace as a share of its analyzed part."""
+        return seconds / self.trace.span_s
+
+    def finding(
+        self,
+        *,
+        summary: str,
+        evidence: tuple[Evidence, ...],
+        prescriptions: tuple[Prescription, ...],
+        low_s: float,
+        high_s: float,
+        basis: str,
+        phases: Iterable[str] = (),
+        confidence: Confidence = "high",
+        method: Method = "timed",
+    ) -> Finding:
+        """Return a finding whose severity and gain follow from seconds of a trace.
+
+        Args:
+            summary: Its first sentence is the headline of a verdict.
+            evidence: The facts.
+            prescriptions: Best first.
+            low_s: Seconds of the trace that go away at least.
+            high_s: Seconds that go away at most, exclusive to the cause.
+            basis: What both rest on; what the shares are applied to is added.
+            phases: As for ``claims``.
+            confidence: Of the diagnosis itself; a trace without steps lowers it.
+            method: As for ``timed_finding``.
+        """
+        if confidence == "high" and not self.trace.steps:
+            confidence = "medium"
+        return timed_finding(
+            self.span,
+            summary=summary,
+            evidence=evidence,
+            prescriptions=prescriptions,
+            claims=self.claims(high_s, phases),
+            low_s=low_s * self._scale,
+            basis=f"{basis} ({self.basis})",
+            confidence=confidence,
+            method=method,
+        )
+
+    def claims(self, seconds: float, phases: Iterable[str] = ()) -> dict[str, float]:
+        """Return seconds of a trace as seconds of the span that its shares are applied to, by phase.
+
+        Args:
+            seconds: Of the trace.
+            phases: Where the time is spent; no more than these took is claimed. By default all parts of a step but
+                waiting for data, or the whole step if they are shorter than the claim: a device's cost shows wherever
+                the host next waits for it.
+        """
+        span, wanted = self.span, tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
+        seconds *= self._scale
+        if not tuple(phases) and seconds > phase_s(span, *wanted):
+            wanted = STEP_PHASES
+        within_s = phase_s(span, *wanted)
+        part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
+        return {name: part * span.phases[name].total_s for name in wanted if name in span.phases}
+
+    def evidence(self, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
+        """Return a share of the analyzed part of the trace as evidence."""
+        return Evidence(
+            metric=metric,
+            value=self.share(seconds),
+            unit="fraction",
+            threshold=threshold,
+            n=len(self.trace.steps) or None,
+        )
+
+    def path_s(self, *causes: str) -> float:
+        """Return the seconds of these causes on the critical path."""
+        return path_s(self.trace, *causes)
+
+    def without(self, cause: str) -> tuple[WhatIf, float, float] | None:
+        """Return the prediction without a cause, and the least and most seconds of the trace saved; None if unseen."""
+        found = next((each for each in self.trace.what_if if each.cause == cause), None)
+        if found is None:
+            return None
+        n = self.n_steps
+        return found, n * max(0.0, found.step_s - found.high_s), n * max(0.0, found.step_s - found.low_s)
+
+    def saved_s(self, cause: str, most_s: float) -> tuple[float, float]:
+        """Return the least and most seconds of the trace saved without a cause, at most ``most_s``."""
+        gone = self.without(cause)
+        return (gone[1], min(most_s, gone[2])) if gone else (0.0, most_s)
+
+    def device_savings(self, low_s: float, high_s: float) -> tuple[float, float]:
+        """Return what faster kernels save of the step, which takes the longer of host and device.
+
+        Args:
+            low_s: Seconds of device work saved at least.
+            high_s: Seconds of device work saved at most.
+
+        Returns:
+            Seconds of the trace saved at least (no more than the host leaves) and at most, on the critical path.
+        """
+        needed_s = sum(step.host_needed_s or 0.0 for step in self.trace.windows)
+        slack_s = max(0.0, self.trace.span_s - needed_s)
+        return min(on_path_s(self.trace, low_s), slack_s), on_path_s(self.trace, high_s)
+
+    def is_noticeable(self, high_s: float) -> bool:
+        """Return whether saving these seconds of the trace would show in the step."""
+        return self.share(high_s) >= LOW_SHARE
+
+    @property
+    def code_phases(self) -> tuple[str, ...]:
+        """The timed phases that run the model's code; empty without timed steps."""
+        return CODE_PHASES if self.is_timed else ()
+
+    @property
+    def code_limit_s(self) -> float:
+        """The most seconds of the trace that the model's code takes: the profiler makes operators longer."""
+        if not self.is_timed:
+            return self.trace.span_s
+        steps_s = phase_s(self.span, *STEP_PHASES)
+        return self.trace.span_s * phase_s(self.span, *CODE_PHASES) / steps_s if steps_s > 0 else 0.0
+
+    @property
+    def idle_limit_s(self) -> float:
+        """The most seconds of the trace that the device is idle: steps without the profiler have shorter gaps."""
+        trace = self.trace
+        busy_s = sum(step.device_busy_s or 0.0 for step in trace.windows)
+        idle_s = max(0.0, trace.span_s - busy_s)
+        if not self.is_timed or not trace.steps or self.span.step_s.mean <= 0:
+            return idle_s
+        timed = max(0.0, 1.0 - busy_s / len(trace.steps) / self.span.step_s.mean)
+        return min(idle_s, timed * trace.span_s)
+
+    def per_step(self, n: int, what: str = "", plural: str = "") -> str:
+        """Return a count per step: ``"12 copies per step"``; in the trace if it has no steps."""
+        value = n / self.n_steps if self.trace.steps else n
+        text = f"{value:.0f}" if value >= 10 or not self.trace.steps else f"{value:.2g}"
+        named = f" {what if text == '1' else plural or what + 's'}" if what else ""
+        return f"{text}{named} {'per step' if self.trace.steps else 'in the trace'}"
+
+    def step_words(self, seconds: float) -> str:
+        """Return seconds of the trace per step: ``"12 ms of a 60 ms step"``; of the trace if it has no steps."""
+        if not self.trace.steps:
+            return f"{duration(seconds)} of {duration(self.trace.span_s)}"
+        return f"{duration(seconds / self.n_steps)} of a {duration(self.trace.span_s / self.n_steps)} step"
+
+    @property
+    def _scale(self) -> float:
+        return phase_s(self.span, *STEP_PHASES) / self.trace.span_s
+
+
+def reading_of(session: Session) -> Reading:
+    """Return the last window that holds something.
+
+    Raises:
+        Skip: There is none.
+    """
+    if not session.windows:
+        raise Skip("no profiler window was opened")
+    for window in reversed(session.windows):
+        trace = window.trace
+        if window.status == "recorded" and trace is not None and trace.span_s >= MIN_SPAN_S:
+            return _reading(session, trace)
+    raise Skip("no profiler window holds anything: " + session.windows[-1].reason)
+
+
+def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
+    """Return the last window, and its device activity.
+
+    Raises:
+        Skip: There is no window, or no work of a device in it.
+    """
+    reading = reading_of(session)
+    if reading.trace.device is None:
+        raise Skip(reading.trace.missing.get("device", "the profiler window holds no work of a device"))
+    return reading, reading.trace.device
+
+
+def complete_reading_of(session: Session) -> Reading:
+    """Return the last window, which shows the device's work if there is a device.
+
+    Raises:
+        Skip: There is no window, or it does not show the work of its device.
+    """
+    reading = reading_of(session)
+    if is_blind(reading.trace):
+        raise Skip(reading.trace.missing.get("device", "the trace does not show what the device did"))
+    return reading
+
+
+def is_blind(trace: TraceRecord) -> bool:
+    """Return whether the trace has a device but no device events."""
+    return trace.device is None and (trace.device_name is not None or trace.allocator is not None)
+
+
+def _reading(session: Session, trace: TraceRecord) -> Reading:
+    steady = session.steady
+    n_steps = len(trace.steps)
+    window = (
+        f"{n_steps} profiled {'step' if n_steps == 1 else 'steps'}" if n_steps else "the whole trace, without steps"
+    )
+    if steady is None or steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
+        return Reading(trace, _span_of(trace), window, False)
+    return Reading(trace, steady, f"shares of {window}, applied to {steady.n_steps} timed steps", True)
+
+
+def _span_of(trace: TraceRecord) -> StageTimes:
+    """Return the span of a trace alone; it includes the profiler's own cost."""
+    seconds: dict[str, float] = {}
+    for phase in trace.phases:
+        name = _PHASE_OF_TRACE.get(phase.name, "other")
+        seconds[name] = seconds.get(name, 0.0) + max(0.0, phase.host_s)
+    total_s = sum(seconds.values())
+    if total_s <= 0:
+        seconds, total_s = {"other": 1.0}, 1.0
+    durations = [step.duration_s for step in trace.steps] or [trace.span_s]
+    p50, p95, p99 = (float(value) for value in np.percentile(durations, [50, 95, 99]))
+    return StageTimes(
+        n_steps=len(durations),
+        n_warmup_steps=0,
+        span_s=trace.span_s,
+        step_s=Distribution(p50=p50, p95=p95, p99=p99, mean=fmean(durations), std=float(np.std(durations))),
+        samples_per_s=None,
+        phases={
+            name: PhaseTime(total_s=trace.span_s * spent / total_s, share=spent / total_s)
+            for name, spent in seconds.items()
+        },
+    )
