@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import logging
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from lightning_perf import rules
+from lightning_perf.errors import ConfigError
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import (
     Finding,
@@ -30,9 +32,10 @@ from .parts import fact
 from .rank_signals import where_found
 from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip
-from .selection import check_known, is_selected
 from .trace_reading import is_blind
 from .verdict import trace_verdict_of, verdict_of
+
+EVERYTHING = "PD"
 
 _RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")
 
@@ -62,8 +65,8 @@ def check_codes(select: Sequence[str] | None = None, ignore: Sequence[str] | Non
         ConfigError: One of them starts no rule's code; the message names close ones.
     """
     codes = [rule.code for rule in all_rules()]
-    check_known("select", select, codes)
-    check_known("ignore", ignore, codes)
+    _check_known("select", select, codes)
+    _check_known("ignore", ignore, codes)
 
 
 def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> Session:
@@ -87,7 +90,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
     findings: list[Finding] = []
     outcomes: list[RuleOutcome] = []
     for rule, finding, outcome in answers:
-        if not is_selected(rule.code, select, ignore):
+        if not _is_selected(rule.code, select, ignore):
             outcomes.append(RuleOutcome(code=rule.code, status="ignored", reason="not selected"))
             continue
         outcomes.append(outcome)
@@ -164,7 +167,7 @@ def preflight(
     check_codes(select, ignore)
     findings = []
     for rule in all_rules():
-        if rule.preflight is None or not is_selected(rule.code, select, ignore):
+        if rule.preflight is None or not _is_selected(rule.code, select, ignore):
             continue
         try:
             finding = rule.sign(rule.preflight(session))
@@ -191,7 +194,7 @@ def hypotheses(
     """
     found: dict[str, Hypothesis] = {}
     for rule in all_rules():
-        if rule.hypothesis is None or not is_selected(rule.code, select, ignore):
+        if rule.hypothesis is None or not _is_selected(rule.code, select, ignore):
             continue
         try:
             asked = rule.hypothesis(session)
@@ -216,3 +219,44 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
         reason = f"{type(error).__name__}: {error}"
         return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
     return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")
+
+
+def _check_known(argument: str, patterns: Sequence[str] | None, codes: Collection[str]) -> None:
+    """Raise an error for patterns that select no rule.
+
+    Args:
+        argument: ``"select"`` or ``"ignore"``, for the message.
+        patterns: Codes or prefixes as the user gave them; None is fine.
+        codes: The codes of all rules.
+
+    Raises:
+        ConfigError: It is not a list of strings, or one of them starts no code.
+    """
+    accepted = 'a code such as "PD101", or a prefix such as "PD1" (a category) or "PD" (all)'
+    if patterns is None:
+        return
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise ConfigError(f"{argument}={patterns!r} is not a list; expected a list of strings, each {accepted}")
+    for pattern in patterns:
+        if isinstance(pattern, str) and len(pattern) >= len(EVERYTHING):
+            if any(code.startswith(pattern) for code in codes):
+                continue
+            close = difflib.get_close_matches(pattern.upper(), _known(codes), n=3)
+        else:
+            close = []
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"{argument} holds {pattern!r}, which starts no rule's code; expected {accepted}.{hint}")
+
+
+def _is_selected(code: str, select: Sequence[str] | None, ignore: Sequence[str] | None) -> bool:
+    """Return whether a rule runs: the longest matching pattern decides; ``ignore`` wins a tie."""
+    wanted = _longest(code, (EVERYTHING,) if select is None else select)
+    return wanted > _longest(code, ignore or ())
+
+
+def _known(codes: Collection[str]) -> list[str]:
+    return sorted({*codes, *(code[:3] for code in codes), EVERYTHING})
+
+
+def _longest(code: str, patterns: Sequence[str]) -> int:
+    return max((len(pattern) for pattern in patterns if code.startswith(pattern)), default=0)

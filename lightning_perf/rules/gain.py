@@ -45,8 +45,8 @@ def timed_finding(
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
     claims: Mapping[str, float],
-    low_s: float,
     basis: str,
+    low_s: float = 0.0,
     confidence: Confidence = "high",
     method: Method = "modeled",
 ) -> Finding:

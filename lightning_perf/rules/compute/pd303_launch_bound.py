@@ -49,7 +49,6 @@ def _live(session: Session) -> Finding | None:
         ),
         prescriptions=_prescriptions(session),
         claims=claims_within(steady, (starting_s - device_s) * steady.n_steps, CODE_PHASES),
-        low_s=0.0,
         basis="at most the launching of these operators, without the time that the device computes",
         confidence="low",
     )
@@ -86,7 +85,6 @@ def _from_trace(session: Session) -> Finding | None:
             reading.evidence("device busy", device.busy_s),
         ),
         prescriptions=_prescriptions(session),
-        low_s=0.0,
         high_s=capped_s,
         basis="at most the time that the device waits for launches",
         confidence="medium" if trace.has_stacks or is_capped else "high",

@@ -95,7 +95,6 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
         prescriptions=_prescriptions(),
-        low_s=0.0,
         high_s=found.saved_s,
         phases=reading.code_phases if trace.device is None else (),
         basis="at most these operators and the Python code between them",

@@ -57,7 +57,6 @@ def check(session: Session) -> Finding | None:
         evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_looked)),
         prescriptions=(_PRESCRIPTION,),
         claims={"backward": UNUSED_MAX_FRACTION * backward_s},
-        low_s=0.0,
         basis="assumed: at most a fifth of backward",
         confidence="medium",
     )

@@ -58,7 +58,6 @@ def check(session: Session) -> Finding | None:
         claims={
             phase: unevenness * phase_s(steady, phase) for phase in ("forward", "backward", "data_wait", "transfer")
         },
-        low_s=0.0,
         basis=(
             f"at most the difference of the largest share from the mean ({percent(lost_s / steady.span_s)} of the time)"
         ),

@@ -40,7 +40,6 @@ def check(session: Session) -> Finding | None:
                 code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
             ),
         ),
-        low_s=0.0,
         high_s=most_s,
         basis="at most these collectives; their bytes are still exchanged",
         confidence="high" if communication.small_per_step is not None else "medium",

@@ -9,7 +9,7 @@ import msgspec
 
 from lightning_perf.records import Block, Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_changes import changes_at, has_lost_cores
+from lightning_perf.rules.machine_signals import changes_at, has_lost_cores
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
@@ -69,7 +69,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
-        low_s=0.0,
         method="timed",
         basis=f"at most the former step time in all later steps ({percent(1 - change.before / change.after)} less)",
         confidence="medium",

@@ -58,7 +58,6 @@ def check(session: Session) -> Finding | None:
         evidence=evidence,
         prescriptions=(_COOLER,),
         claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
-        low_s=0.0,
         basis=("at most the highest clock all the time" + ("" if is_hot_and_slow else " while throttled")),
         confidence="medium" if is_hot_and_slow else "high",
     )

@@ -38,7 +38,6 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(fix("reseat the card, or try another slot, riser or BIOS setting for the link speed", "hours"),),
         claims={"transfer": lost * phase_s(steady, "transfer")},
-        low_s=0.0,
         basis="at most all copies at the full rate; nothing if they overlap with computing",
         confidence="medium",
     )

@@ -43,7 +43,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={"transfer": FAR_NODE_MAX_GAIN * far * phase_s(steady, "transfer")},
-        low_s=0.0,
         basis="assumed: at most copies a third faster",
         confidence="low",
     )

@@ -55,7 +55,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={**phases, "data_wait": lost * phase_s(steady, "data_wait")},
-        low_s=0.0,
         basis=f"at most computing at {level}",
         confidence="medium" if is_governed else "low",
     )

@@ -45,7 +45,6 @@ def check(session: Session) -> Finding | None:
             *((fact("speed of the copies", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
         ),
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
-        low_s=0.0,
         high_s=max(overlap_s, smaller_s),
         basis=(
             "at most the copies that would fit beside kernels"
