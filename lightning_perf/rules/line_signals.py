@@ -10,12 +10,10 @@ from .gain import gain_from
 from .loader_signals import costly_line
 from .severity import severity_of, severity_of_gain
 from .signals import phase_s
+from .thresholds import LINE_MIN_PART
 from .timed import SPREAD
 from .user_lines import LineTime, host_s, lines_of, whole_lines_of
 from .wording import percent, place, site_of
-
-MIN_PART = 0.3
-"""Of what a finding claims: a line that takes less of it is not where the time goes."""
 
 _CLAIMED = ("claimed",)
 _LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
@@ -62,7 +60,7 @@ def with_line(finding: Finding, session: Session) -> Finding:
         others = [line for line in lines if line.line.entry.startswith("on_") and line.line.entry not in hooks]
         lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
     line = next(iter(lines), None)
-    if line is None or line.seconds < MIN_PART * claimed_s or line.where in finding.summary:
+    if line is None or line.seconds < LINE_MIN_PART * claimed_s or line.where in finding.summary:
         return finding
     sentence = f"{line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
     return _with_sentence(finding, sentence, evidence_of(line, steady))
@@ -96,7 +94,7 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     else:
         lines, what = probe.host_lines, "making a sample"
     line = next(iter(lines), None)
-    if line is None or line.share < MIN_PART:
+    if line is None or line.share < LINE_MIN_PART:
         return None
     doing = f" in {line.call}" if line.call else ""
     where = place(line.function, site_of(line.file, line.line))

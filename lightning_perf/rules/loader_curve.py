@@ -28,13 +28,18 @@ from lightning_perf.records import (
 from .machine_signals import COMPUTE_PHASES, wait_share
 from .rule import Skip
 from .signals import loaders_of, steady_of
-from .worker_bounds import COMPUTES_FRACTION, CORES, TRANSPORT_HIGH_S, TRANSPORT_LOW_S, Step, batch_cost, bound, cap
+from .thresholds import (
+    COMPUTES_MIN_FRACTION,
+    DEFAULT_PREFETCH,
+    PREFETCH_MAX,
+    STEP_MAX_SPREAD,
+    TRANSPORT_HIGH_S,
+    TRANSPORT_LOW_S,
+    WORKERS_SLACK,
+)
+from .worker_bounds import CORES, Step, batch_cost, bound, cap
 
-# A setting within this fraction of the best is as good: differences below it cannot be measured in a training.
-SLACK = 0.02
-# Steps that stray farther change during the run (PD605, PD902): no interval describes them.
-MOST_SPREAD = 0.5
-PREFETCH_FACTORS = (2, 4, 8)
+PREFETCH_FACTORS = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +150,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     if batch_s is None:
         batch_s, basis = batch_cost(stage, n_now, step_s, compute_s, wait_s)
     n_cap, cap_basis = cap(session, loader, probe)
-    n_needed = max(1, math.ceil(batch_s / max((1 + SLACK) * compute_s, 1e-6)))
+    n_needed = max(1, math.ceil(batch_s / max((1 + WORKERS_SLACK) * compute_s, 1e-6)))
     tried = [point for point in probe.curve if point.num_workers <= max(n_cap, n_now)] if probe is not None else []
     steps = tuple(_step(session, probe, point, compute_s) for point in tried) if probe is not None else ()
     now = next((each for each in steps if each.num_workers == n_now), None)
@@ -302,14 +307,14 @@ def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: f
         take_s = TRANSPORT_LOW_S if point.take_s is None else point.take_s
         low_s = max(compute_s + min(take_s, TRANSPORT_LOW_S), point.low_s)
         step_s = max(compute_s + take_s, point.batch_s)
-        is_computing = probe.getitem_cpu_fraction is None or probe.getitem_cpu_fraction >= COMPUTES_FRACTION
+        is_computing = probe.getitem_cpu_fraction is None or probe.getitem_cpu_fraction >= COMPUTES_MIN_FRACTION
         shared_s = bound(session, alone, compute_s, point.num_workers).high_s if is_computing else 0.0
         high_s = max(step_s, point.high_s, shared_s)
     return Step(num_workers=point.num_workers, step_s=step_s, low_s=low_s, high_s=high_s, fetch_s=point.batch_s)
 
 
 def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
-    """Return the step with the fewest workers within ``SLACK`` of the best; None if none is allowed.
+    """Return the step with the fewest workers within ``WORKERS_SLACK`` of the best; None if none is allowed.
 
     Where a step with workers was measured, only measured steps count.
     """
@@ -318,7 +323,7 @@ def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
     if any(each.num_workers for each in measured):
         allowed = measured
     best_s = min((each.step_s for each in allowed), default=0.0)
-    good = [each for each in allowed if each.step_s <= (1 + SLACK) * best_s]
+    good = [each for each in allowed if each.step_s <= (1 + WORKERS_SLACK) * best_s]
     return min(good, key=lambda each: each.num_workers, default=None)
 
 
@@ -333,7 +338,7 @@ def run_spread(session: Session) -> float:
         return 0.0
     middle_s = median(blocks)
     low_s, high_s = (float(end) for end in np.percentile(blocks, [5, 95]))
-    return min(MOST_SPREAD, max(high_s - middle_s, middle_s - low_s) / middle_s)
+    return min(STEP_MAX_SPREAD, max(high_s - middle_s, middle_s - low_s) / middle_s)
 
 
 def saved_by(step_s: float, now: Step | None, chosen: Step, spread: float) -> tuple[float, float]:

@@ -9,35 +9,27 @@ from lightning_perf.records import Evidence, HotFunction, HotLine, LoaderProbe, 
 
 from .loader_curve import Feeding, point_at
 from .signals import loaders_of, phase_s
+from .thresholds import (
+    BURST_MIN_SHARE,
+    COMPUTES_MIN_FRACTION,
+    LINE_MIN_SHARE,
+    LOOKUP_MAX_S,
+    MIN_SLOW_SAMPLES,
+    SAME_LINE_MIN_SHARE,
+    SERIAL_MIN_PART,
+    TRANSPORT_HIGH_S,
+    TRANSPORT_MIN_BYTES,
+    TRANSPORT_MIN_OBJECTS,
+    TRANSPORT_MIN_SHARE,
+    TRANSPORT_MIN_TENSORS,
+    WAIT_MIN_SHARE,
+)
 from .wording import percent, place, site_of
-from .worker_bounds import COMPUTES_FRACTION, TRANSPORT_HIGH_S
-
-# Where waiting begins to count: the bound of PD101.
-MIN_WAIT_SHARE = 0.05
-# A few slow samples decide where usual ones would need two thirds of the time or less …
-MIN_BURST_SHARE = 1 / 3
-# … and there are several of them: not the first only, nor one that the machine delayed.
-MIN_SLOW_SAMPLES = 5
-MIN_LINE_SHARE = 0.50  # of a function: most of its time
-# The project's catalogue: what moving a batch from worker to main process takes of fetching it.
-MIN_TRANSPORT_SHARE = 0.30
-# Part of a sample that workers do one after the other, from which on more of them are the wrong cure.
-MIN_SERIAL_PART = 0.5
-# Workers that are held up by one another wait in the same place.
-MIN_SAME_LINE_SHARE = 0.5
-# Looking a row up takes some microseconds a field. A sample that takes longer costs by what else is done for it.
-MAX_LOOKUP_S = 200e-6
-# What makes a batch costly to move. Each tensor is a segment of shared memory of its own, with a descriptor that
-# travels through a socket (some 50 us); objects are pickled one by one; 4 MiB take as long to copy as a dozen tensors
-# to send.
-MIN_TENSORS = 16
-MIN_OBJECTS = 1000
-MIN_BYTES = 4 * 2**20
 
 
 def is_waiting(probe: LoaderProbe) -> bool:
     """Whether making samples waits for something for most of its time."""
-    return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_FRACTION
+    return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_MIN_FRACTION
 
 
 def burst_share(probe: LoaderProbe) -> float:
@@ -54,7 +46,7 @@ def burst_share(probe: LoaderProbe) -> float:
 
 def is_bursty(probe: LoaderProbe) -> bool:
     """Whether a few slow samples take much of the time."""
-    is_decisive = burst_share(probe) * sample_share(probe) >= MIN_BURST_SHARE
+    is_decisive = burst_share(probe) * sample_share(probe) >= BURST_MIN_SHARE
     return is_decisive and (probe.n_slow or 0) >= MIN_SLOW_SAMPLES
 
 
@@ -69,7 +61,7 @@ def serialized_speedup(probe: LoaderProbe) -> tuple[int, float, float] | None:
 
 def max_serialized_speedup(n_workers: int) -> float:
     """Return what workers deliver ÷ what one process does where most of a sample is serialized (Amdahl)."""
-    return 1 / (MIN_SERIAL_PART + (1 - MIN_SERIAL_PART) / n_workers)
+    return 1 / (SERIAL_MIN_PART + (1 - SERIAL_MIN_PART) / n_workers)
 
 
 def is_serialized(probe: LoaderProbe) -> bool:
@@ -81,7 +73,7 @@ def is_serialized(probe: LoaderProbe) -> bool:
     if speedup is None or not is_waiting(probe):
         return False
     n_workers, low, high = speedup
-    if probe.worker_lines and probe.worker_lines[0].share < MIN_SAME_LINE_SHARE:
+    if probe.worker_lines and probe.worker_lines[0].share < SAME_LINE_MIN_SHARE:
         return False
     delivered = (low + high) / 2 if probe.worker_lines else high
     return delivered <= max_serialized_speedup(n_workers)
@@ -89,7 +81,7 @@ def is_serialized(probe: LoaderProbe) -> bool:
 
 def indexes_rows(probe: LoaderProbe) -> bool:
     """Whether samples are rows of tensors in memory, fetched one at a time, and nothing else is done for them."""
-    is_lookup = probe.getitem is None or probe.getitem.p50_s <= MAX_LOOKUP_S
+    is_lookup = probe.getitem is None or probe.getitem.p50_s <= LOOKUP_MAX_S
     return bool(probe.indexes_tensors) and not probe.dataset_is_batched and is_lookup
 
 
@@ -106,9 +98,9 @@ def transport_share(feeding: Feeding) -> float:
     if feeding.plan.n_now == 0 or probe.transport is None:
         return 0.0
     is_heavy = (
-        (probe.n_tensors or 0) >= MIN_TENSORS
-        or (probe.n_objects or 0) >= MIN_OBJECTS
-        or (probe.batch_bytes or 0) >= MIN_BYTES
+        (probe.n_tensors or 0) >= TRANSPORT_MIN_TENSORS
+        or (probe.n_objects or 0) >= TRANSPORT_MIN_OBJECTS
+        or (probe.batch_bytes or 0) >= TRANSPORT_MIN_BYTES
     )
     moved_s = probe.transport.p50_s
     if not is_heavy or moved_s < TRANSPORT_HIGH_S:
@@ -118,7 +110,7 @@ def transport_share(feeding: Feeding) -> float:
 
 def is_transport_costly(feeding: Feeding) -> bool:
     """Whether moving batches out of workers is what they cost."""
-    return transport_share(feeding) >= MIN_TRANSPORT_SHARE
+    return transport_share(feeding) >= TRANSPORT_MIN_SHARE
 
 
 def costliest(probe: LoaderProbe, where: Literal["getitem", "collate"]) -> HotFunction | None:
@@ -133,7 +125,7 @@ def costly_line(probe: LoaderProbe) -> HotLine | None:
     if not probe.lines or function is None or function is not probe.functions[0]:
         return None
     line = max(probe.lines, key=lambda each: each.share)
-    return line if line.share >= MIN_LINE_SHARE else None
+    return line if line.share >= LINE_MIN_SHARE else None
 
 
 def blamed(function: HotFunction) -> float:
@@ -212,7 +204,7 @@ def n_boundaries(session: Session) -> int:
     return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # the session keeps the last epochs only
 
 
-def wait_evidence(feeding: Feeding, threshold: float = MIN_WAIT_SHARE) -> Evidence:
+def wait_evidence(feeding: Feeding, threshold: float = WAIT_MIN_SHARE) -> Evidence:
     """The share of the time that waits for data, beside the rule's own threshold."""
     return Evidence(
         metric="share of the time waiting for data" + (" (predicted by the probe)" if feeding.is_predicted else ""),

@@ -8,15 +8,16 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
 
-from .rule import EXPLAINED_SHARE, Rule
-from .severity import HIGH_SHARE, certain_speedup, possible_share, severity_of_gain
+from .rule import Rule
+from .severity import certain_speedup, possible_share, severity_of_gain
+from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MINUTES_WEIGHT
 from .verdict import QUALITY
 
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 
 # How much the effort weighs against the gain among findings of one severity: quick wins come first. The weights grow
 # more slowly than the time that each effort stands for, so that a large gain still beats a small convenience.
-_EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": 2.0, "hours": 8.0}
+_EFFORT_WEIGHT: dict[Effort, float] = {"one line": 1.0, "minutes": MINUTES_WEIGHT, "hours": HOURS_WEIGHT}
 
 
 def without_explained(
@@ -56,7 +57,7 @@ def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
         min(seconds, max((cause.claims.get(phase, 0.0) for cause in claimants), default=0.0))
         for phase, seconds in finding.claims.items()
     )
-    return claimants if taken_s >= 0.5 * sum(finding.claims.values()) else []
+    return claimants if taken_s >= EXPLAINED_PART * sum(finding.claims.values()) else []
 
 
 def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
@@ -100,7 +101,7 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
     is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
     claimed_s = sum(symptom.claims.values())
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
-    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_SHARE * claimed_s
+    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_PART * claimed_s
 
 
 def weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:

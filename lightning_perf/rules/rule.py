@@ -10,10 +10,6 @@ import msgspec
 
 from lightning_perf.records import Finding, Hypothesis, Session
 
-from .thresholds import EXPLAINED_PART
-
-EXPLAINED_SHARE = EXPLAINED_PART
-
 Check: TypeAlias = Callable[[Session], Finding | None]
 
 
@@ -29,7 +25,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         name: Reads as "allow <name>", e.g. ``"starved-by-loader"``.
         category: The name of its folder.
         docs: Markdown, from the file beside the module, with the headings What it measures, Why it costs, Example,
-            Prescription, When it is wrong, Sources.
+            Recommendation, When it is wrong, Sources.
         check: Return the finding of a session, or None. Raises Skip.
         preflight: The same from settings alone, before the first step; None for a rule that needs measurements.
         hypothesis: What to replay before ``check`` can promise a speedup; None for a rule that needs no replay. Returns

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Gain, Severity
 
-from .thresholds import HIGH_SHARE as HIGH_SHARE
-from .thresholds import LOW_SHARE as LOW_SHARE
-from .thresholds import MEDIUM_SHARE, NARROW_RATIO
+from .thresholds import HIGH_SHARE, LOW_SHARE, MEDIUM_SHARE, NARROW_RATIO
 
 
 def severity_of(share: float) -> Severity:

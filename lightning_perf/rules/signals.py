@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from lightning_perf.records import LoaderSettings, NamedTime, Session, StageTimes
 
 from .rule import Skip
-from .thresholds import MIN_SPAN_S as MIN_SPAN_S
-from .thresholds import MIN_STEPS as MIN_STEPS
+from .thresholds import MIN_SPAN_S, MIN_STEPS
 from .user_lines import host_s
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}

@@ -8,11 +8,9 @@ from lightning_perf.records import Finding, Prescription, Session
 
 from .parts import fact, fix
 from .rule import Skip
+from .thresholds import WAIT_MIN_SHARE
 from .trace_reading import Reading, complete_reading_of
 from .wording import duration, percent
-
-# XProf calls a training input-bound from 5 % of the step on; TraceML warns from 10 % on.
-MIN_SHARE = 0.05
 
 
 def starved_in_trace(session: Session) -> Finding | None:
@@ -27,7 +25,7 @@ def starved_in_trace(session: Session) -> Finding | None:
         raise Skip("the trace holds no fetches of a loader")
     gone = reading.without("loader")
     exposed_s = reading.path_s("loader")
-    if gone is None or reading.share(exposed_s) < MIN_SHARE:
+    if gone is None or reading.share(exposed_s) < WAIT_MIN_SHARE:
         return None
     what_if, low_s, high_s = gone
     who = "device" if trace.device is not None else "host"
@@ -39,7 +37,7 @@ def starved_in_trace(session: Session) -> Finding | None:
             f"would take at least {duration(what_if.low_s)} instead of {duration(what_if.step_s)}."
         ),
         evidence=(
-            reading.evidence(f"share of the time the {who} waits for data", exposed_s, MIN_SHARE),
+            reading.evidence(f"share of the time the {who} waits for data", exposed_s, WAIT_MIN_SHARE),
             reading.evidence("host waiting for data, including waits that kernels hide", loader.total_s),
             fact("time per fetch", loader.p50_s, "s", n=loader.n),
             fact("longest fetch", loader.max_s, "s", n=loader.n),

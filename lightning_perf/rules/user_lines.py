@@ -8,15 +8,11 @@ from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
 
+from .thresholds import LINE_MIN_SAMPLES, NORMAL_Z95
 from .wording import place, site_of
-
-MIN_SAMPLES = 5
-"""Fewer samples of a line say nothing about it."""
 
 COLLECT = "gc.collect"
 """Collections are counted one by one (PD508), which is more certain than samples of the line that asks for them."""
-
-_Z = 1.96  # of a 95 % interval
 
 
 _COMPUTING = ("transfer", "forward", "backward", "optimizer", "validation")
@@ -67,7 +63,7 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
         for name, phase in profile.phases.items()
         if not phases or name in phases
         for line in phase.lines
-        if line.n_samples >= MIN_SAMPLES
+        if line.n_samples >= LINE_MIN_SAMPLES
     ]
     return sorted(found, key=lambda time: -time.seconds)
 
@@ -88,7 +84,7 @@ def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[
         for name, phase in profile.phases.items()
         if name in phases
         for line in phase.lines
-        if line.n_samples >= MIN_SAMPLES and is_wanted(line)
+        if line.n_samples >= LINE_MIN_SAMPLES and is_wanted(line)
     ]
     return sorted(found, key=lambda time: -time.seconds)
 
@@ -159,8 +155,8 @@ def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
     """Wilson's interval of a share of so many samples."""
-    middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
+    middle = (share + NORMAL_Z95**2 / (2 * n)) / (1 + NORMAL_Z95**2 / n)
+    half = NORMAL_Z95 / (1 + NORMAL_Z95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_Z95**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

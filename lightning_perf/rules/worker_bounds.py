@@ -9,18 +9,14 @@ import msgspec
 from lightning_perf.records import LoaderProbe, LoaderSettings, Session, StageTimes
 
 from .signals import cores_per_rank, is_cpu_run
-
-# What the main process pays to take a batch of a few small tensors from a worker (queue, shared memory, unpickling),
-# from about 50 us on an idle machine to 500 us on a busy one. A batch that is made faster gains nothing by workers.
-TRANSPORT_LOW_S = 50e-6
-TRANSPORT_HIGH_S = 500e-6
-# Fewer cores than this for a rank leave none for a worker that computes beside the training process itself.
-MIN_CORES = 2.0
-# Making samples that is on a core for less than this share of its time waits rather than computes.
-COMPUTES_FRACTION = 0.5
-# Of /dev/shm: what batches in flight may fill (PD112 asks for twice what they need).
-SHM_SHARE = 0.5
-DEFAULT_PREFETCH = 2
+from .thresholds import (
+    COMPUTES_MIN_FRACTION,
+    DEFAULT_PREFETCH,
+    SHM_MAX_FRACTION,
+    TRANSPORT_HIGH_S,
+    TRANSPORT_LOW_S,
+    WORKER_MIN_CORES,
+)
 
 CORES = "the cores of this rank"
 BATCHES = "the batches of an epoch"
@@ -80,14 +76,15 @@ def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) ->
 def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:
     """Return the most workers that can be of use, and what sets that."""
     cores = cores_per_rank(session)
-    caps = {CORES: math.floor(cores) if cores >= MIN_CORES else 0}
-    if probe is not None and probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_FRACTION:
+    caps = {CORES: math.floor(cores) if cores >= WORKER_MIN_CORES else 0}
+    on_core = probe.getitem_cpu_fraction if probe is not None else None
+    if probe is not None and on_core is not None and on_core < COMPUTES_MIN_FRACTION:
         caps[CORES] = max(caps[CORES], max((point.num_workers for point in probe.curve), default=0))
     if loader.n_batches is not None:
         caps[BATCHES] = loader.n_batches
     shm_bytes = session.machine.shm_bytes
     if probe is not None and shm_bytes is not None and probe.batch_bytes:
         n_batches = shm_bytes / max(1, session.machine.local_world_size) / probe.batch_bytes
-        caps[SHM] = math.floor(SHM_SHARE * n_batches / (loader.prefetch_factor or DEFAULT_PREFETCH))
+        caps[SHM] = math.floor(SHM_MAX_FRACTION * n_batches / (loader.prefetch_factor or DEFAULT_PREFETCH))
     basis = min(caps, key=lambda name: caps[name])  # the first of equals: the cores
     return caps[basis], basis

@@ -20,7 +20,7 @@ from lightning_perf.rules.severity import severity_of, severity_of_gain
 from .session_builder import build_session
 
 CASES = Path(__file__).parent / "cases"
-HEADINGS = ["What it measures", "Why it costs", "Example", "Prescription", "When it is wrong", "Sources"]
+HEADINGS = ["What it measures", "Why it costs", "Example", "Recommendation", "When it is wrong", "Sources"]
 CATEGORIES = {"1": "data", "2": "transfer", "3": "compute", "4": "memory", "5": "host", "6": "loop", "7": "distributed",
               "8": "system", "9": "quality"}  # fmt: skip
 RULES = {rule.code: rule for rule in all_rules()}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lightning_perf.records import LoaderProbe, Session, StageTimes
 from lightning_perf.rules.loader_curve import (
-    SLACK,
     WorkerPlan,
     delivered_batch_s,
     feeding_of,
@@ -21,6 +20,7 @@ from lightning_perf.rules.loader_curve import (
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import loaders_of
+from lightning_perf.rules.thresholds import WORKERS_SLACK
 
 from .session_builder import build_session
 
@@ -67,8 +67,8 @@ def test_choice_is_the_fewest_measured_workers_within_the_slack_when_anything_wa
         if any(step.is_measured and step.num_workers for step in allowed):
             allowed = [step for step in allowed if step.is_measured]
         best_s = min(step.step_s for step in allowed)
-        assert plan.chosen.step_s <= best_s * (1 + SLACK) * (1 + 1e-9)
-        assert all(s.step_s > best_s * (1 + SLACK) for s in allowed if s.num_workers < plan.chosen.num_workers)
+        assert plan.chosen.step_s <= best_s * (1 + WORKERS_SLACK) * (1 + 1e-9)
+        assert all(s.step_s > best_s * (1 + WORKERS_SLACK) for s in allowed if s.num_workers < plan.chosen.num_workers)
     assert plan.chosen is None or plan.n_workers in {0, *(each["num_workers"] for each in points)}
     assert plan.n_workers <= 8
     assert 0 <= plan.saved_low_s <= plan.saved_high_s

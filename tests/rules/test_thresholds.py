@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,6 @@ from lightning_perf.rules import thresholds
 
 RULES = Path(rules.__path__[0])
 DOCS = Path(__file__).parents[2] / "docs"
-# Their constants move into the table next.
-NOT_YET = re.compile(
-    r"pd1\d\d_|pd508|pd512|line_signals|loader_curve|loader_signals|ranking|traced_loader|user_lines|worker_bounds"
-)
 MODULES = sorted(path for path in RULES.rglob("*.py") if path.name != "thresholds.py")
 UNNAMED = {0, 1, 2, 100}
 
@@ -33,7 +28,7 @@ def _numbers(tree: ast.AST) -> Iterator[float]:
         yield from _numbers(child)
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not NOT_YET.match(path.stem)], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_module_defines_no_numeric_constant_of_its_own(path: Path) -> None:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     values = [node.value for node in body if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None]

@@ -7,53 +7,15 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.traced_loader import MIN_SHARE, starved_in_trace
+from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
+from lightning_perf.rules.traced_loader import starved_in_trace
 from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
 from lightning_perf.rules.worker_bounds import CORES
 
-DOCS = """\
-## What it measures
-The share of the steady wall time that the device had nothing to do because the next batch was not there. If the device
-has no clock of its own (CPU), it is the time that the host was blocked in the loader's `next`. In a trace without timed
-steps it is the waiting during which the device had nothing to do.
 
-## Why it costs
-While the loader makes a batch, nothing is trained. With `num_workers=0` every batch is made between two steps; worker
-processes make them during the steps instead.
-
-## Example
-```python
-class Images(Dataset):
-    def __getitem__(self, index):
-        return augment(decode(self.paths[index]))  # 5 ms per sample
-
-DataLoader(Images(), batch_size=32)  # 160 ms per batch, while training waits
-```
-
-## Prescription
-If the loader was probed (by default at the end of a `fit` of 50 s or more that waited for data over 20 % of its time),
-the number of workers is the fewest whose step is within 2 % of the best: the probe runs the loader with 0, 1, 2, 4 …
-workers beside a process that computes as long as a training step, on as many cores, and measures the step. The expected
-speedup is the interval of that measurement, widened by how far training steps strayed over the run. Samples that wait
-rather than compute may have more workers than cores; `/dev/shm` limits them as well.
-
-Otherwise it is the smallest `w` for which cost of a batch ÷ `w` is no more than the compute time of a step, limited by
-the cores that a rank may use. The speedup is then modeled. On a single core no workers are recommended: make samples
-cheaper, or cache them.
-
-## When it is wrong
-A transform that already uses several threads gains less from workers, which run one thread each. A disk that is
-saturated does not read faster for more workers. An `IterableDataset` has to shard itself by
-`torch.utils.data.get_worker_info()`, or each worker repeats all of it.
-
-## Sources
-XProf's input-bound classification; TraceML's input-bound thresholds (https://github.com/traceopt-ai/traceml); the
-documentation of `torch.utils.data.DataLoader`.
-"""
-
-
+@rule("PD101", "starved-by-loader")
 def check(session: Session) -> Finding | None:
     """Compare the starved share with the threshold, and find the number of workers that would help."""
     predicted = predicted_steps(session)
@@ -65,7 +27,7 @@ def check(session: Session) -> Finding | None:
         return starved_in_trace(session)
     device = steady.device
     share = device.starved_share if device is not None else _exposed_share(session, steady)
-    if share < MIN_SHARE:
+    if share < WAIT_MIN_SHARE:
         return None
     loaders = loaders_of(session)
     loader = _loader(session, loaders)
@@ -80,7 +42,7 @@ def check(session: Session) -> Finding | None:
             f"share of the time {'the device' if device else 'the host'} waits for data",
             share,
             "fraction",
-            MIN_SHARE,
+            WAIT_MIN_SHARE,
             steady.n_steps if predicted is None else None,
         ),
         fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
@@ -118,7 +80,7 @@ def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
     if len(summaries) < 2:
         return ()
     most = max(summaries, key=lambda one: one.wait_share)
-    if most.wait_share - min(one.wait_share for one in summaries) < MIN_SHARE:
+    if most.wait_share - min(one.wait_share for one in summaries) < WAIT_MIN_SHARE:
         return ()
     metric = f"share of its time that rank {most.rank} waits for data, the most of {len(summaries)} ranks"
     return (fact(metric, most.wait_share, "fraction", n=most.n_steps),)
@@ -191,6 +153,3 @@ def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
         evidence,
         (fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes"),),
     )
-
-
-RULE = Rule(code="PD101", name="starved-by-loader", category="data", docs=DOCS, check=check)

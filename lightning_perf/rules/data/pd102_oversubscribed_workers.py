@@ -7,53 +7,21 @@ import math
 from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
-from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE, is_waiting
+from lightning_perf.rules.loader_signals import is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
+from lightning_perf.rules.thresholds import BLOCKED_MIN_FRACTION, CPU_BUSY_MIN, LOADER_QUEUEING_MIN, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import number_of, spent_waiting
 
-# The catalogue's bound for a busy CPU.
-MIN_BUSY_FRACTION = 0.85
-# A process that queues for a fifth of its time shares its core with another one for most of the time that it runs.
-MIN_QUEUEING_FRACTION = 0.20
-# Loading that does nothing for most of its time waits for storage, not for a core: PD106.
-MAX_BLOCKED_FRACTION = 0.60
 
-DOCS = """\
-## What it measures
-Whether the training waits for data while the processes that make it, or the training thread that fetches it, are ready
-to run but have no core: by the kernel's own account of the time in its run queues, or by cores that are at least 85 %
-busy.
-
-## Why it costs
-More busy processes than cores do not load faster: they take turns, push one another's data out of the caches, and take
-the core of the training thread itself.
-
-## Example
-```python
-DataLoader(dataset, num_workers=32)  # in a container that may use 4 cores, on 2 ranks
-```
-
-## Prescription
-No more workers than cores ÷ ranks on the node. Where there are not, one thread for each worker; where other programs
-take the cores, those have to go.
-
-## When it is wrong
-Workers that mostly wait for a disk or a network may well outnumber the cores; that is measured, and then this rule is
-silent. Busy cores may be other programs' only for the time of this measurement.
-
-## Sources
-PyTorch's warning about more workers than usable cores; the kernel's `schedstat`; the project's catalogue for 85 %.
-"""
-
-
+@rule("PD102", "oversubscribed-workers")
 def check(session: Session) -> Finding | None:
     """Compare waiting for data with queueing for cores."""
     steady = steady_of(session)
     share = wait_share(steady)
-    if share < MIN_WAIT_SHARE:
+    if share < WAIT_MIN_SHARE:
         return None
     loader = max(loaders_of(session), key=lambda each: each.num_workers or 0)
     host = host_of(session)
@@ -63,8 +31,8 @@ def check(session: Session) -> Finding | None:
     if queueing is None and host.cpu_busy_fraction is None and host.process_cpu_cores is None:
         raise Skip("neither queueing for cores nor their use was sampled")
     busy = _busy_fraction(session, host)
-    is_contended = busy >= MIN_BUSY_FRACTION if queueing is None else queueing >= MIN_QUEUEING_FRACTION
-    if not is_contended or is_blocked(wait, MAX_BLOCKED_FRACTION):
+    is_contended = busy >= CPU_BUSY_MIN if queueing is None else queueing >= LOADER_QUEUEING_MIN
+    if not is_contended or is_blocked(wait, BLOCKED_MIN_FRACTION):
         return None
     if session.loader_probe is not None and is_waiting(session.loader_probe):
         return None  # PD106
@@ -78,10 +46,10 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{spent_waiting(share)} while {who} {how}.",
         evidence=(
-            fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
+            fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
             fact("workers on this node", n_processes, "count", usable),
-            *told("part of that waiting spent queueing for a core", queueing, "fraction", MIN_QUEUEING_FRACTION),
-            *told("usable cores busy", busy or None, "fraction", MIN_BUSY_FRACTION),
+            *told("part of that waiting spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN),
+            *told("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),
             *sampled("CPU cores used by workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=(_prescription(session, loader, n_processes, plan),),
@@ -124,6 +92,3 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
             ),
         )
     return fix("stop other programs on these cores, or use another machine", "minutes")
-
-
-RULE = Rule(code="PD102", name="oversubscribed-workers", category="data", docs=DOCS, check=check)

@@ -8,42 +8,13 @@ from lightning_perf.rules.loader_curve import feeding_of, plan_workers, run_spre
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import duration
 
-# The share from which a finding is worth acting on.
-MIN_SHARE = LOW_SHARE
 
-DOCS = """\
-## What it measures
-The median time to fetch a batch from worker processes, plus the time to start them in each epoch, compared with the
-measured time to make the same batch in one process without workers.
-
-## Why it costs
-A worker sends each batch through a queue and shared memory, and the main process rebuilds it. For small samples that
-takes longer than making the batch. Workers that are not persistent start again in each epoch.
-
-## Example
-```python
-DataLoader(TensorDataset(x, y), batch_size=64, num_workers=4)  # rows of a tensor: nothing to do in a worker
-```
-
-## Prescription
-`num_workers=0`. The speedup is measured where the loader's probe measured the step without workers; otherwise only its
-upper end is known.
-
-## When it is wrong
-If the cost varies much from batch to batch, the median of a few batches may miss the expensive ones. On a machine that
-was busy with other work at the time, both times are too high.
-
-## Sources
-Lightning issue 17410 (https://github.com/Lightning-AI/pytorch-lightning/issues/17410): small data trains faster without
-workers.
-"""
-
-
+@rule("PD103", "workers-cost-more-than-they-save")
 def check(session: Session) -> Finding | None:
     """Compare the cost of a batch with workers to its cost without."""
     if session.steady is None and session.loader_probe is not None:
@@ -63,7 +34,7 @@ def check(session: Session) -> Finding | None:
     restart_s = start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)
-    if saved_s < MIN_SHARE * steady.span_s:
+    if saved_s < LOW_SHARE * steady.span_s:
         return None
     probed = _probed_savings(session, steady, loader)
     from_start_s = min(saved_s, restart_s)
@@ -93,7 +64,7 @@ def _predicted(session: Session) -> Finding | None:
     if plan.n_now == 0 or plan.now is None or alone is None or _has_another_cause(session):
         return None
     saved_s = stage.n_steps * (plan.now.step_s - alone.step_s)
-    if saved_s < MIN_SHARE * stage.span_s:
+    if saved_s < LOW_SHARE * stage.span_s:
         return None
     times = (plan.now.fetch_s, plan.batch_s, plan.basis)
     return _finding(stage, feeding.loader, times, {"data_wait": saved_s}, 0.0, "probed")
@@ -144,6 +115,3 @@ def _has_another_cause(session: Session) -> bool:
     if probe is None or probe.getitem is None:
         return False
     return is_waiting(probe) or is_bursty(probe) or is_transport_costly(feeding_of(session))
-
-
-RULE = Rule(code="PD103", name="workers-cost-more-than-they-save", category="data", docs=DOCS, check=check)

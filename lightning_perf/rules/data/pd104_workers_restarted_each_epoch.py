@@ -8,43 +8,23 @@ from lightning_perf.records import Finding, LoaderSettings, Prescription, Sessio
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_signals import in_process_of, n_boundaries, restarting_loader, start_s, start_waits
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.thresholds import LOW_SHARE, RESTART_MIN_S
 from lightning_perf.rules.timed import least_mean
 from lightning_perf.rules.wording import duration, number_of, percent
 
-# Lightning issue 10389: from about these on users ask why epochs are slow to begin.
-MIN_SHARE = 0.02
-MIN_START_S = 1.0
 
-DOCS = """\
-## What it measures
-The time by which the first batch of each later epoch takes longer than a usual batch, where a loader has workers that
-are not persistent.
-
-## Why it costs
-In each epoch the workers end and new ones start: processes are forked or spawned, the dataset is copied or pickled, and
-the first batch waits for all of it.
-
-## Example
-```python
-DataLoader(dataset, num_workers=8)  # 8 processes start in every epoch
-```
-
-## Prescription
-`persistent_workers=True`. The first batch of an epoch still has to be made: the lower end of the speedup leaves the
-time of making one batch, where that was measured.
-
-## When it is wrong
-Persistent workers keep their memory and their copy of the dataset: they do not see changes to the dataset between
-epochs. With `reload_dataloaders_every_n_epochs` the loaders are created again anyway, and this rule is silent.
-
-## Sources
-Lightning issue 10389 (https://github.com/Lightning-AI/pytorch-lightning/issues/10389); the documentation of
-`torch.utils.data.DataLoader`.
-"""
+def preflight(session: Session) -> Finding | None:
+    """Read the same from the flags of the loader and the Trainer."""
+    loader = _restarting_loader(session)
+    if loader is None or session.settings.trainer.max_epochs == 1:
+        return None
+    summary = f"Each epoch will likely start {number_of(loader.num_workers or 0, 'loader worker')} again."
+    return unsigned_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
 
 
+@rule("PD104", "workers-restarted-each-epoch", preflight=preflight)
 def check(session: Session) -> Finding | None:
     """Compare the first batch of each epoch with a usual one."""
     steady = steady_of(session)
@@ -56,7 +36,7 @@ def check(session: Session) -> Finding | None:
         raise Skip("no epoch has been followed by another one yet")
     spent_s = start_s(session, steady)
     share, each_s = spent_s / steady.span_s, fmean(waits)
-    if share < MIN_SHARE and each_s < MIN_START_S:
+    if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None
     made_s, _ = in_process_of(session, steady)
     return timed_finding(
@@ -66,8 +46,8 @@ def check(session: Session) -> Finding | None:
             f"again in every epoch: its first batch takes {duration(each_s)} longer than the others."
         ),
         evidence=(
-            fact("share of the time waiting for first batches", share, "fraction", MIN_SHARE, n),
-            fact("first batch beyond a usual one", each_s, "s", MIN_START_S, len(waits)),
+            fact("share of the time waiting for first batches", share, "fraction", LOW_SHARE, n),
+            fact("first batch beyond a usual one", each_s, "s", RESTART_MIN_S, len(waits)),
             fact("persistent_workers", False),
         ),
         prescriptions=(_prescription(loader),),
@@ -76,15 +56,6 @@ def check(session: Session) -> Finding | None:
         method="timed",
         basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
     )
-
-
-def preflight(session: Session) -> Finding | None:
-    """Read the same from the flags of the loader and the Trainer."""
-    loader = _restarting_loader(session)
-    if loader is None or session.settings.trainer.max_epochs == 1:
-        return None
-    summary = f"Each epoch will likely start {number_of(loader.num_workers or 0, 'loader worker')} again."
-    return unsigned_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
 
 
 def _restarting_loader(session: Session) -> LoaderSettings | None:
@@ -105,13 +76,3 @@ def _prescription(loader: LoaderSettings) -> Prescription:
         loader_args={"persistent_workers": True} if loader.is_plain else {},
         code=f"DataLoader(..., num_workers={loader.num_workers}, persistent_workers=True)",
     )
-
-
-RULE = Rule(
-    code="PD104",
-    name="workers-restarted-each-epoch",
-    category="data",
-    docs=DOCS,
-    check=check,
-    preflight=preflight,
-)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, SLACK, Feeding, feeding_of
+from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, Feeding, feeding_of
 from lightning_perf.rules.loader_signals import (
-    MIN_BURST_SHARE,
     burst_share,
     function_evidence,
     indexes_rows,
@@ -15,48 +14,21 @@ from lightning_perf.rules.loader_signals import (
     where_from,
 )
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
-from lightning_perf.rules.severity import LOW_SHARE
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.thresholds import (
+    BURST_MIN_FRACTION,
+    BURST_MIN_SHARE,
+    DEFAULT_PREFETCH,
+    LOW_SHARE,
+    PREFETCH_GROWTH,
+    UNEVEN_MIN_RATIO,
+    WORKERS_SLACK,
+)
 from lightning_perf.rules.wording import duration, percent, spent_waiting
-from lightning_perf.rules.worker_bounds import DEFAULT_PREFETCH
-
-# Waits that differ by less than half are ordinary scatter.
-MIN_P90_OVER_P50 = 1.5
-# Most waits must follow the last at the same distance; chance alone spreads them over as many as there are workers.
-MIN_BURST_FRACTION = 0.5
-MIN_SHARE = LOW_SHARE
-# Twice the batches ahead smooth a burst of the present length; torch's default is 2 a worker.
-PREFETCH_GROWTH = 2
-
-DOCS = """\
-## What it measures
-How unevenly batches arrive: the 90th percentile of the wait over its median, and whether waits recur once every
-`num_workers` steps. Where the loader was probed, how uneven the cost of its samples is: whether slow ones take more
-than a third of the time beyond what usual ones would have taken, and again when they are asked for a second time.
-
-## Why it costs
-Workers take turns. When one is late, the batches of the others stand ready behind it, since batches are handed out in
-order: one slow batch stops the training although others are finished.
-
-## Example
-```python
-def __getitem__(self, index):
-    return decode(self.files[index])  # most files 1 MB, some 100 MB
-```
-
-## Prescription
-A larger `prefetch_factor`, so that slow batches are begun earlier; samples of more even cost.
-
-## When it is wrong
-Workers that are too slow on average also wait once a round; then more workers or cheaper samples help, not more
-prefetching (PD101). Where the cost of a batch was measured, that case is left out here.
-
-## Sources
-The documentation of `torch.utils.data.DataLoader` on order and `prefetch_factor`.
-"""
 
 
+@rule("PD105", "bursty-fetch", explains=("PD101",))
 def check(session: Session) -> Finding | None:
     """Look for samples of uneven cost; without a probe, for waits that recur once per round of the workers."""
     probe = session.loader_probe
@@ -70,18 +42,18 @@ def check(session: Session) -> Finding | None:
         raise Skip("the number of workers is not known" if loader.num_workers is None else "no fetch was seen")
     wait_s = phase_s(steady, "data_wait")
     share = wait_s / steady.span_s
-    if loader.num_workers < 2 or share < MIN_SHARE:
+    if loader.num_workers < 2 or share < LOW_SHARE:
         return None
     if fetch.burst_period is None or fetch.burst_fraction is None:
         raise Skip("fewer than 8 waits were seen")
     # Without a ratio the median wait is 0: most batches were there, and what waits there are stand out from them.
-    is_uneven = fetch.p90_over_p50 is None or fetch.p90_over_p50 >= MIN_P90_OVER_P50
-    is_in_rounds = fetch.burst_period == loader.num_workers and fetch.burst_fraction >= MIN_BURST_FRACTION
+    is_uneven = fetch.p90_over_p50 is None or fetch.p90_over_p50 >= UNEVEN_MIN_RATIO
+    is_in_rounds = fetch.burst_period == loader.num_workers and fetch.burst_fraction >= BURST_MIN_FRACTION
     if not (is_uneven and is_in_rounds):
         return None
     compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
     in_process_s = fetch.in_process_batch_s
-    if in_process_s is not None and in_process_s > (1 + SLACK) * loader.num_workers * compute_s:
+    if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * loader.num_workers * compute_s:
         return None  # Too few workers for the work: PD101.
     prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
     return timed_finding(
@@ -95,13 +67,13 @@ def check(session: Session) -> Finding | None:
                 "90th percentile of the wait ÷ its median",
                 "the median is 0" if fetch.p90_over_p50 is None else fetch.p90_over_p50,
                 "" if fetch.p90_over_p50 is None else "ratio",
-                MIN_P90_OVER_P50,
+                UNEVEN_MIN_RATIO,
                 fetch.n,
             ),
             fact(
-                "waits that recur once per round of the workers", fetch.burst_fraction, "fraction", MIN_BURST_FRACTION
+                "waits that recur once per round of the workers", fetch.burst_fraction, "fraction", BURST_MIN_FRACTION
             ),
-            fact("share of the time waiting for data", share, "fraction", MIN_SHARE, steady.n_steps),
+            fact("share of the time waiting for data", share, "fraction", LOW_SHARE, steady.n_steps),
         ),
         prescriptions=(
             fix(
@@ -125,7 +97,7 @@ def check(session: Session) -> Finding | None:
 def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding | None:
     """Return the finding of the loader's probe, which timed samples one by one."""
     plan, getitem = feeding.plan, probe.getitem
-    if feeding.share < MIN_SHARE or plan.is_too_cheap or getitem is None:
+    if feeding.share < LOW_SHARE or plan.is_too_cheap or getitem is None:
         return None
     stage, uneven = feeding.stage, burst_share(probe)
     waited_s = stage.n_steps * feeding.wait_s
@@ -149,8 +121,8 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
             f"{duration(getitem.p50_s)}.{where_from(probe)}"
         ),
         evidence=(
-            wait_evidence(feeding, MIN_SHARE),
-            fact("time of samples beyond the median", uneven, "fraction", MIN_BURST_SHARE, getitem.n),
+            wait_evidence(feeding, LOW_SHARE),
+            fact("time of samples beyond the median", uneven, "fraction", BURST_MIN_SHARE, getitem.n),
             fact("median time of a sample", getitem.p50_s, "s", n=getitem.n),
             fact("longest time of a sample", getitem.max_s, "s", n=getitem.n),
             *function_evidence(probe, "getitem", n=1),
@@ -165,11 +137,8 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
 
 
 def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
-    """Return the smallest probed factor above the present one that is within ``SLACK`` of the best, else the next."""
+    """Return the smallest probed factor above ``now`` within ``WORKERS_SLACK`` of the best, else the next one."""
     tried = [point for point in probe.prefetch if (point.prefetch_factor or 0) > now]
     best_s = min((point.batch_s for point in tried), default=0.0)
-    good = [point.prefetch_factor or now for point in tried if point.batch_s <= (1 + SLACK) * best_s]
+    good = [point.prefetch_factor or now for point in tried if point.batch_s <= (1 + WORKERS_SLACK) * best_s]
     return min(good, default=next((f for f in PREFETCH_FACTORS if f > now), now))
-
-
-RULE = Rule(code="PD105", name="bursty-fetch", category="data", docs=DOCS, check=check, explains=("PD101",))

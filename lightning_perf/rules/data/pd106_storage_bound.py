@@ -5,59 +5,22 @@ from __future__ import annotations
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of
-from lightning_perf.rules.loader_signals import (
-    MIN_WAIT_SHARE,
-    function_evidence,
-    is_bursty,
-    is_serialized,
-    is_waiting,
-    where_from,
-)
+from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_serialized, is_waiting, where_from
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
+from lightning_perf.rules.thresholds import (
+    BLOCKED_MIN_CORES,
+    BLOCKED_MIN_FRACTION,
+    COMPUTES_MIN_FRACTION,
+    DISK_BUSY_MIN,
+    IOWAIT_MIN_FRACTION,
+    WAIT_MIN_SHARE,
+)
 from lightning_perf.rules.wording import percent, spent_waiting
-from lightning_perf.rules.worker_bounds import COMPUTES_FRACTION
-
-# Loading that is neither on a core nor queueing for one for most of its time is not bound by computing.
-MIN_BLOCKED_FRACTION = 0.60
-# SageMaker's IOBottleneck: cores idle for a disk more than half of the time.
-MIN_IOWAIT_FRACTION = 0.50
-# A disk that had a request to serve nine tenths of the time is near its limit.
-MIN_DISK_BUSY_FRACTION = 0.90
 
 BASIS = "at most the waiting during which the loader was blocked"
-
-DOCS = """\
-## What it measures
-What the processes that make batches do while the training waits for them: by the kernel's account they are neither on
-a core nor queueing for one, nor does the training thread queue for one amid its fetch. With it stand the time that
-cores were idle for a disk, the rate of reading, how busy the disk was, and what kind of disk the dataset lies on, where
-these can be told. Where the loader was probed, its word counts: the dataset alone waited for more
-than half of its time, and this function did.
-
-## Why it costs
-A loader that waits for bytes is not made faster by faster transforms. Many small files, each opened on its own, pay
-the latency of the disk or the network for each sample.
-
-## Example
-```python
-def __getitem__(self, index):
-    return torch.load(f"/mnt/nfs/samples/{index}.pt")  # one round trip to the server for each sample
-```
-
-## Prescription
-Keep in memory what fits. Otherwise pack samples into shards of a hundred megabytes or more that are read in order, or
-copy the dataset to a local disk before the training. More workers overlap their waiting: PD101 says how many.
-
-## When it is wrong
-A lock, a sleep or a service that the dataset asks looks the same: nothing on this host computes. A dataset whose first
-epoch fills the page cache is slow only once.
-
-## Sources
-SageMaker's IOBottleneck rule (iowait above half); the kernel's `schedstat` for time neither run nor queued.
-"""
 
 
 PRESCRIPTION = fix(
@@ -65,11 +28,12 @@ PRESCRIPTION = fix(
 )
 
 
+@rule("PD106", "storage-bound", explains=("PD101",))
 def check(session: Session) -> Finding | None:
     """Check what the loader does while training waits for it."""
     steady = timed_steps_of(session)
     share = wait_share(steady)
-    if share < MIN_WAIT_SHARE:
+    if share < WAIT_MIN_SHARE:
         return None
     probe = session.loader_probe
     if probe is not None and probe.getitem_cpu_fraction is not None:
@@ -83,8 +47,8 @@ def check(session: Session) -> Finding | None:
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
         raise Skip("the kernel reports neither what the loader does nor how long cores are idle for I/O")
-    is_disk_waited_for = iowait is not None and iowait >= MIN_IOWAIT_FRACTION
-    if not (is_disk_waited_for if blocked is None else is_blocked(wait, MIN_BLOCKED_FRACTION)):
+    is_disk_waited_for = iowait is not None and iowait >= IOWAIT_MIN_FRACTION
+    if not (is_disk_waited_for if blocked is None else is_blocked(wait, BLOCKED_MIN_FRACTION)):
         return None
     if n_workers == 0 and _computes_in_threads(session, steady, host, share):
         return None
@@ -98,15 +62,15 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{spent_waiting(share)}; {how} on {_what(host)}.",
         evidence=(
-            fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
+            fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
             *told(
                 "part of that waiting neither on a core nor queueing",
                 blocked,
                 "fraction",
-                max(wait.cores or 0.0, MIN_BLOCKED_FRACTION * (1.0 - (wait.cores or 0.0))),
+                max(wait.cores or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.cores or 0.0))),
             ),
-            *sampled("cores idle for I/O", host.iowait_fraction, "fraction", MIN_IOWAIT_FRACTION),
-            *sampled("busiest disk, time in use", host.disk_busy_fraction, "fraction", MIN_DISK_BUSY_FRACTION),
+            *sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
+            *sampled("busiest disk, time in use", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
             *sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
             *(
                 (fact("file system of the dataset", host.dataset_disk.file_system),)
@@ -135,8 +99,8 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             f"time.{where_from(probe)}"
         ),
         evidence=(
-            fact("share of the time waiting for data", share, "fraction", MIN_WAIT_SHARE, steady.n_steps),
-            fact("blocked ÷ time of making a sample", waited, "fraction", 1.0 - COMPUTES_FRACTION),
+            fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
+            fact("blocked ÷ time of making a sample", waited, "fraction", 1.0 - COMPUTES_MIN_FRACTION),
             fact("time of a sample", sample_s, "s"),
             *told("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
@@ -155,11 +119,11 @@ def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemet
     if host.process_cpu_cores is None:
         return False
     n_threads = max(1, session.settings.torch.n_threads or 1) if is_cpu_run(session) else 1
-    return host.process_cpu_cores.mean > (1.0 - share) * n_threads + 0.5 * share
+    return host.process_cpu_cores.mean > (1.0 - share) * n_threads + BLOCKED_MIN_CORES * share
 
 
 def _is_disk_seen(host: HostTelemetry, is_disk_waited_for: bool) -> bool:
-    is_busy = host.disk_busy_fraction is not None and host.disk_busy_fraction.mean >= MIN_DISK_BUSY_FRACTION
+    is_busy = host.disk_busy_fraction is not None and host.disk_busy_fraction.mean >= DISK_BUSY_MIN
     return is_disk_waited_for or is_busy or (host.dataset_disk is not None and host.dataset_disk.is_network)
 
 
@@ -167,10 +131,7 @@ def _what(host: HostTelemetry) -> str:
     """Return what is waited for; a disk only where one was seen to be slow."""
     disk = host.dataset_disk
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else 0.0
-    if disk is None or not _is_disk_seen(host, iowait >= MIN_IOWAIT_FRACTION):
+    if disk is None or not _is_disk_seen(host, iowait >= IOWAIT_MIN_FRACTION):
         return "storage, a network or a lock"
     kind = "network storage" if disk.is_network else "a spinning disk" if disk.is_rotational else "its disk"
     return f"{kind} ({disk.file_system} at {disk.mount})"
-
-
-RULE = Rule(code="PD106", name="storage-bound", category="data", docs=DOCS, check=check, explains=("PD101",))

@@ -6,7 +6,6 @@ from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, 
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
 from lightning_perf.rules.loader_signals import (
-    MIN_WAIT_SHARE,
     blamed,
     costliest,
     costly_line,
@@ -20,49 +19,17 @@ from lightning_perf.rules.loader_signals import (
     wait_evidence,
 )
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
 
-# The project's catalogue: below it there is no single function to speed up.
-MIN_FUNCTION_SHARE = 0.40
 
-DOCS = """\
-## What it measures
-The loader probe profiles `__getitem__` in a process of its own. Time in libraries and C code counts for the function of
-your own code that called them. This rule fires if training waits for data and one function takes 40 % of making a
-sample or more.
-
-## Why it costs
-Workers divide the cost of a sample by at most their number, and use cores that training needs as well. A faster
-function saves time on every core.
-
-## Example
-```python
-def augment(image):
-    for y in range(height):
-        for x in range(width):  # a Python loop over pixels: a thousand times slower than numpy's
-            image[y, x] = image[y, x] * 0.5
-```
-
-## Prescription
-If the time is spent in Python, replace loops by operations on whole arrays or tensors. If it is spent in C, use a
-faster library, do less (decode at the size needed), or cache the result. Work that is the same for every sample can run
-on the whole batch on the device, in `on_after_batch_transfer`. How much faster the function becomes is not known
-before: the upper end of the speedup is that without the function, and nothing is certain.
-
-## When it is wrong
-Profiling slows down calls of small functions more than large ones; code that spends its time in C is sampled instead.
-
-## Sources
-The profiling lecture's case of a slow dataset found with cProfile.
-"""
-
-
+@rule("PD107", "slow-transform", explains=("PD101", "PD102"))
 def check(session: Session) -> Finding | None:
     """Find a function that takes most of making a sample."""
     feeding = feeding_of(session)
     probe, plan = feeding.probe, feeding.plan
-    if feeding.share < MIN_WAIT_SHARE or plan.is_too_cheap or plan.cost_more:
+    if feeding.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
     if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(feeding):
         return None  # PD106, PD105, PD110, PD109
@@ -71,7 +38,7 @@ def check(session: Session) -> Finding | None:
         raise Skip(probe.missing.get("functions", "no function of the dataset was seen"))
     share = blamed(function)
     of_batch = share * sample_share(probe)
-    if share < MIN_FUNCTION_SHARE or of_batch < MIN_FUNCTION_SHARE / 2:
+    if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:
         return None
     line = costly_line(probe)
     return timed_finding(
@@ -116,6 +83,3 @@ def _prescription(function: HotFunction, line: HotLine | None) -> Prescription:
         summary = f"speed up {short}: a faster library, smaller inputs, the same on the device, or a cached result"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
     return fix(summary, "hours", code=code)
-
-
-RULE = Rule(code="PD107", name="slow-transform", category="data", docs=DOCS, check=check, explains=("PD101", "PD102"))

@@ -5,68 +5,37 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import Feeding, feeding_of, point_at, run_spread, saved_by
-from lightning_perf.rules.loader_signals import (
-    MIN_BYTES,
-    MIN_OBJECTS,
-    MIN_TENSORS,
-    MIN_TRANSPORT_SHARE,
-    MIN_WAIT_SHARE,
-    transport_share,
-    wait_evidence,
-)
+from lightning_perf.rules.loader_signals import transport_share, wait_evidence
 from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.thresholds import (
+    TRANSPORT_MIN_BYTES,
+    TRANSPORT_MIN_OBJECTS,
+    TRANSPORT_MIN_SHARE,
+    TRANSPORT_MIN_TENSORS,
+    WAIT_MIN_SHARE,
+)
 from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
 
-DOCS = """\
-## What it measures
-The loader probe times how long a batch takes from the end of collating in a worker until the training process has it:
-pickling, shared memory, the queue, and rebuilding. This rule fires if training waits for data, moving takes 30 % or
-more of fetching a batch, and the batch has 16 tensors or more, a thousand Python objects, or several megabytes.
-Lightning also searches a batch piece by piece for tensors to move to the device, even if that is the CPU; with many
-pieces this time counts for the upper end of the speedup.
 
-## Why it costs
-Each tensor of a batch becomes a piece of shared memory of its own, whose descriptor is sent through a socket. The
-training process opens them one by one. Strings, numbers and lists are pickled object by object.
-
-## Example
-```python
-def __getitem__(self, index):
-    return {name: torch.tensor(value) for name, value in self.rows[index].items()}  # two hundred small tensors
-```
-
-## Prescription
-Put fields of one kind into one tensor, in `collate_fn` or before; numbers as tensors rather than lists; float32 or
-uint8 rather than float64. Without workers nothing is moved: where the probe measured that step, the speedup is
-measured.
-
-## When it is wrong
-On a busy machine part of the time is spent queueing for a core. Batches that wait in the queue because training is
-slower are not counted: the probe asks for each batch before it is made.
-
-## Sources
-PyTorch's notes on multiprocessing and sharing strategies; the project's catalogue for 30 %.
-"""
-
-
+@rule("PD109", "costly-worker-transport", explains=("PD101", "PD102", "PD103"))
 def check(session: Session) -> Finding | None:
     """Compare moving a batch with fetching it."""
     feeding = feeding_of(session)
     probe, plan, stage = feeding.probe, feeding.plan, feeding.stage
-    if plan.n_now == 0 or feeding.share < MIN_WAIT_SHARE:
+    if plan.n_now == 0 or feeding.share < WAIT_MIN_SHARE:
         return None
     if probe.transport is None:
         raise Skip(probe.missing.get("transport", "moving a batch was not timed"))
     share = transport_share(feeding)
-    if share < MIN_TRANSPORT_SHARE:
+    if share < TRANSPORT_MIN_SHARE:
         return None
     moved_s = probe.transport.p50_s
     what = _what(probe.n_tensors or 0, probe.n_objects or 0, probe.batch_bytes or 0)
-    is_in_pieces = (probe.n_tensors or 0) >= MIN_TENSORS or (probe.n_objects or 0) >= MIN_OBJECTS
+    is_in_pieces = (probe.n_tensors or 0) >= TRANSPORT_MIN_TENSORS or (probe.n_objects or 0) >= TRANSPORT_MIN_OBJECTS
     handed_on_s = phase_s(stage, "transfer") if is_in_pieces else 0.0
     low_s, high_s = _packed_s(feeding), min(feeding.wait_s, moved_s)
     prescriptions: tuple[Prescription, ...] = (_PACK,)
@@ -86,10 +55,10 @@ def check(session: Session) -> Finding | None:
         evidence=(
             wait_evidence(feeding),
             fact("time to move a batch from a worker", moved_s, "s", n=probe.transport.n),
-            fact("share of fetching a batch", share, "fraction", MIN_TRANSPORT_SHARE),
-            *told("tensors per batch", probe.n_tensors, "count", MIN_TENSORS),
-            *told("other objects per batch", probe.n_objects, "count", MIN_OBJECTS),
-            *told("bytes per batch", probe.batch_bytes, "bytes", MIN_BYTES),
+            fact("share of fetching a batch", share, "fraction", TRANSPORT_MIN_SHARE),
+            *told("tensors per batch", probe.n_tensors, "count", TRANSPORT_MIN_TENSORS),
+            *told("other objects per batch", probe.n_objects, "count", TRANSPORT_MIN_OBJECTS),
+            *told("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
         ),
         prescriptions=prescriptions,
         claims={"data_wait": stage.n_steps * high_s, "transfer": handed_on_s},
@@ -108,7 +77,7 @@ def _packed_s(feeding: Feeding) -> float:
     """
     probe, plan = feeding.probe, feeding.plan
     point = point_at(probe, plan.n_now)
-    if point is None or not point.take_s or probe.transport is None or (probe.n_tensors or 0) < MIN_TENSORS:
+    if point is None or not point.take_s or probe.transport is None or (probe.n_tensors or 0) < TRANSPORT_MIN_TENSORS:
         return 0.0
     if (feeding.batch_s + probe.transport.p50_s) / plan.n_now > plan.compute_s + point.take_s:
         return 0.0
@@ -134,16 +103,6 @@ def _alone(feeding: Feeding) -> Prescription:
 
 
 def _what(n_tensors: int, n_objects: int, n_bytes: int) -> str:
-    if n_tensors >= MIN_TENSORS:
+    if n_tensors >= TRANSPORT_MIN_TENSORS:
         return f"{n_tensors} tensors"
-    return f"{n_objects} Python objects" if n_objects >= MIN_OBJECTS else f"{n_bytes / 2**20:.0f} MiB"
-
-
-RULE = Rule(
-    code="PD109",
-    name="costly-worker-transport",
-    category="data",
-    docs=DOCS,
-    check=check,
-    explains=("PD101", "PD102", "PD103"),
-)
+    return f"{n_objects} Python objects" if n_objects >= TRANSPORT_MIN_OBJECTS else f"{n_bytes / 2**20:.0f} MiB"

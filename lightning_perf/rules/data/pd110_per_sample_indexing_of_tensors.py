@@ -5,48 +5,19 @@ from __future__ import annotations
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of
-from lightning_perf.rules.loader_signals import (
-    MIN_WAIT_SHARE,
-    indexes_rows,
-    is_transport_costly,
-    is_waiting,
-    wait_evidence,
-)
+from lightning_perf.rules.loader_signals import indexes_rows, is_transport_costly, is_waiting, wait_evidence
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.rule import rule
+from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, spent_waiting
 
-DOCS = """\
-## What it measures
-Whether samples are rows of tensors in memory (as in a `TensorDataset`) that are fetched one at a time while training
-waits.
 
-## Why it costs
-Indexing a tensor costs some microseconds, however few bytes it returns; a batch of 256 samples of two fields pays that
-512 times, and collating stacks the rows again.
-
-## Example
-```python
-DataLoader(TensorDataset(x, y), batch_size=256, shuffle=True)  # 512 lookups and two stacks per batch
-```
-
-## Prescription
-Let the sampler return lists of indices, so that the dataset returns whole batches. Worker processes would only add the
-cost of moving them.
-
-## When it is wrong
-Where each row is changed before it is returned, the change has to work on a whole batch as well.
-
-## Sources
-The documentation of `torch.utils.data` on disabling automatic batching.
-"""
-
-
+@rule("PD110", "per-sample-indexing-of-tensors", explains=("PD101",))
 def check(session: Session) -> Finding | None:
     """Find rows of tensors that are fetched one by one while training waits."""
     feeding = feeding_of(session)
     probe = feeding.probe
-    if not indexes_rows(probe) or feeding.share < MIN_WAIT_SHARE:
+    if not indexes_rows(probe) or feeding.share < WAIT_MIN_SHARE:
         return None
     if is_waiting(probe) or is_transport_costly(feeding):
         return None  # PD106, PD109
@@ -77,8 +48,3 @@ def check(session: Session) -> Finding | None:
         basis="at most the waiting, if one lookup of the whole batch took no time",
         confidence="high" if feeding.plan.n_now == 0 else "medium",
     )
-
-
-RULE = Rule(
-    code="PD110", name="per-sample-indexing-of-tensors", category="data", docs=DOCS, check=check, explains=("PD101",)
-)

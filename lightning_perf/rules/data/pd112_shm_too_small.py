@@ -4,39 +4,12 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of
-from lightning_perf.rules.worker_bounds import DEFAULT_PREFETCH
-
-# Batches that workers hold ready, twice: one set is made while another is on its way (the project's catalogue).
-SAFETY_FACTOR = 2
-
-DOCS = """\
-## What it measures
-The size of `/dev/shm` against twice the batches that all workers of this node may hold ready: prefetch factor ×
-workers × ranks × bytes of a batch.
-
-## Why it costs
-Workers hand tensors over in shared memory. When it is full they die with "Bus error", usually hours into a training,
-when an epoch with longer samples comes. Containers get 64 MiB unless told otherwise.
-
-## Example
-```bash
-docker run my-training  # /dev/shm of 64 MiB, 8 workers with batches of 20 MiB
-```
-
-## Prescription
-A larger `/dev/shm`, or fewer batches in flight. Both sharing strategies of PyTorch keep tensors there: changing the
-strategy does not help.
-
-## When it is wrong
-Datasets that hand over no tensors use pipes. Batches of changing size are judged by the first one.
-
-## Sources
-PyTorch's multiprocessing notes on sharing strategies; Docker's documentation of `--shm-size`.
-"""
+from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, SHM_SAFETY_FACTOR
 
 
+@rule("PD112", "shm-too-small")
 def check(session: Session) -> Finding | None:
     """Compare the size of /dev/shm with the batches in flight."""
     loader = max(loaders_of(session, "train"), key=lambda each: each.num_workers or 0)
@@ -47,7 +20,7 @@ def check(session: Session) -> Finding | None:
         raise Skip("there is no /dev/shm")
     batch_bytes = _batch_bytes(session)
     n_ready = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers * session.machine.local_world_size
-    needed_bytes = SAFETY_FACTOR * n_ready * batch_bytes
+    needed_bytes = SHM_SAFETY_FACTOR * n_ready * batch_bytes
     if size_bytes >= needed_bytes:
         return None
     gib = max(1, -(-needed_bytes // 2**30))
@@ -81,6 +54,3 @@ def _batch_bytes(session: Session) -> int:
     if host is None or not host.batch_bytes:
         raise Skip("the size of a batch is not known")
     return host.batch_bytes
-
-
-RULE = Rule(code="PD112", name="shm-too-small", category="data", docs=DOCS, check=check)

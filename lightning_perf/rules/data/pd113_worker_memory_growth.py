@@ -9,43 +9,10 @@ from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, function_place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.thresholds import MEMORY_MIN_LASTING_S
 from lightning_perf.rules.wording import size_text
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
-
-# Trainings worth a diagnosis run longer than an hour: memory that lasts for less ends them.
-MIN_LASTING_S = 3600.0
-
-DOCS = """\
-## What it measures
-The slope of the mean resident memory of the worker processes over the steps, as for the training process itself;
-where the loader was probed, also what a process kept that made samples and nothing else.
-
-## Why it costs
-Each worker keeps what it gains, times the number of workers, until the host's memory is used up and the kernel kills
-one. Where what is free (or, where nobody watched that, all there is) lasts for less than an hour at this rate, that
-comes before any gain of speed: severity high.
-
-## Example
-```python
-def __getitem__(self, index):
-    self.cache[index] = load(index)  # in every worker, for ever
-```
-
-## Prescription
-Keep samples in one place: numpy, arrow or memory-mapped files that all workers read; bound caches; or let
-workers end with each epoch (`persistent_workers=False`).
-
-## When it is wrong
-A cache that fits grows until it holds all samples and then stops. Reading Python objects copies the pages they share
-with the main process (reference counts are written): resident memory does not show that, as shared pages count in it
-from the start. For the same reason workers that are forked from a process which has freed much memory grow unseen until
-they have filled what it had freed.
-
-## Sources
-torch issue 13246 (workers that copy on access); P. K. Sen, JASA 63, 1968.
-"""
-
 
 PRESCRIPTIONS = (
     fix("limit what workers keep, or store it in numpy arrays or memory-mapped files that they share", "hours"),
@@ -58,6 +25,7 @@ PRESCRIPTIONS = (
 )
 
 
+@rule("PD113", "worker-memory-growth")
 def check(session: Session) -> Finding | None:
     """Look for rising memory of the workers."""
     growth = next((g for g in session.memory.growth if g.where == "workers"), None)
@@ -111,11 +79,11 @@ def _lasting_of(session: Session, bytes_per_step: float) -> _Lasting | None:
 
 
 def _severity(lasting: _Lasting | None) -> Literal["high", "medium"]:
-    return "high" if lasting is not None and lasting.seconds < MIN_LASTING_S else "medium"
+    return "high" if lasting is not None and lasting.seconds < MEMORY_MIN_LASTING_S else "medium"
 
 
 def _end(lasting: _Lasting | None) -> str:
-    if lasting is None or lasting.seconds >= MIN_LASTING_S:
+    if lasting is None or lasting.seconds >= MEMORY_MIN_LASTING_S:
         return ""
     return f"At this rate {lasting.what} is full in {lasting.seconds / 60:.0f} minutes. "
 
@@ -124,7 +92,7 @@ def _told(lasting: _Lasting | None) -> tuple[Evidence, ...]:
     if lasting is None:
         return ()
     metric = f"{lasting.what} is full after"
-    return (fact(metric, lasting.seconds, "s", MIN_LASTING_S),)
+    return (fact(metric, lasting.seconds, "s", MEMORY_MIN_LASTING_S),)
 
 
 def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
@@ -153,6 +121,3 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
         prescriptions=PRESCRIPTIONS,
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD113", name="worker-memory-growth", category="data", docs=DOCS, check=check)

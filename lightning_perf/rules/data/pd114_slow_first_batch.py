@@ -8,41 +8,13 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_signals import start_waits
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.thresholds import FIRST_BATCH_MIN_RATIO, FIRST_BATCH_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent
 
-# Ten times a usual batch is more than filling the pipeline takes; less than 1 % of the epoch cannot be measured.
-MIN_RATIO = 10.0
-MIN_EPOCH_SHARE = 0.01
 
-DOCS = """\
-## What it measures
-The median time of the first batch of each later epoch, relative to a usual batch and to the epoch.
-
-## Why it costs
-At the start of an epoch nothing is prefetched: training waits for the first batch. Opening files,
-building indices or filling caches in the dataset's first access adds to it.
-
-## Example
-```python
-def __iter__(self):
-    self.index = build_index(self.root)  # once an epoch, in each worker
-```
-
-## Prescription
-Do such work once, in the dataset's constructor, and keep workers (`persistent_workers=True`). If all workers read at
-once at the start, use a smaller `prefetch_factor`.
-
-## When it is wrong
-If workers restart in each epoch, PD104 is reported instead. Samples that are slow to make are slow in the first batch
-as well; in an epoch of few steps that is not a problem of the start.
-
-## Sources
-Lightning issue 10389; the documentation of `torch.utils.data.DataLoader`.
-"""
-
-
+@rule("PD114", "slow-first-batch")
 def check(session: Session) -> Finding | None:
     """Compare first batches with usual ones."""
     steady = steady_of(session)
@@ -57,7 +29,7 @@ def check(session: Session) -> Finding | None:
         raise Skip("no epoch has ended yet")
     first_s = statistics.median(fetch.first_s[1:])
     share = first_s / statistics.median(epochs)
-    if first_s < MIN_RATIO * fetch.wait_s.p50 or share < MIN_EPOCH_SHARE:
+    if first_s < FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50 or share < FIRST_BATCH_MIN_SHARE:
         return None
     is_unkept = bool(loader.num_workers) and not loader.persistent_workers
     return timed_finding(
@@ -67,8 +39,8 @@ def check(session: Session) -> Finding | None:
             f"A usual batch takes {duration(fetch.wait_s.p50)}."
         ),
         evidence=(
-            fact("first batch of an epoch", first_s, "s", MIN_RATIO * fetch.wait_s.p50, len(waits)),
-            fact("share of the epoch", share, "fraction", MIN_EPOCH_SHARE),
+            fact("first batch of an epoch", first_s, "s", FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50, len(waits)),
+            fact("share of the epoch", share, "fraction", FIRST_BATCH_MIN_SHARE),
         ),
         prescriptions=(
             fix(
@@ -84,6 +56,3 @@ def check(session: Session) -> Finding | None:
         basis="at most the time by which first batches took longer than usual ones",
         confidence="medium",
     )
-
-
-RULE = Rule(code="PD114", name="slow-first-batch", category="data", docs=DOCS, check=check)

@@ -4,48 +4,14 @@ from __future__ import annotations
 
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
 from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Rule, Skip
+from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
 
-MIN_SHARE = 0.02  # The least that is worth a finding (severity.LOW_SHARE).
-RAISED = 100
-"""The recommended threshold of generation 0 ÷ the present one."""
-RAISED_MIDDLE, RAISED_FULL = 50, 100
-"""The recommended thresholds of generations 1 and 2."""
 
-DOCS = """\
-## What it measures
-The time in Python's garbage collector, by generation, from `gc.callbacks`: collections that Python starts by itself,
-and those that a line of code asks for with `gc.collect()`.
-
-## Why it costs
-A collection of generation 2 visits every container that is alive, and the host does nothing else meanwhile.
-
-## Example
-```python
-def training_step(self, batch, batch_idx):
-    gc.collect()
-```
-
-## Prescription
-Remove the call, or collect once per epoch. Against automatic collections: `gc.freeze()` once the dataset and the model
-are in memory, so that what is alive then is never visited again, and higher thresholds.
-
-Without the call, Python collects by itself: at most once more per removed call in generation 0, and as often in
-generations 1 and 2 as the thresholds say. The speedup leaves out that many collections, each as long as those that were
-timed. Raised thresholds make full collections rarer by the ratio of the thresholds, and nothing is certain of younger
-generations: collections of them become rarer and longer.
-
-## When it is wrong
-A training that makes many reference cycles that hold tensors needs collections to free them.
-
-## Sources
-The documentation of Python's `gc` module.
-"""
-
-
+@rule("PD508", "garbage-collector-pauses")
 def check(session: Session) -> Finding | None:
     """Compare what collections take with the threshold."""
     steady = steady_of(session)
@@ -63,7 +29,7 @@ def check(session: Session) -> Finding | None:
     timed: dict[str, float] = {}
     for phase, seconds in [(a.phase, a.total_s) for a in asked] if is_asked else found.automatic_by_phase_s.items():
         timed[phase] = timed.get(phase, 0.0) + seconds * scale
-    if sum(timed.values()) < MIN_SHARE * steady.span_s:
+    if sum(timed.values()) < LOW_SHARE * steady.span_s:
         return None
     return removal_finding(
         steady,
@@ -75,7 +41,7 @@ def check(session: Session) -> Finding | None:
                 "share of the time in garbage collections",
                 total_s / found.span_s,
                 "fraction",
-                MIN_SHARE,
+                LOW_SHARE,
                 sum(each.n for each in found.generations),
             ),
             *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
@@ -125,7 +91,7 @@ def _left_with_raised_thresholds(found: Collections) -> float:
     _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
     if not (middle and oldest):
         return 1.0  # not a collector of three generations
-    rarer = middle * oldest / (RAISED * RAISED_MIDDLE * RAISED_FULL)
+    rarer = middle * oldest / (GC_RAISED_YOUNG * GC_RAISED_MIDDLE * GC_RAISED_FULL)
     return 1.0 - min(full_s, total_s) * max(0.0, 1.0 - rarer) / total_s
 
 
@@ -143,13 +109,10 @@ def _cause(found: Collections, asked: list[AskedCollection]) -> str:
 def _prescription(found: Collections, asked: AskedCollection | None) -> Prescription:
     if asked is not None:
         return fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
-    raised = RAISED * (found.thresholds[0] if found.thresholds and found.thresholds[0] else 700)
+    raised = GC_RAISED_YOUNG * (found.thresholds[0] if found.thresholds and found.thresholds[0] else 700)
     return fix(
         "call gc.freeze() before training and raise the collector's thresholds",
         "one line",
         code=f"def on_train_start(self):\n    gc.collect()\n    gc.freeze()\n    "
-        f"gc.set_threshold({raised}, {RAISED_MIDDLE}, {RAISED_FULL})",
+        f"gc.set_threshold({raised}, {GC_RAISED_MIDDLE}, {GC_RAISED_FULL})",
     )
-
-
-RULE = Rule(code="PD508", name="garbage-collector-pauses", category="host", docs=DOCS, check=check)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_signals import MIN_WAIT_SHARE
 from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told, wait_share
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
-from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART
+from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART, WAIT_MIN_SHARE
 
 
 @rule("PD809", "cpu-clock-held-back")
@@ -22,7 +21,7 @@ def check(session: Session) -> Finding | None:
     if clock is None or not full_mhz:
         raise Skip(session.missing.get("telemetry.host.cpu_mhz", "the clock of the CPU is not known"))
     waits = wait_share(steady)
-    if not is_cpu_run(session) and waits < MIN_WAIT_SHARE:
+    if not is_cpu_run(session) and waits < WAIT_MIN_SHARE:
         return None  # the device decides the speed
     is_governed = host.cpu_governor not in (None, "performance")
     # Without a guaranteed clock only the highest is known, which few cores reach at once.
