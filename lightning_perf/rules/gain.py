@@ -48,7 +48,7 @@ def timed_finding(
     basis: str,
     low_s: float = 0.0,
     confidence: Confidence = "high",
-    method: Method = "modeled",
+    method: Method = "timed",
 ) -> Finding:
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 

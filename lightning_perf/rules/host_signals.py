@@ -124,7 +124,6 @@ def loop_finding(
         evidence=evidence,
         prescriptions=prescriptions,
         claims=claims_within(steady, seconds, phases),
-        method="timed",
         basis=basis,
         confidence="medium",
     )

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_perf.records import Confidence, Effort, Evidence, Finding, Gain, Prescription, Safety, Severity
+from lightning_perf.records import (
+    Confidence,
+    Effort,
+    Evidence,
+    Finding,
+    Gain,
+    LoaderSettings,
+    Prescription,
+    Safety,
+    Severity,
+)
 
 
 def fact(
@@ -37,6 +47,31 @@ def fix(
         code=code,
         value=value,
     )
+
+
+def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str = "", **arguments: Any) -> Prescription:
+    """Return a recommendation of loader arguments, which are applied only to a plain ``DataLoader``.
+
+    Args:
+        loader: The loader's settings.
+        summary: As for ``Prescription``.
+        treatment: As for ``Prescription``.
+        code: The arguments in the example, if they are not ``arguments``.
+        **arguments: The arguments to set.
+    """
+    shown = code or ", ".join(f"{key}={value}" for key, value in arguments.items())
+    return fix(
+        summary,
+        "one line",
+        treatment=treatment if loader.is_plain else "",
+        loader_args=arguments if loader.is_plain else {},
+        code=f"DataLoader(..., {shown})",
+    )
+
+
+def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
+    """Recommend no workers; a ``DataLoader`` without them refuses ``persistent_workers=True``."""
+    return loader_fix(loader, summary, "loader-workers", "num_workers=0", num_workers=0, persistent_workers=False)
 
 
 def unsigned_finding(

@@ -50,7 +50,6 @@ def removal_finding(
         low_s=(1 - SPREAD) * (1 - left) * total_s,
         basis=basis,
         confidence=confidence,
-        method="timed",
     )
 
 

@@ -51,6 +51,7 @@ def _live(session: Session) -> Finding | None:
         claims=claims_within(steady, (starting_s - device_s) * steady.n_steps, CODE_PHASES),
         basis="at most the launching of these operators, without the time that the device computes",
         confidence="low",
+        method="modeled",
     )
 
 

@@ -9,7 +9,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import is_waiting
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.parts import fact, fix, loader_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.thresholds import BLOCKED_MIN_FRACTION, CPU_BUSY_MIN, LOADER_QUEUEING_MIN, WAIT_MIN_SHARE
@@ -55,7 +55,6 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(session, loader, n_processes, plan),),
         claims={"data_wait": lost * share * steady.span_s},
         low_s=0.0,
-        method="timed",
         basis="at most the waiting during which the loader queued for a core",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
     )
@@ -74,14 +73,8 @@ def _prescription(session: Session, loader: LoaderSettings, n_processes: int, pl
     if plan.chosen is not None and 0 < plan.chosen.num_workers < n_fitting:
         n_fitting, why = plan.chosen.num_workers, "more are no faster (measured)"
     if n_processes > session.machine.usable_cores and (loader.num_workers or 0) > n_fitting:
-        arguments = {"num_workers": n_fitting, "persistent_workers": True}
-        return fix(
-            f"set num_workers={n_fitting} (now {loader.num_workers}) on the {loader.stage} loader: {why}",
-            "one line",
-            treatment="loader-workers" if loader.is_plain else "",
-            loader_args=arguments if loader.is_plain else {},
-            code=f"DataLoader(..., num_workers={n_fitting}, persistent_workers=True)",
-        )
+        summary = f"set num_workers={n_fitting} (now {loader.num_workers}) on the {loader.stage} loader: {why}"
+        return loader_fix(loader, summary, "loader-workers", num_workers=n_fitting, persistent_workers=True)
     if loader.num_workers:
         return fix(
             "use one thread per worker, and stop other programs on these cores",

@@ -7,7 +7,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import feeding_of, plan_workers, run_spread, saved_by
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.parts import fact, without_workers
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
@@ -91,16 +91,7 @@ def _finding(
             fact(f"time per batch without workers ({basis})", in_process_s, "s"),
             fact("num_workers", n),
         ),
-        prescriptions=(
-            fix(
-                f"set num_workers=0 (now {n})",
-                "one line",
-                treatment="loader-workers" if loader.is_plain else "",
-                # Without workers a DataLoader refuses persistent_workers=True.
-                loader_args={"num_workers": 0, "persistent_workers": False} if loader.is_plain else {},
-                code="DataLoader(..., num_workers=0)",
-            ),
-        ),
+        prescriptions=(without_workers(loader, f"set num_workers=0 (now {n})"),),
         claims=claims,
         low_s=low_s,
         method=method,

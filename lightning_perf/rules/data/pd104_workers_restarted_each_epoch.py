@@ -7,7 +7,7 @@ from statistics import fmean
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_signals import in_process_of, n_boundaries, restarting_loader, start_s, start_waits
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.parts import fact, loader_fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, RESTART_MIN_S
@@ -53,7 +53,6 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(loader),),
         claims={"epoch_boundary": spent_s},  # it holds the wait for each first batch
         low_s=0.0 if made_s is None else min(n * (least_mean(waits) - made_s), spent_s),
-        method="timed",
         basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
     )
 
@@ -69,10 +68,6 @@ def _restarting_loader(session: Session) -> LoaderSettings | None:
 
 
 def _prescription(loader: LoaderSettings) -> Prescription:
-    return fix(
-        "set persistent_workers=True on the training loader",
-        "one line",
-        treatment="loader-persistent" if loader.is_plain else "",
-        loader_args={"persistent_workers": True} if loader.is_plain else {},
-        code=f"DataLoader(..., num_workers={loader.num_workers}, persistent_workers=True)",
-    )
+    code = f"num_workers={loader.num_workers}, persistent_workers=True"
+    summary = "set persistent_workers=True on the training loader"
+    return loader_fix(loader, summary, "loader-persistent", code, persistent_workers=True)

@@ -13,7 +13,7 @@ from lightning_perf.rules.loader_signals import (
     wait_evidence,
     where_from,
 )
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.parts import fact, fix, loader_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
@@ -76,19 +76,18 @@ def check(session: Session) -> Finding | None:
             fact("share of the time waiting for data", share, "fraction", LOW_SHARE, steady.n_steps),
         ),
         prescriptions=(
-            fix(
+            loader_fix(
+                loader,
                 f"set prefetch_factor={prefetch_factor} (now {loader.prefetch_factor or DEFAULT_PREFETCH}) on the "
                 f"{loader.stage} loader",
-                "one line",
-                treatment="loader-prefetch" if loader.is_plain else "",
-                loader_args={"prefetch_factor": prefetch_factor} if loader.is_plain else {},
-                code=f"DataLoader(..., num_workers={loader.num_workers}, prefetch_factor={prefetch_factor})",
+                "loader-prefetch",
+                f"num_workers={loader.num_workers}, prefetch_factor={prefetch_factor}",
+                prefetch_factor=prefetch_factor,
             ),
             fix("avoid samples that are much slower than the others", "hours"),
         ),
         claims={"data_wait": wait_s},
         low_s=0.0,
-        method="timed",
         basis="at most all of the waiting; nothing if workers are too slow on average",
         confidence="medium",
     )
@@ -104,13 +103,13 @@ def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding |
     evened_s = feeding.saved_s(uneven)
     workers = plan.n_workers or plan.n_now
     factor = _prefetch_factor(probe, feeding.loader.prefetch_factor or DEFAULT_PREFETCH)
-    arguments = {"num_workers": workers, "prefetch_factor": factor, "persistent_workers": True}
-    ahead = fix(
+    ahead = loader_fix(
+        feeding.loader,
         f"prefetch more: set num_workers={workers} (now {plan.n_now}) and prefetch_factor={factor} on the train loader",
-        "one line",
-        treatment="loader-workers" if feeding.loader.is_plain and plan.n_now else "",
-        loader_args=arguments if feeding.loader.is_plain else {},
-        code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
+        "loader-workers" if plan.n_now else "",
+        num_workers=workers,
+        prefetch_factor=factor,
+        persistent_workers=True,
     )
     even = fix("avoid samples that are much slower than the others", "hours")
     return timed_finding(

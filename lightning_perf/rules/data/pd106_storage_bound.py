@@ -81,7 +81,6 @@ def check(session: Session) -> Finding | None:
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
         low_s=0.0,
-        method="timed",
         basis=BASIS,
         confidence="high" if blocked is not None and _is_disk_seen(host, is_disk_waited_for) else "medium",
     )

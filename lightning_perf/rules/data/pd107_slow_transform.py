@@ -59,6 +59,7 @@ def check(session: Session) -> Finding | None:
         low_s=0.0,
         basis="at most the function's time; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
+        method="modeled",
     )
 
 

@@ -70,4 +70,5 @@ def check(session: Session) -> Finding | None:
         low_s=0.0,
         basis=f"at most the time of {who}; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
+        method="modeled",
     )

@@ -7,7 +7,7 @@ from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import Feeding, feeding_of, point_at, run_spread, saved_by
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
 from lightning_perf.rules.machine_signals import told
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.parts import fact, fix, without_workers
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.thresholds import (
@@ -92,14 +92,8 @@ _PACK = fix(
 
 
 def _alone(feeding: Feeding) -> Prescription:
-    is_plain = feeding.loader.is_plain
-    return fix(
-        f"set num_workers=0 (now {feeding.plan.n_now}): batches are then not moved",
-        "one line",
-        treatment="loader-workers" if is_plain else "",
-        loader_args={"num_workers": 0, "persistent_workers": False} if is_plain else {},
-        code="DataLoader(..., num_workers=0)",
-    )
+    summary = f"set num_workers=0 (now {feeding.plan.n_now}): batches are then not moved"
+    return without_workers(feeding.loader, summary)
 
 
 def _what(n_tensors: int, n_objects: int, n_bytes: int) -> str:

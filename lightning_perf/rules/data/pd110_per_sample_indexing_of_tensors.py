@@ -47,4 +47,5 @@ def check(session: Session) -> Finding | None:
         low_s=0.0,
         basis="at most the waiting, if one lookup of the whole batch took no time",
         confidence="high" if feeding.plan.n_now == 0 else "medium",
+        method="modeled",
     )

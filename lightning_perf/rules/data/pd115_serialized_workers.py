@@ -76,6 +76,7 @@ def check(session: Session) -> Finding | None:
         low_s=0.0,
         basis="at most the waiting of samples, if workers no longer took turns",
         confidence="high" if line is not None else "medium",
+        method="modeled",
     )
 
 

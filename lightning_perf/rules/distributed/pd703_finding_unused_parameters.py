@@ -59,4 +59,5 @@ def check(session: Session) -> Finding | None:
         claims={"backward": UNUSED_MAX_FRACTION * backward_s},
         basis="assumed: at most a fifth of backward",
         confidence="medium",
+        method="modeled",
     )

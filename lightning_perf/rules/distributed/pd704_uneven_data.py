@@ -62,4 +62,5 @@ def check(session: Session) -> Finding | None:
             f"at most the difference of the largest share from the mean ({percent(lost_s / steady.span_s)} of the time)"
         ),
         confidence="medium",
+        method="modeled",
     )

@@ -54,7 +54,6 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims_of(reducing, steady.span_s),
         low_s=0.0 if waited_s is None else (1 - SPREAD) * share * steady.span_s - waited_s * steady.n_steps,
-        method="timed",
         basis="the reductions as timed; waiting for slower ranks in them may come back elsewhere",
     )
 

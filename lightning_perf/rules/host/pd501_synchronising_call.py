@@ -60,7 +60,6 @@ def _live(session: Session) -> Finding | None:
         basis=(
             f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls as timed in sampled steps"
         ),
-        method="timed",
         confidence="high" if is_host and is_timed else "medium",
     )
     if is_host and is_timed:

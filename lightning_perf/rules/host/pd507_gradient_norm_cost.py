@@ -53,7 +53,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims=claims_of(times, steady.span_s),
-        method="timed",
         basis="at most all of the clipping; nothing if it already is one call",
         confidence="medium",
     )

@@ -49,5 +49,4 @@ def check(session: Session) -> Finding | None:
         low_s=(1 - 1 / METRIC_EVERY_STEPS) * low_s,
         basis=f"one call in {METRIC_EVERY_STEPS} remains; the share is known from "
         f"{sum(time.n for time in found)} samples",
-        method="timed",
     )

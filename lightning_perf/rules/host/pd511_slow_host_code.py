@@ -48,7 +48,6 @@ def check(session: Session) -> Finding | None:
         ),
         claims={worst.phase: worst.high_s},
         low_s=worst.low_s,
-        method="timed",
         basis=f"the time of this line, from {worst.n} stack samples",
         confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
     )

@@ -69,7 +69,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
-        method="timed",
         basis=f"at most the former step time in all later steps ({percent(1 - change.before / change.after)} less)",
         confidence="medium",
     )

@@ -59,7 +59,6 @@ def check(session: Session) -> Finding | None:
             else "at most the time beyond the median step, without waiting for a core"
         ),
         confidence="medium",
-        method="timed",
     )
 
 

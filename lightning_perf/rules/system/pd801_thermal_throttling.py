@@ -60,6 +60,7 @@ def check(session: Session) -> Finding | None:
         claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
         basis=("at most the highest clock all the time" + ("" if is_hot_and_slow else " while throttled")),
         confidence="medium" if is_hot_and_slow else "high",
+        method="modeled",
     )
 
 

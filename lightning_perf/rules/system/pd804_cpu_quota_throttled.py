@@ -48,7 +48,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
-        method="timed",
         basis="at most the throttled time",
         confidence="medium",
     )

@@ -40,4 +40,5 @@ def check(session: Session) -> Finding | None:
         claims={"transfer": lost * phase_s(steady, "transfer")},
         basis="at most all copies at the full rate; nothing if they overlap with computing",
         confidence="medium",
+        method="modeled",
     )

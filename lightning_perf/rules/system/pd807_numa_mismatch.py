@@ -45,4 +45,5 @@ def check(session: Session) -> Finding | None:
         claims={"transfer": FAR_NODE_MAX_GAIN * far * phase_s(steady, "transfer")},
         basis="assumed: at most copies a third faster",
         confidence="low",
+        method="modeled",
     )

@@ -56,4 +56,5 @@ def check(session: Session) -> Finding | None:
         claims={**phases, "data_wait": lost * phase_s(steady, "data_wait")},
         basis=f"at most computing at {level}",
         confidence="medium" if is_governed else "low",
+        method="modeled",
     )

@@ -56,7 +56,6 @@ def check(session: Session) -> Finding | None:
             "transfer": part * phase_s(stage, "transfer"),
             "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
         },
-        method="timed",
         basis="at most the same part of the time that moves batches",
         confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
     )
