@@ -24,9 +24,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         code: ``"PD101"``; never reused.
         name: Reads as "allow <name>", e.g. ``"starved-by-loader"``.
         category: The name of its folder.
-        docs: Markdown, from the file beside the module, with the headings What it measures, Why it costs, Example,
-            Recommendation, When it is wrong, Sources.
         check: Return the finding of a session, or None. Raises Skip.
+        module: Where it is declared; its documentation is the Markdown file beside it.
         preflight: The same from settings alone, before the first step; None for a rule that needs measurements.
         hypothesis: What to replay before ``check`` can promise a speedup; None for a rule that needs no replay. Returns
             None where its symptom is absent, and may raise Skip.
@@ -41,14 +40,20 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     name: str
     category: str
-    docs: str
     check: Check
+    module: str = ""
     preflight: Check | None = None
     hypothesis: Callable[[Session], Hypothesis | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
     only_unexplained: bool = False
     yields_its_time: bool = False
     explains: tuple[str, ...] = ()
+
+    @property
+    def docs(self) -> str:
+        """The documentation as Markdown; each rule's has the same six sections."""
+        package, _, name = self.module.rpartition(".")
+        return (pkgutil.get_data(package, f"{name}.md") or b"").decode()
 
     def sign(self, finding: Finding | None) -> Finding | None:
         """Return a finding of this rule with its code, name and category, if it has none."""
@@ -74,13 +79,12 @@ def rule(
     """
 
     def declare(check: Check) -> Rule:
-        package, _, module = check.__module__.rpartition(".")
         return Rule(
             code=code,
             name=name,
-            category=package.rpartition(".")[2],
-            docs=(pkgutil.get_data(package, f"{module}.md") or b"").decode(),
+            category=check.__module__.split(".")[-2],
             check=check,
+            module=check.__module__,
             preflight=preflight,
             hypothesis=hypothesis,
             weakens=weakens,

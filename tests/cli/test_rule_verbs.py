@@ -7,13 +7,10 @@ import pytest
 
 from lightning_perf.cli import rules as rules_verb
 from lightning_perf.cli.app import main
-from lightning_perf.rules.rule import Rule
+from lightning_perf.rules.engine import all_rules
 
-DOCS = "## What it measures\n\nThe share of a step spent waiting.\n\n## Sources\n\nNone.\n"
-RULES = (
-    Rule(code="PD101", name="starved-by-loader", category="data", docs=DOCS, check=lambda _: None),
-    Rule(code="PD502", name="logging-every-step", category="host", docs="other", check=lambda _: None),
-)
+RULES = tuple(rule for rule in all_rules() if rule.code in ("PD101", "PD502"))
+DOCS = RULES[0].docs
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def _finding(code: str = "PD999", **changes: object) -> Finding:
 
 
 def _rule(code: str, check: object, **changes: object) -> Rule:
-    return Rule(code=code, name=code.lower(), category="host", docs="", check=check, **changes)
+    return Rule(code=code, name=code.lower(), category="host", check=check, **changes)
 
 
 @pytest.fixture
