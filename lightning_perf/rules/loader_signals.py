@@ -28,14 +28,14 @@ from .wording import percent, place, site_of
 
 
 def is_waiting(probe: LoaderProbe) -> bool:
-    """Whether making samples waits for something for most of its time."""
+    """Return whether making samples waits for something for most of its time."""
     return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_MIN_FRACTION
 
 
 def burst_share(probe: LoaderProbe) -> float:
-    """Share of the time of making samples that samples cost beyond a usual one: what evening them out would spare.
+    """Return the share of making samples that goes beyond usual ones: what even samples would save.
 
-    What samples did not take again when they were asked for twice is the machine's doing, and not counted.
+    Time that a sample did not take again the second time is not counted: the machine caused it.
     """
     getitem = probe.getitem
     if getitem is None or getitem.mean_s <= 0:
@@ -45,7 +45,7 @@ def burst_share(probe: LoaderProbe) -> float:
 
 
 def is_bursty(probe: LoaderProbe) -> bool:
-    """Whether a few slow samples take much of the time."""
+    """Return whether a few slow samples take much of the time."""
     is_decisive = burst_share(probe) * sample_share(probe) >= BURST_MIN_SHARE
     return is_decisive and (probe.n_slow or 0) >= MIN_SLOW_SAMPLES
 
@@ -65,7 +65,7 @@ def max_serialized_speedup(n_workers: int) -> float:
 
 
 def is_serialized(probe: LoaderProbe) -> bool:
-    """Whether samples wait, in one line in all workers, and several workers deliver hardly more than one.
+    """Return whether samples wait, in one line in all workers, and several workers deliver hardly more than one.
 
     Where the line is not known, the whole interval of the speedup has to lie below the bound.
     """
@@ -80,20 +80,20 @@ def is_serialized(probe: LoaderProbe) -> bool:
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:
-    """Whether samples are rows of tensors in memory, fetched one at a time, and nothing else is done for them."""
+    """Return whether samples are rows of tensors in memory, fetched one by one and otherwise unchanged."""
     is_lookup = probe.getitem is None or probe.getitem.p50_s <= LOOKUP_MAX_S
     return bool(probe.indexes_tensors) and not probe.dataset_is_batched and is_lookup
 
 
 def sample_share(probe: LoaderProbe) -> float:
-    """Share of a batch that making its samples takes; the rest is collating them."""
+    """Return the share of a batch that making its samples takes; the rest is collating them."""
     samples_s = probe.getitem.mean_s * (probe.batch_size or 1) if probe.getitem is not None else 0.0
     collate_s = probe.collate.mean_s if probe.collate is not None else 0.0
     return samples_s / (samples_s + collate_s) if samples_s + collate_s > 0 else 0.0
 
 
 def transport_share(feeding: Feeding) -> float:
-    """Share of a fetch that moving the batch out of a worker takes; 0 without workers, or where nothing makes it so."""
+    """Return the share of a fetch that moving the batch takes; 0 without workers, or if the batch is light."""
     probe = feeding.probe
     if feeding.plan.n_now == 0 or probe.transport is None:
         return 0.0
@@ -109,12 +109,12 @@ def transport_share(feeding: Feeding) -> float:
 
 
 def is_transport_costly(feeding: Feeding) -> bool:
-    """Whether moving batches out of workers is what they cost."""
+    """Return whether moving batches out of workers takes much of fetching them."""
     return transport_share(feeding) >= TRANSPORT_MIN_SHARE
 
 
 def costliest(probe: LoaderProbe, where: Literal["getitem", "collate"]) -> HotFunction | None:
-    """The function that most of the time is to be blamed on; None where none was found."""
+    """Return the function that takes most of the time; None if none was found."""
     found = [function for function in probe.functions if function.where == where]
     return max(found, key=blamed) if found else None
 
@@ -129,7 +129,7 @@ def costly_line(probe: LoaderProbe) -> HotLine | None:
 
 
 def blamed(function: HotFunction) -> float:
-    """The share of the time that a function is to be blamed for."""
+    """Return the share of the time that a function accounts for."""
     return function.blamed_share or function.own_share
 
 
@@ -148,7 +148,7 @@ def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getit
 
 
 def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], n: int = 3) -> tuple[Evidence, ...]:
-    """The costliest functions with their whole path, and the costliest line."""
+    """Return the costliest functions with their whole path, and the costliest line."""
     functions = sorted((f for f in probe.functions if f.where == where), key=lambda f: -blamed(f))[:n]
     what = "making a sample" if where == "getitem" else "collating"
     shown = [
@@ -169,7 +169,7 @@ def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], 
 
 
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
-    """Seconds to make a batch in a process without workers, and how they were measured; or None and why not."""
+    """Return the seconds to make a batch without workers and how they were measured, or None and why not."""
     fetch, probe = stage.fetch, session.loader_probe
     if fetch is not None and fetch.in_process_batch_s is not None:
         return fetch.in_process_batch_s, fetch.in_process_basis
@@ -205,7 +205,7 @@ def n_boundaries(session: Session) -> int:
 
 
 def wait_evidence(feeding: Feeding, threshold: float = WAIT_MIN_SHARE) -> Evidence:
-    """The share of the time that waits for data, beside the rule's own threshold."""
+    """Return the share of the time waiting for data as evidence, with the rule's own threshold."""
     return Evidence(
         metric="share of the time waiting for data" + (" (predicted by the probe)" if feeding.is_predicted else ""),
         value=feeding.share,

@@ -154,7 +154,7 @@ def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with
 
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
-    """Wilson's interval of a share of so many samples."""
+    """Return Wilson's interval of a share of so many samples."""
     middle = (share + NORMAL_Z95**2 / (2 * n)) / (1 + NORMAL_Z95**2 / n)
     half = NORMAL_Z95 / (1 + NORMAL_Z95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_Z95**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)

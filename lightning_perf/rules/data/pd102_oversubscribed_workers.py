@@ -54,14 +54,13 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(_prescription(session, loader, n_processes, plan),),
         claims={"data_wait": lost * share * steady.span_s},
-        low_s=0.0,
         basis="at most the waiting during which the loader queued for a core",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
     )
 
 
 def _busy_fraction(session: Session, host: HostTelemetry) -> float:
-    """Of the usable cores: by anybody, or by this training against its quota."""
+    """Return the busy fraction of the usable cores: by all programs, or by this training against its quota."""
     busy = host.cpu_busy_fraction.mean if host.cpu_busy_fraction is not None else 0.0
     own = sum(each.mean for each in (host.process_cpu_cores, host.workers_cpu_cores) if each is not None)
     return max(busy, min(1.0, own / session.machine.usable_cores))

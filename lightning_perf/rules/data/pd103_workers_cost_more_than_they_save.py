@@ -101,7 +101,7 @@ def _finding(
 
 
 def _has_another_cause(session: Session) -> bool:
-    """Whether the probe saw batches that are costly to move (PD109), uneven (PD105) or waited for (PD106)."""
+    """Return whether the probe saw batches that are costly to move (PD109), uneven (PD105) or waited for (PD106)."""
     probe = session.loader_probe
     if probe is None or probe.getitem is None:
         return False

@@ -87,7 +87,6 @@ def check(session: Session) -> Finding | None:
             fix("avoid samples that are much slower than the others", "hours"),
         ),
         claims={"data_wait": wait_s},
-        low_s=0.0,
         basis="at most all of the waiting; nothing if workers are too slow on average",
         confidence="medium",
     )

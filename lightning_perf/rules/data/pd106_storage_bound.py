@@ -80,7 +80,6 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
-        low_s=0.0,
         basis=BASIS,
         confidence="high" if blocked is not None and _is_disk_seen(host, is_disk_waited_for) else "medium",
     )
@@ -106,7 +105,6 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         ),
         prescriptions=(PRESCRIPTION,),
         claims={"data_wait": waited * share * steady.span_s},
-        low_s=0.0,
         method="probed",
         basis=BASIS,
         confidence="high",
@@ -114,7 +112,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
 
 
 def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:
-    """Whether the process was busier than its computing explains: the dataset then has threads that compute."""
+    """Return whether the process used more CPU than its computing explains: by threads of the dataset."""
     if host.process_cpu_cores is None:
         return False
     n_threads = max(1, session.settings.torch.n_threads or 1) if is_cpu_run(session) else 1

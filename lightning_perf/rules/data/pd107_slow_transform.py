@@ -56,7 +56,6 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(_prescription(function, line),),
         claims={"data_wait": feeding.saved_s(of_batch)},
-        low_s=0.0,
         basis="at most the function's time; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
         method="modeled",

@@ -67,7 +67,6 @@ def check(session: Session) -> Finding | None:
         ),
         # Of collating, only the function that the fix replaces goes away.
         claims={"data_wait": feeding.saved_s(share * (blamed(function) if function is not None else 1.0))},
-        low_s=0.0,
         basis=f"at most the time of {who}; with the workers in use",
         confidence="medium" if feeding.is_predicted else "high",
         method="modeled",

@@ -44,7 +44,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={"data_wait": feeding.stage.n_steps * feeding.wait_s},
-        low_s=0.0,
         basis="at most the waiting, if one lookup of the whole batch took no time",
         confidence="high" if feeding.plan.n_now == 0 else "medium",
         method="modeled",

@@ -67,7 +67,7 @@ class _Lasting(NamedTuple):
 
 
 def _lasting_of(session: Session, bytes_per_step: float) -> _Lasting | None:
-    """How long memory lasts; None where neither steps were timed or predicted, nor memory is known."""
+    """Return how long memory lasts; None where neither steps were timed or predicted, nor memory is known."""
     host = session.telemetry.host if session.telemetry is not None else None
     what, n_bytes = "this machine's memory", session.machine.memory_bytes
     if host is not None and host.available_bytes is not None:
@@ -96,7 +96,7 @@ def _told(lasting: _Lasting | None) -> tuple[Evidence, ...]:
 
 
 def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
-    """The same from a loader probe, which made samples in a process of its own and watched what it kept."""
+    """Return the same from a loader probe, which made samples in a process of its own and watched what it kept."""
     if probe is None or loader is None or not loader.num_workers or probe.rss_growth_bytes is None:
         return None
     per_step = probe.rss_growth_bytes * (probe.batch_size or 1)

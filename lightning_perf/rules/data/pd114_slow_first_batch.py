@@ -51,7 +51,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={"epoch_boundary": min(sum(waits), phase_s(steady, "epoch_boundary"))},
-        low_s=0.0,
         basis="at most the time by which first batches took longer than usual ones",
         confidence="medium",
     )

@@ -73,7 +73,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={"data_wait": feeding.saved_s(waited)},
-        low_s=0.0,
         basis="at most the waiting of samples, if workers no longer took turns",
         confidence="high" if line is not None else "medium",
         method="modeled",
