@@ -88,7 +88,7 @@ wheel-check: $(STAMP)
 # its own. By themselves run the clinic, benchmarks/loader/causes.py (half an hour) and what reads a folder of traces,
 # benchmarks/trace_reading/run.py.
 BENCHMARKS := "overhead/run.py --within --starts 8 --write" "overhead/run.py --starts 3 --rounds 12 --write" \
-  "windows/run.py --write" "looks/run.py --write" telemetry/run.py "loader/run.py --write" \
+  "windows/run.py --write" "sampled_steps/run.py --write" telemetry/run.py "loader/run.py --write" \
   "loader/run.py --threads 2 --write" "precision/run.py --threads 1 --write" \
   "ranks/run.py --write" "tab/run.py --write" "statistics/run.py --write" "comparison/run.py --write" \
   "trial/run.py --write"

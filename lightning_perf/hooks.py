@@ -176,7 +176,7 @@ class DoctorHooks(Results):
         if loop is None:
             return
         main = loop.main
-        if batch_idx == 0 or main.n_steps >= loop.next_close_step or main.is_in_batch:
+        if batch_idx == 0 or main.n_steps >= loop.next_instrumented_step or main.is_in_batch:
             self._probes.step_begins(loop, batch)
             if batch_idx == 0 and self._run is not None:
                 self._run.epoch_begins(batch)
@@ -191,7 +191,7 @@ class DoctorHooks(Results):
         loop = self._probes.loop
         if loop is None:
             return
-        if loop.is_close_step:
+        if loop.is_instrumented_step:
             self._probes.step_ends(loop, batch)
             return
         try:

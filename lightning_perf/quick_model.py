@@ -23,6 +23,7 @@ from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_tim
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.steps import size_reader
 from lightning_perf.probes.storages import tensors_in
+from lightning_perf.probes.tracing import StepTracer
 from lightning_perf.quick import as_it_was, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
 from lightning_perf.reports.console import model_report
@@ -208,36 +209,33 @@ class _Run:
         self._loss = loss or _added_up
         self._device = device
 
-    def once(self, counter: ArithmeticCounter | None = None, look: ModuleTimes | None = None) -> None:
-        """One pass, watched by a counter or by what times modules if there is one."""
+    def once(self, tracer: StepTracer | None = None) -> None:
+        """Run one pass, traced if there is a tracer."""
         self._model.zero_grad(set_to_none=True)
-        watching: Any = counter if counter is not None else nullcontext()
         with torch.enable_grad() if self.train else torch.no_grad():
-            with watching, _part(look, "training_step"):
+            with _part(tracer, "training_step"):
                 start = self._forward()
             if self.train:
-                if counter is not None:
-                    counter.direction = "backward"
-                with watching, _part(look, "backward"):
+                with _part(tracer, "backward"):
                     self._backward(start)
 
     def module_times(self, depth: int) -> dict[str, ModuleTime]:
         """Mean seconds of a module in a pass; empty where modules cannot be timed."""
         make_event: Any = partial(torch.cuda.Event, enable_timing=True) if self._device.type == "cuda" else None
-        looks = []
+        passes = []
         for _ in range(_TIMED_BY_MODULE):
-            look = ModuleTimes(self._model, depth, time.perf_counter_ns, make_event)
+            timed = ModuleTimes(self._model, depth, time.perf_counter_ns, make_event)
             with _eager():
-                look.open()
+                timed.open()
                 try:
-                    self.once(look=look)
+                    self.once(timed)
                 finally:
-                    look.close()
+                    timed.close()
             self.synchronize()
-            found = look.times()
+            found = timed.times()
             if found is not None:
-                looks.append(found)
-        return mean_times(looks) if looks else {}
+                passes.append(found)
+        return mean_times(passes) if passes else {}
 
     def _forward(self) -> torch.Tensor | None:
         try:
@@ -305,13 +303,16 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
 
 
 @contextmanager
-def _part(look: ModuleTimes | None, name: str) -> Iterator[None]:
-    """A part of the pass, told to what times modules."""
-    if look is not None:
-        look.enters(name)
-    yield
-    if look is not None:
-        look.leaves(name)
+def _part(tracer: StepTracer | None, name: str) -> Iterator[None]:
+    """Enclose a part of the pass."""
+    if tracer is None:
+        yield
+        return
+    tracer.enters(name)
+    try:
+        yield
+    finally:
+        tracer.leaves(name)
 
 
 def _added_up(output: Any) -> torch.Tensor:

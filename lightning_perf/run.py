@@ -109,11 +109,9 @@ class DoctorRun:
             recorder.open_windows(doctor.window_options, self.reports.folder, self._is_worth_keeping)
         probes.add("memory", recorder.memory if recorder.stage == "fit" else None)
         probes.add("windows", recorder.windows)
-        if recorder.arithmetic is not None:
-            probes.add("arithmetic", recorder.arithmetic, recorder.arithmetic.close)
         if self.ranks is not None:
             probes.add("ranks", self.ranks, self.ranks.close)
-        probes.add("looks", recorder.looks)
+        probes.add("sampled_steps", recorder.sampled_steps)
 
     def loops_ready(self) -> None:
         """Read the settings: loaders, model and optimizers exist now."""
@@ -229,8 +227,8 @@ class DoctorRun:
             memory = self.memory()
             if memory is not None:
                 probes.call("memory snapshot", memory.run_ends, None if is_dry_run else self.reports.folder)
-            if recorder.arithmetic is not None and not is_dry_run:
-                probes.call("arithmetic", recorder.arithmetic.run_ends)
+            if not is_dry_run:
+                probes.call("ceilings", recorder.training_ended)
         self._share(is_last=True)
 
     def _share(self, is_last: bool) -> None:

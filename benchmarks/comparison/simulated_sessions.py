@@ -15,7 +15,7 @@ from lightning_perf.probes.step_aggregator import (
     FIRST_STEP,
     KIND,
     NOT_A_STEP,
-    ROW_WIDTH,
+    RECORD_WIDTH,
     SAMPLES,
     USUAL_STEP,
     StepAggregator,
@@ -65,7 +65,7 @@ def simulated(
     level = math.exp(between * rng.standard_normal())
     aggregator, epochs = StepAggregator(), []
     for epoch in range(n_epochs):
-        rows = np.zeros((steps_an_epoch + 1, ROW_WIDTH), dtype=np.int64)
+        rows = np.zeros((steps_an_epoch + 1, RECORD_WIDTH), dtype=np.int64)
         steps = STEP_S * level * np.exp(within * correlated(steps_an_epoch, phi, rng))
         steps[rng.random(steps_an_epoch) < heavy] *= 5
         for name, part in PARTS.items():

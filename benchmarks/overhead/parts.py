@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.spans import FetchSpan, NoSpan, Span, Timeline
-from lightning_perf.probes.steps import ROWS_BEFORE_FOLDING, StageProbe
+from lightning_perf.probes.spans import FetchSpan, NullSpan, Span, Timeline
+from lightning_perf.probes.steps import RECORDS_BEFORE_FOLDING, StageProbe
 
 _REPEATS = 20_000
 _ROUNDS = 7
@@ -40,7 +40,7 @@ def measure() -> list[Part]:
         Part("one clock read", _least_us(now_ns)),
         Part("a span, entered and left", _least_us(enter(span)) - once_us),
         Part("the fetch's span, without what it calls", _least_us(enter(fetch)) - once_us),
-        Part("an action that is not measured", _least_us(enter(NoSpan("an action"))) - once_us),
+        Part("an action that is not measured", _least_us(enter(NullSpan("an action"))) - once_us),
         Part("the same under Lightning's pass-through profiler", _least_us(_passing_through) - once_us),
         Part("a step's events: batch size, row, folding", _events_us()),
         Part("a folding, over the steps that it adds", _folding_us()),
@@ -91,14 +91,14 @@ def _folding_us() -> float:
     taken_ns = []
     probe = StageProbe(Timeline(now_ns, _raise))
     for _ in range(20):
-        for _ in range(ROWS_BEFORE_FOLDING):
+        for _ in range(RECORDS_BEFORE_FOLDING):
             probe.fetch_begins()
             probe.batch_begins(None)
             probe.is_in_batch = False
         start = time.perf_counter_ns()
         probe.fold()
         taken_ns.append(time.perf_counter_ns() - start)
-    return statistics.median(taken_ns) / ROWS_BEFORE_FOLDING / 1e3
+    return statistics.median(taken_ns) / RECORDS_BEFORE_FOLDING / 1e3
 
 
 def _nothing() -> None:

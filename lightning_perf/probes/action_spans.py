@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning_perf import seams
 
-from .spans import PHASE_INDEX, Edges, EdgeSpan, MarkedSpan, NoSpan, Span, Timeline, phase_of
+from .spans import PHASE_INDEX, ListenedSpan, MarkedSpan, NullSpan, PhaseListener, Span, Timeline, phase_of
 
-NO_SPAN = NoSpan()
+NULL_SPAN = NullSpan()
 
 _STRATEGY_PHASES = {
     "batch_to_device": "transfer",
@@ -26,7 +26,7 @@ _MODULE_PARTS = {
     "configure_gradient_clipping": ("optimizer", "gradient_clipping"),
     "lr_scheduler_step": ("scheduler", "lr_scheduler"),
 }
-_EDGES = frozenset({"training_step", "zero_grad", "backward", "optimizer_step"})
+_LISTENED = frozenset({"training_step", "zero_grad", "backward", "optimizer_step"})
 _BATCH_HOOKS = frozenset({"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"})
 _STEP_HOOKS = frozenset(
     {
@@ -55,7 +55,7 @@ class ActionSpans:
         """Called with what a callback's ``on_exception`` raised, and whether it was the owner's: Lightning then calls
         no further hook."""
         self._spans: list[Span] = []
-        self._edge_spans: list[Span] = []
+        self._listened_spans: list[Span] = []
         self._by_action: dict[str, Span] = {}
         self._cheap_hooks: set[tuple[str, str]] = set()
         self._mark: Callable[[str], Any] | None = None  # only while a profiler window is open
@@ -73,16 +73,16 @@ class ActionSpans:
             return self._module_span(action)
         if action.kind == "callback":
             span = self._callback_span(action)
-            is_last_hook = action.hook == "on_exception" and span is not NO_SPAN
+            is_last_hook = action.hook == "on_exception" and span is not NULL_SPAN
             return _LastHookSpan(self, span, action.target is self.owner) if is_last_hook else span
         if action_name == "save_checkpoint":
             return self._span("checkpoint", "save_checkpoint", "loop", "save_checkpoint")
         if action_name == "optimizer_step":
             return self._span("optimizer", "optimizer_step", "loop", "optimizer_step")
-        return NO_SPAN
+        return NULL_SPAN
 
     def span_for(self, action_name: str) -> Any:
-        """Return the span of an action that Lightning announces; ``NoSpan`` if it needs none."""
+        """Return the span of an action that Lightning announces; ``NullSpan`` if it needs none."""
         try:
             return self._known_span(action_name)
         except BaseException as error:  # an interrupt
@@ -95,14 +95,14 @@ class ActionSpans:
             span = self._by_action.get(action_name)
             if span is None or (self._mark is not None and span.kind != "self"):
                 span = self._span_for(action_name)
-                if isinstance(span, NoSpan):
-                    return NoSpan(action_name)
+                if isinstance(span, NullSpan):
+                    return NullSpan(action_name)
                 span.action = action_name
                 if self._mark is None and isinstance(span, Span):
                     self._by_action[action_name] = span
         except Exception as error:  # noqa: BLE001 - reported; the action itself must be carried out
             self.timeline.fail(error)
-            return NoSpan(action_name)
+            return NullSpan(action_name)
         if self._mark is None or not isinstance(span, Span) or span.kind == "self":
             return span
         return MarkedSpan(span, partial(self._mark, phase_of(span)))
@@ -111,20 +111,20 @@ class ActionSpans:
         """Lightning's own batch hooks do nothing, or run within the span of ``batch_to_device``."""
         owner = self.pl_module if action.kind == "module" else self.trainer.datamodule
         if not seams.is_overridden(owner, action.hook):
-            return NO_SPAN
+            return NULL_SPAN
         return self._span("transfer", action.owner, "module_hook", action.hook)
 
     def _module_span(self, action: seams.Action) -> Any:
         if action.hook == "configure_gradient_clipping" and not self._may_clip():
-            return NO_SPAN
+            return NULL_SPAN
         if action.hook in _MODULE_PARTS:
             phase, name = _MODULE_PARTS[action.hook]
             return self._span(phase, name, "loop", action.hook)
         if (action.owner, action.hook) in self._cheap_hooks:
-            return NO_SPAN
+            return NULL_SPAN
         if action.hook.startswith("on_") and seams.is_overridden(self.pl_module, action.hook):
             return self._span("callbacks", action.owner, "module_hook", action.hook)
-        return NO_SPAN
+        return NULL_SPAN
 
     def _may_clip(self) -> bool:
         """Return whether gradients may be clipped; if not, the hook's time belongs to the optimizer span around it."""
@@ -135,11 +135,11 @@ class ActionSpans:
     def _callback_span(self, action: seams.Action) -> Any:
         callback = action.target
         if (action.owner, action.hook) in self._cheap_hooks:
-            return NO_SPAN
+            return NULL_SPAN
         if callback is None:
             return self._span("callbacks", action.owner, "callback", action.hook)
         if not seams.is_overridden(callback, action.hook):
-            return NO_SPAN
+            return NULL_SPAN
         if callback is self.owner:
             return self._span("callbacks", action.owner, "self", action.hook)
         if seams.is_checkpoint_callback(callback):
@@ -149,10 +149,10 @@ class ActionSpans:
 
     def _span(self, phase: str, name: str, kind: str, hook: str) -> Span:
         span = Span(self.timeline, phase, name, kind, hook)
-        if name in _EDGES and kind == "loop" and self._mark is None:
-            self._edge_spans.append(span)
-            if self.timeline.edges is not None:
-                span.__class__ = EdgeSpan
+        if name in _LISTENED and kind == "loop" and self._mark is None:
+            self._listened_spans.append(span)
+            if self.timeline.phase_listener is not None:
+                span.__class__ = ListenedSpan
         if self._mark is None:  # profiled steps count in no statistic
             self._spans.append(span)
         return span
@@ -176,11 +176,11 @@ class ActionSpans:
         if self._forget_spans is not None:
             self._forget_spans()
 
-    def watch_edges(self, edges: Edges | None) -> None:
-        """Notify ``edges`` when a part of a step begins or ends (see ``_EDGES``); None stops it."""
-        self.timeline.edges = edges
-        for span in self._edge_spans:
-            span.__class__ = Span if edges is None else EdgeSpan
+    def listen(self, listener: PhaseListener | None) -> None:
+        """Notify ``listener`` when a part of a step begins or ends (see ``_LISTENED``); None stops it."""
+        self.timeline.phase_listener = listener
+        for span in self._listened_spans:
+            span.__class__ = Span if listener is None else ListenedSpan
 
     def is_lost(self, error: BaseException, is_own: bool) -> None:
         """End the run: an ``on_exception`` raised ``error``, so Lightning calls no further hook.

@@ -31,6 +31,10 @@ _decode = msgspec.json.Decoder(Ceilings).decode  # built once: building it in tw
 BUDGET_S = 3.0
 """The longest that measuring takes on any device, without starting a process for it."""
 
+MAX_SHARE = 0.05
+"""Share of a run's time that measuring the device once, after the last step, may take."""
+
+_TAKES_S = 8.0  # the budget, and a process that imports torch
 _CHILD_PATIENCE_S = 30.0  # importing torch on a slow disk
 _FIRST_SIZE = 256
 _LARGEST_SIZE = {"cpu": 2048, "cuda": 8192}
@@ -159,6 +163,46 @@ def measure(
         took_s=clock() - begin,
         missing=missing,
     )
+
+
+class CeilingsProbe:
+    """The ceilings of the device that one run trains on: looked up, or measured after its last step.
+
+    ``may_measure`` allows measuring; ``wall_s`` returns the seconds of the run so far.
+    """
+
+    def __init__(self, trainer: Any, wall_s: Callable[[], float], may_measure: bool = True) -> None:
+        self.missing: dict[str, str] = {}
+        self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
+        self._device: torch.device = trainer.strategy.root_device
+        self._found: Ceilings | None = None
+        self._is_looked_up = False
+
+    def run_ends(self) -> None:
+        """Measure the device if that was never done and the run was long enough."""
+        if not self._may_measure or self.record() is not None:
+            return
+        wall_s = self._wall_s()
+        if self._trainer.world_size > 1:
+            reason = "with several ranks the device is not measured after the run"
+        elif MAX_SHARE * wall_s < _TAKES_S:
+            reason = (
+                f"this device was not measured yet, which takes some seconds: too much for a run of {wall_s:.0f} s; "
+                "lightning_perf.measure_ceilings() does it once for all"
+            )
+        else:
+            self._found, reason = measured_in_child(self._device)
+        if reason:
+            self.missing["model_profile.ceilings"] = reason
+
+    def record(self) -> Ceilings | None:
+        """Return the device's ceilings; None where they are unknown."""
+        if not self._is_looked_up:
+            self._is_looked_up = True
+            self._found = cached(self._device)
+        if self._found is None and not self._may_measure:
+            self.missing["model_profile.ceilings"] = "ceilings=False, and this device was not measured before"
+        return self._found
 
 
 class _Bench:

@@ -21,12 +21,11 @@ from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
-from .dispatch_modes import PassiveMode, current_mode, leave_mode
-from .module_hooks import ModuleWatch
 from .module_walk import bare_profile, listed_modules, named_parameters, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import has_shape, n_elements, without_overrides
 from .replay.calls import CallLog
+from .tracing import ModuleWatch, PassiveMode, StepTracer, current_mode, leave_mode
 
 Direction = Literal["forward", "backward"]
 
@@ -40,16 +39,25 @@ MAX_OPERATORS_TOLD = 24
 class _Row:
     """Totals of one operator in one module."""
 
-    __slots__ = ("calls", "denormal", "flops", "n_bytes", "n_looked", "n_rows", "n_started", "ns", "recomputed")
+    __slots__ = ("calls", "denormal", "flops", "n_bytes", "n_inspected", "n_rows", "n_started", "ns", "recomputed")
 
     def __init__(self) -> None:
         self.calls = self.flops = self.n_bytes = self.n_rows = self.n_started = self.ns = self.recomputed = 0
-        self.n_looked = 0
+        self.n_inspected = 0
         self.denormal = 0.0
 
 
-class ArithmeticCounter:
-    """Counts while it is entered; it can be entered again for another part of the same step.
+_DIRECTIONS: dict[str, Direction | None] = {
+    "training_step": "forward",
+    "backward": "backward",
+    "zero_grad": None,
+    "optimizer_step": None,
+}
+"""What is counted in which part of a step."""
+
+
+class ArithmeticCounter(StepTracer):
+    """Counts within forward and backward of a step, or while it is entered.
 
     ``depth`` is 1 for the top-level modules. Timing operators by the host's clock is meaningful on a CPU only. ``log``
     also collects the calls for replays.
@@ -65,7 +73,7 @@ class ArithmeticCounter:
     ) -> None:
         self.direction: Direction = "forward"
         self.failure = ""
-        self.own_ns = 0
+        self.cost_ns = 0
         self.n_seen = 0
         self.calls: dict[str, int] = {}
         self.precisions: dict[str, int] = {}
@@ -87,6 +95,36 @@ class ArithmeticCounter:
         self._thread = threading.get_ident()
         self._sequences: list[int] = []
         self._paths: list[str] = []
+        self._parts: list[str] = []
+
+    # -- the parts of the step ----------------------------------------------------------------------------------------
+
+    def enters(self, name: str) -> None:
+        """Begin a part of the step; in manual optimization, parts are inside the training step."""
+        if name in _DIRECTIONS:
+            self._parts.append(name)
+            self._turn()
+
+    def leaves(self, name: str) -> None:
+        """End a part of the step."""
+        if name in self._parts:
+            while self._parts.pop() != name:
+                pass
+            self._turn()
+
+    def close(self) -> bool:
+        """End the step; return False if a dispatch mode of the user's is above."""
+        self.__exit__()
+        return not self.is_entered
+
+    def _turn(self) -> None:
+        """Count as the innermost part requires: forward, backward, or not at all."""
+        direction = _DIRECTIONS[self._parts[-1]] if self._parts else None
+        if direction is None:
+            self.__exit__()
+        else:
+            self.direction = direction
+            self.__enter__()
 
     def __enter__(self) -> ArithmeticCounter:
         if self.is_entered:
@@ -179,7 +217,7 @@ class ArithmeticCounter:
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"
         if self._now_ns is not None:
-            self.own_ns += self._now_ns() - end
+            self.cost_ns += self._now_ns() - end
         return out
 
     def _count(
@@ -215,7 +253,7 @@ class ArithmeticCounter:
             row.n_rows += rows_of(given)
             if denormals:
                 row.denormal += max(denormals.values())
-                row.n_looked += 1
+                row.n_inspected += 1
             if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
                 row.recomputed += flops
             if dtype is not None and flops:
@@ -289,7 +327,7 @@ class ArithmeticCounter:
                 n_bytes=row.n_bytes,
                 n_rows=row.n_rows,
                 total_s=row.ns / 1e9 if self._times else None,
-                denormal_fraction=row.denormal / row.n_looked if row.n_looked else None,
+                denormal_fraction=row.denormal / row.n_inspected if row.n_inspected else None,
             )
             for (name, dtype), row in merged.items()
         ]

@@ -123,7 +123,7 @@ class GrowthWatch:
         """Attributes that collect tensors with their graphs, whether memory climbs or not."""
         self._heap_diff: HeapDiff | None = None
         self._attributes: HeapDiff | None = None
-        self._has_looked_at_attributes = False
+        self._has_snapshot_of_attributes = False
         self._own_bytes: dict[str, int] = {}
         self._n_heap_diffs = 0
         self._suspects: tuple[Suspect, ...] = ()
@@ -159,7 +159,7 @@ class GrowthWatch:
         """Take the second snapshots that are due at the end of the run."""
         for heap_diff in filter(None, (self._heap_diff, self._attributes)):
             if step - heap_diff.step >= MIN_READINGS:
-                self._second_look(heap_diff, step)
+                self._second_snapshot(heap_diff, step)
 
     def records(self) -> tuple[Growth, ...]:
         """Return the trends of places with enough readings."""
@@ -183,24 +183,24 @@ class GrowthWatch:
         )
 
     def _follow_up(self, step: int) -> None:
-        if self._attributes is None and not self._has_looked_at_attributes:
-            self._has_looked_at_attributes = True
-            self._once(partial(self._look_at_attributes, step))
+        if self._attributes is None and not self._has_snapshot_of_attributes:
+            self._has_snapshot_of_attributes = True
+            self._once(partial(self._snapshot_attributes, step))
         for heap_diff in filter(None, (self._heap_diff, self._attributes)):
             if step - heap_diff.step >= HEAP_DIFF_STEPS:
-                self._once(partial(self._second_look, heap_diff, step))
+                self._once(partial(self._second_snapshot, heap_diff, step))
         if (
             self._heap_diff is None
             and self._n_heap_diffs < _MAX_HEAP_DIFFS
             and not self._suspects
             and self._may_climb()
         ):
-            self._once(partial(self._first_look_if_climbing, step))
+            self._once(partial(self._first_snapshot_if_climbing, step))
 
-    def _look_at_attributes(self, step: int) -> None:
+    def _snapshot_attributes(self, step: int) -> None:
         self._attributes = HeapDiff(self._roots(), step, is_wide=False)
 
-    def _first_look_if_climbing(self, step: int) -> None:
+    def _first_snapshot_if_climbing(self, step: int) -> None:
         if not self._is_climbing():
             return
         self._n_heap_diffs += 1
@@ -208,7 +208,7 @@ class GrowthWatch:
         self._heap_diff = HeapDiff(self._roots(), step)
         self._subtract_own(before)
 
-    def _second_look(self, heap_diff: HeapDiff, step: int) -> None:
+    def _second_snapshot(self, heap_diff: HeapDiff, step: int) -> None:
         if heap_diff is self._attributes:  # small: allocates little, and reading the heap may be slow
             self._attributes = None
             found = heap_diff.grown(self._roots(), step)

@@ -45,9 +45,9 @@ class LoopProbe(ActionSpans):
         self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS)
         self.fetch_watch: FetchWatch | None = None
         """Samples fetches of the run's stage."""
-        self.next_close_step = 0
+        self.next_instrumented_step = 0
         """Index of the next step that a probe observes; an epoch's first step is always observed."""
-        self.is_close_step = False
+        self.is_instrumented_step = False
         """Whether a probe observes the current step."""
         self.startup_ns: dict[str, int] = {}
         self.sanity_ns = 0
@@ -56,7 +56,7 @@ class LoopProbe(ActionSpans):
         own = self._span("callbacks", type(owner).__name__, "self", "on_train_batch_end")
         self.main = StageProbe(self.timeline, device_clock, own=own)
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
-        self.on_row_end: Callable[[], None] | None = None
+        self.on_record_end: Callable[[], None] | None = None
         """Called where a sampled step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""
         self._is_foreign_fetch = False
         self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
@@ -146,8 +146,8 @@ class LoopProbe(ActionSpans):
                 return True
             if not main.is_in_batch:
                 self.timeline.unwind()
-        if self.on_row_end is not None:
-            self.on_row_end()
+        if self.on_record_end is not None:
+            self.on_record_end()
         if self._is_between:
             self._begin_epoch()
         has_clock = main.fetch_begins()
@@ -199,8 +199,8 @@ class LoopProbe(ActionSpans):
 
     def epoch_ends(self) -> None:
         """End the epoch of the run's stage. Can be called twice."""
-        if self.on_row_end is not None:
-            self.on_row_end()
+        if self.on_record_end is not None:
+            self.on_record_end()
         if self._is_between:
             return
         self.main.epoch_ends()
@@ -330,12 +330,12 @@ class _Validation:
         loop, timeline = self._loop, self._loop.timeline
         try:
             is_sanity = bool(loop.trainer.sanity_checking)
-            if loop.on_row_end is not None:
-                loop.on_row_end()
+            if loop.on_record_end is not None:
+                loop.on_record_end()
             loop.main.pause()
-            outer_row = timeline.swap_row(loop.validation.row)
+            outer_record = timeline.swap_record(loop.validation.row)
             start_ns = timeline.last_ns
-            self._outer = (outer_row, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
+            self._outer = (outer_record, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
             timeline.stack.append(timeline.current)
             timeline.current = timeline.base
             timeline.base.phase = PHASE_INDEX["epoch_boundary"]
@@ -347,13 +347,13 @@ class _Validation:
         try:
             if self._outer is None:
                 return
-            outer_row, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
+            outer_record, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
             loop.validation_epoch_ends()
-            timeline.swap_row(outer_row)
+            timeline.swap_record(outer_record)
             total_ns = timeline.last_ns - start_ns
             checkpoint_ns = loop.checkpoint_ns() - checkpoint_before_ns
-            outer_row[PHASE_INDEX["checkpoint"]] += checkpoint_ns
-            outer_row[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
+            outer_record[PHASE_INDEX["checkpoint"]] += checkpoint_ns
+            outer_record[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
             timeline.base.phase = base_phase
             timeline.current = timeline.stack.pop()
             self._outer = None

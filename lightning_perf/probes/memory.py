@@ -44,7 +44,7 @@ _SAMPLES_BEFORE_RARER = 8  # then every so many steps become twice as many: a lo
 _BREAKDOWN_ATTEMPTS = 3
 _HOST_EVERY_NS = 30 * 10**9
 
-PHASES_BY_EDGE = {"training_step": "forward", "zero_grad": "zero_grad", "backward": "backward"}
+PHASES_BY_PART = {"training_step": "forward", "zero_grad": "zero_grad", "backward": "backward"}
 """Without ``optimizer_step``, which ends with the step."""
 
 
@@ -100,7 +100,7 @@ class MemoryProbe:
             readers[device_allocator.device] = lambda: device_allocator.read().allocated
         self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
         self._workers.on_change = self._growth.readings[WORKERS].clear
-        self._edges = PhaseReadings(self._allocator, self._own)
+        self._phases = PhaseReadings(self._allocator, self._own)
         self._next_sample = FIRST_SAMPLED_STEPS[0]
         self._n_samples = 0
         self._sample_every = SAMPLE_EVERY
@@ -158,13 +158,13 @@ class MemoryProbe:
         self._is_sampling = True
         size = size_reader(batch)(batch)
         self._batch_size = size if size >= 0 else None
-        self._edges.begin(self._batch_size)
-        self._edges.read("transfer")
+        self._phases.begin(self._batch_size)
+        self._phases.read("transfer")
         needs_look = self._breakdown is None or (self._breakdown.activations_bytes is None and self._saved is not None)
         if step > FIRST_SAMPLED_STEPS[0] and needs_look and self._attempts < _BREAKDOWN_ATTEMPTS:
             self._attempts += 1
             self._once(self._begin_breakdown, batch)
-        self._loop.watch_edges(self)
+        self._loop.listen(self)
 
     def _once(self, function: Callable[..., None], *args: Any) -> None:
         """Run something slow and rare; the current step then counts in no statistic."""
@@ -192,22 +192,22 @@ class MemoryProbe:
         if name == "training_step" and self._saved is not None and self._model_memory is not None:
             self._saved.__exit__()
             if self.is_off:  # it failed meanwhile
-                self._loop.watch_edges(None)
-        phase = PHASES_BY_EDGE.get(name)
+                self._loop.listen(None)
+        phase = PHASES_BY_PART.get(name)
         if phase is not None:
             begin = self._now_ns()
-            self._guarded(self._edge, phase)
+            self._guarded(self._part_ends, phase)
             self.sampling_ns += self._now_ns() - begin
 
-    def _edge(self, phase: str) -> None:
-        self._edges.read(phase)
+    def _part_ends(self, phase: str) -> None:
+        self._phases.read(phase)
         if phase == "backward" and self._model_memory is not None:
             self._gradients = gradients_by_module(self._module, self._device)
 
     def _sample_ends(self) -> None:
         self._is_sampling = False
-        self._loop.watch_edges(None)
-        self._edges.read("optimizer")
+        self._loop.listen(None)
+        self._phases.read("optimizer")
         memory, self._model_memory = self._model_memory, None
         if memory is None:
             return
@@ -276,7 +276,7 @@ class MemoryProbe:
     def close(self) -> None:
         """Restore everything. Can be called twice."""
         self._is_closed = True
-        self._loop.watch_edges(None)
+        self._loop.listen(None)
         if self._saved is not None:
             self._saved.__exit__()
         self._own.close()
@@ -295,7 +295,7 @@ class MemoryProbe:
             self._host or read_host_memory(),
             rss_bytes=self._own.read() or 0,
             peak_rss_bytes=peak_rss_bytes(),
-            phases=self._edges.host_phases(),
+            phases=self._phases.host_phases(),
         )
         device = self._device_memory()
         breakdown = self._finished_breakdown(device)
@@ -307,7 +307,7 @@ class MemoryProbe:
             breakdown=breakdown,
             growth=self._growth_records(),
             held_graphs=self._growth.held_graphs,
-            headroom=headroom_of(breakdown, device, host, self._batch_size, self._edges.sizes),
+            headroom=headroom_of(breakdown, device, host, self._batch_size, self._phases.sizes),
             oom=self._oom,
         )
 
@@ -325,8 +325,8 @@ class MemoryProbe:
             reserved_bytes=reading.reserved,
             inactive_split_bytes=reading.peak_inactive_split,
             ooms=reading.n_ooms,
-            phases=self._edges.device_phases(),
-            peak_phase=self._edges.peak_phase,
+            phases=self._phases.device_phases(),
+            peak_phase=self._phases.peak_phase,
         )
 
     def _finished_breakdown(self, device: DeviceMemory | None) -> Breakdown | None:
@@ -334,19 +334,17 @@ class MemoryProbe:
         if self._breakdown is None and not self._trainer.optimizers:
             return None
         now = self._count(None)
-        looked_at = self._breakdown or with_gradients(now.record(None), self._gradients)
-        if self._breakdown is not None and now.optimizer_bytes > (looked_at.optimizer_bytes or 0):
+        sampled = self._breakdown or with_gradients(now.record(None), self._gradients)
+        if self._breakdown is not None and now.optimizer_bytes > (sampled.optimizer_bytes or 0):
             later = now.record(None)
             states = {m.name: m.optimizer_bytes for m in later.modules}
-            modules = tuple(
-                msgspec.structs.replace(m, optimizer_bytes=states.get(m.name, 0)) for m in looked_at.modules
-            )
-            looked_at = msgspec.structs.replace(
-                looked_at, optimizer_bytes=later.optimizer_bytes, optimizer_basis="held", modules=modules
+            modules = tuple(msgspec.structs.replace(m, optimizer_bytes=states.get(m.name, 0)) for m in sampled.modules)
+            sampled = msgspec.structs.replace(
+                sampled, optimizer_bytes=later.optimizer_bytes, optimizer_basis="held", modules=modules
             )
         if device is None or device.peak_allocated_bytes == 0:
-            return looked_at
-        return with_peak(looked_at, device.peak_allocated_bytes, device.peak_reserved_bytes)
+            return sampled
+        return with_peak(sampled, device.peak_allocated_bytes, device.peak_reserved_bytes)
 
     def _growth_records(self) -> tuple[Growth, ...]:
         """Return the trends; for workers also the containers of the dataset."""
@@ -381,7 +379,7 @@ class MemoryProbe:
             self.is_off = True
             self._on_fail(error)
             if self._saved is None or not self._saved.is_in_place:  # else once training_step is over: see ``leaves``
-                self._loop.watch_edges(None)
+                self._loop.listen(None)
 
 
 _WORKERS_BASIS = "containers of the dataset in this process; workers fill their own copies"

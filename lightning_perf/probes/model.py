@@ -130,7 +130,7 @@ class _Watched:
         self.seen = _identity(self.parameter)
         self.state = "unknown" if self.parameter is None else "stale"
 
-    def look_before_backward(self) -> None:
+    def before_backward(self) -> None:
         if self.parameter is None or self.state not in ("stale", "dirty"):
             return
         now = _identity(self.parameter)
@@ -139,7 +139,7 @@ class _Watched:
         self.state = "cleared"
         self.keeps_tensors = now is not None
 
-    def look_after_backward(self) -> None:
+    def after_backward(self) -> None:
         now = _identity(self.parameter)
         if self.state in ("stale", "dirty") and now != self.seen:
             self.state, self.seen = "dirty", now
@@ -186,12 +186,12 @@ class ZeroGradWatch:
     def before_backward(self) -> None:
         """Handle the start of a backward pass."""
         for watched in self._active():
-            watched.look_before_backward()
+            watched.before_backward()
 
     def after_backward(self) -> None:
         """Handle the end of a backward pass, before gradients are clipped or unscaled."""
         for watched in self._active():
-            watched.look_after_backward()
+            watched.after_backward()
 
     def before_zero_grad(self, optimizer: Any | None = None) -> None:
         """Handle Lightning's clearing of gradients; None stands for all optimizers seen."""

@@ -21,9 +21,9 @@ from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
 from .machine import device_name
-from .module_hooks import ModuleWatch, can_have_hooks
 from .module_walk import bare_profile, listed_modules, named_modules, parameters
 from .plain import field, has_shape, n_elements, tensors_in
+from .tracing import ModuleWatch, StepTracer, can_have_hooks
 
 REST = ""
 """What ran in none of the listed modules: the loss, the step itself."""
@@ -44,7 +44,7 @@ class ModuleTime(NamedTuple):
     calls: int
 
 
-class ModuleTimes:
+class ModuleTimes(StepTracer):
     """Times the modules of one step down to ``depth``; by device events if ``make_event`` is given."""
 
     def __init__(
@@ -55,7 +55,7 @@ class ModuleTimes:
         make_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
         self.failure = ""
-        self.spent_ns = 0
+        self.cost_ns = 0
         self._now_ns = now_ns
         self._make_event = make_event
         modules = listed_modules(root, depth)
@@ -77,7 +77,7 @@ class ModuleTimes:
         """Begin the step."""
         begin = self._now_ns()
         self._watch.put()
-        self.spent_ns += self._now_ns() - begin
+        self.cost_ns += self._now_ns() - begin
 
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, backward passes are inside the training step."""
@@ -97,11 +97,12 @@ class ModuleTimes:
             if not self._phase:
                 self._last = None
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """End the step. Can be called twice."""
         self._phase, self._last = "", None
         self._phases.clear()
         self._watch.remove()
+        return True
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class ModuleTimes:
             self._mark(path)
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on
             self._fail(error)
-        self.spent_ns += self._now_ns() - begin
+        self.cost_ns += self._now_ns() - begin
 
     def _leaving(self, path: str, output: Any) -> None:
         begin = self._now_ns()
@@ -125,7 +126,7 @@ class ModuleTimes:
             self._mark(self._running.pop() if self._running else REST)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
-        self.spent_ns += self._now_ns() - begin
+        self.cost_ns += self._now_ns() - begin
 
     def _hook(self, tensor: torch.Tensor, path: str) -> None:
         """Charge backward to the module at ``path`` once the gradient reaches the node that made this tensor.
@@ -144,7 +145,7 @@ class ModuleTimes:
                     self._mark(path)
                 except Exception as error:  # noqa: BLE001 - as above
                     self._fail(error)
-                self.spent_ns += self._now_ns() - begin
+                self.cost_ns += self._now_ns() - begin
 
         node.register_prehook(reached)
 

@@ -84,7 +84,7 @@ class ProbeSet:
 
     def step_begins(self, loop: LoopProbe, batch: Any) -> None:
         """Start a step that probes observe."""
-        loop.is_close_step = True
+        loop.is_instrumented_step = True
         if loop.main.is_in_batch:  # the previous batch-end hook was not called
             self.call("steps", loop.main.batch_ends)
         self.call("steps", loop.batch_begins, batch)
@@ -96,23 +96,23 @@ class ProbeSet:
 
     def step_ends(self, loop: LoopProbe, batch: Any) -> None:
         """End such a step and schedule the next one."""
-        loop.is_close_step = False
+        loop.is_instrumented_step = False
         for name in self._begun:
             at_end = self._at_end.get(name)
             if at_end is not None:
                 self.call(name, at_end)
         self._begun.clear()
         self.call("steps", loop.batch_ends, batch)
-        loop.next_close_step = min((probe.next_step for probe in self._observers.values()), default=NEVER)
+        loop.next_instrumented_step = min((probe.next_step for probe in self._observers.values()), default=NEVER)
         if self._is_step_requested:  # perhaps by another thread between these lines
             self._is_step_requested = False
-            loop.next_close_step = 0
+            loop.next_instrumented_step = 0
 
     def observe_next_step(self) -> None:
         """Let the probes observe the next step, whatever they asked for before."""
         self._is_step_requested = True
         if self.loop is not None:
-            self.loop.next_close_step = 0
+            self.loop.next_instrumented_step = 0
 
     # -- errors -------------------------------------------------------------------------------------------------------
 

@@ -27,13 +27,12 @@ from lightning_perf.records import (
 )
 
 from . import plain
-from .arithmetic import ArithmeticProbe
+from .ceilings import CeilingsProbe
 from .clock import DeviceEvent, device_clock, now_ns
 from .compiler import CompilerProbe
 from .energy import Rates
 from .host_lines import LineSampler, current_phase
 from .loader import LoaderWatch
-from .looks import StepLooks
 from .loop import LoopProbe
 from .loss_scaler import ScalerProbe
 from .machine import local_world_size, read_machine
@@ -42,6 +41,7 @@ from .model import ZeroGradWatch
 from .pauses import GarbagePauses
 from .recording import WindowOptions
 from .replay import ReplayProbe
+from .sampled_steps import SampledSteps
 from .session_builder import SessionBuilder
 from .session_builder import Status as Status
 from .settings import read_settings
@@ -52,7 +52,7 @@ from .window import WindowProbe
 BUDGET_US = 20.0
 """Cost per step that measuring may have, beyond what Lightning charges for any callback."""
 
-_EVALUATION_BATCHES_LOOKED_AT = 3
+_CHECKED_EVALUATION_BATCHES = 3
 _EXPENSIVE_SHARE = 0.02  # of the median step: back off if measuring costs more than this and the budget
 
 
@@ -98,7 +98,7 @@ class Recorder:
         self._wants_arithmetic, self._wants_ceilings = wants_arithmetic, wants_ceilings
         self._module_depth = module_depth
         self.memory: MemoryProbe | None = None
-        self.arithmetic: ArithmeticProbe | None = None
+        self.ceilings: CeilingsProbe | None = None
         self.replay: ReplayProbe | None = None
         self._wants_replay = wants_replay
         self._started_s = time.monotonic()
@@ -126,7 +126,7 @@ class Recorder:
             self.missing["steady.device"] = self.missing["telemetry"] = "device_stats=False"
         self.loop = LoopProbe(trainer, pl_module, owner, stage, clock, partial(on_fail, "steps"), device_clock=events)
         self.loader = LoaderWatch(trainer, self.loop, wants_data_probe, self._set_telemetry_aside, self._host)
-        self.looks: StepLooks | None = None
+        self.sampled_steps: SampledSteps | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
         self.pauses = GarbagePauses(clock, is_counted=self._is_training_time, phase=lambda: current_phase(self.loop))
@@ -147,9 +147,8 @@ class Recorder:
             self.missing["memory"] = "memory=False"
         self.pauses.start()
         if self.stage == "fit":
-            if self._wants_arithmetic:
-                self.tried("arithmetic", self._start_arithmetic)
-            self.tried("looks", self._start_looking)
+            self.tried("compiler", self._start_compiler)
+            self.tried("sampled_steps", self._start_sampled_steps)
         if "host_profile" not in self.missing:
             self.tried("host_lines", self._start_host_lines)
 
@@ -157,23 +156,28 @@ class Recorder:
         self.host_lines = LineSampler(self.loop, lambda: self.pauses.automatic_ns)
         self.host_lines.start()
 
-    def _start_looking(self) -> None:
-        """Start the probes of the compiler and of sampled steps."""
+    def _start_compiler(self) -> None:
         main = self.loop.main
         self.compiler = CompilerProbe(self._clock, main.leave_out, step=lambda: main.n_steps)
         self.compiler.begin()
+
+    def _start_sampled_steps(self) -> None:
         if not self._module_depth:
             self.missing["sync_calls"] = "module_depth=0"
-            return
-        self.looks = StepLooks(
+        self.sampled_steps = SampledSteps(
+            self.trainer,
             self.pl_module,
-            self.trainer.strategy.root_device,
             self.loop,
             self._clock,
-            partial(self._on_fail, "looks"),
+            self._on_fail,
             depth=self._module_depth,
+            counts_operations=self._wants_arithmetic,
             make_event=self._make_event(),
         )
+        if self._wants_arithmetic:
+            self.ceilings = CeilingsProbe(self.trainer, lambda: self.loop.wall_ns() / 1e9, self._wants_ceilings)
+            if self._wants_replay:
+                self.replay = ReplayProbe(self.trainer, self._clock, self._make_event())
 
     def _make_event(self) -> Callable[[], DeviceEvent] | None:
         clock = self.loop.main.device_clock
@@ -199,14 +203,6 @@ class Recorder:
             self.trainer, self.pl_module, self.loop, self._clock, fail, wants_history=self._wants_memory_history
         )
 
-    def _start_arithmetic(self) -> None:
-        depth = max(1, self._module_depth)
-        self.arithmetic = ArithmeticProbe(
-            self.trainer, self.pl_module, self.loop, self._clock, depth, wants_ceilings=self._wants_ceilings
-        )
-        if self._wants_replay:
-            self.replay = ReplayProbe(self.trainer, self._clock, self._make_event())
-
     def open_windows(
         self, options: WindowOptions, folder: Path, is_worth_keeping: Callable[[TraceRecord], bool]
     ) -> None:
@@ -224,7 +220,7 @@ class Recorder:
             stop.callback(self.pauses.stop)
             if self.host_lines is not None:
                 stop.callback(self.host_lines.stop)
-            for probe in (self.compiler, self.scaler, self.looks, self.memory, self.arithmetic):
+            for probe in (self.compiler, self.scaler, self.sampled_steps, self.memory):
                 if probe is not None:
                     stop.callback(probe.close)
             stop.callback(self.loop.uninstall)
@@ -283,7 +279,7 @@ class Recorder:
             self.loop.validation.batch_ends()
         else:
             self.loop.batch_ends()
-        if self._evaluation_batches_seen < _EVALUATION_BATCHES_LOOKED_AT and not self.trainer.sanity_checking:
+        if self._evaluation_batches_seen < _CHECKED_EVALUATION_BATCHES and not self.trainer.sanity_checking:
             self._evaluation_batches_seen += 1
             tensors = plain.tensors_in(outputs, depth=3, in_objects=False)
             has_graph = any(plain.field(tensor, "grad_fn") is not None for tensor in tensors)
@@ -302,10 +298,15 @@ class Recorder:
         if self.stage == "fit":
             self.loader.epoch_ended(self.settings, is_last)
 
+    def training_ended(self) -> None:
+        """Measure the device's ceilings if a step's operations are known, and if that is cheap for this run."""
+        if self.ceilings is not None and self.sampled_steps is not None and self.sampled_steps.profile is not None:
+            self.ceilings.run_ends()
+
     def answer(self, hypotheses: tuple[Hypothesis, ...]) -> None:
         """Measure what rules ask by replaying operators of the sampled step. Call it in pauses of the training only."""
-        if self.replay is not None and self.arithmetic is not None:
-            self.replay.answer(hypotheses, self.arithmetic.log, self.loop.wall_ns() / 1e9)
+        if self.replay is not None and self.sampled_steps is not None:
+            self.replay.answer(hypotheses, self.sampled_steps.call_log, self.loop.wall_ns() / 1e9)
 
     def _host(self) -> HostTelemetry | None:
         return self.telemetry.record().host if self.telemetry is not None else None
@@ -371,10 +372,8 @@ class Recorder:
         if self.memory is not None:  # read in few steps, so not in the median
             per_step_ns += self.memory.sampling_ns / max(1, loop.main.n_steps)
             reporting_ns += self.memory.outside_ns
-        if self.looks is not None:
-            reporting_ns += self.looks.outside_ns
-        if self.arithmetic is not None:
-            reporting_ns += self.arithmetic.own_ns
+        if self.sampled_steps is not None:
+            reporting_ns += self.sampled_steps.cost_ns
         if self.host_lines is not None:
             reporting_ns += self.host_lines.cost_ns
         return Overhead(

@@ -16,9 +16,8 @@ from lightning_perf.interrupts import error_text
 from lightning_perf.seams import Undos, change_attribute
 
 from . import module_walk
-from .dispatch_modes import current_mode
-from .module_hooks import ModuleWatch, remove_global_hook
 from .storages import Key, StorageCount, storages_of
+from .tracing import ModuleWatch, current_mode, remove_global_hook
 
 _HOOKS: Any = torch._C._autograd
 """Torch's stack of default hooks on saved tensors. ``disable_saved_tensors_hooks`` looks up its functions here at each
@@ -85,8 +84,8 @@ class SavedTensors:
         self._hooks = (pack, _unpack)  # first: an interrupt may come right after they are in place
         _HOOKS._push_saved_tensors_default_hooks(pack, _unpack)
         # Torch's function that disables hooks raises while any are in place.
-        self._stand_in_for(_HOOKS, _DISABLE, partial(self._step_aside, _DISABLED))
-        self._stand_in_for(torch._C, _APPLIES, self._before_applying)
+        self._patch(_HOOKS, _DISABLE, partial(self._step_aside, _DISABLED))
+        self._patch(torch._C, _APPLIES, self._before_applying)
 
     @property
     def is_in_place(self) -> bool:
@@ -106,7 +105,7 @@ class SavedTensors:
         self._watch.remove()
         remove_global_hook(self._gathered_hook)
 
-    def _stand_in_for(self, owner: Any, name: str, before: Callable[[], None]) -> None:
+    def _patch(self, owner: Any, name: str, before: Callable[[], None]) -> None:
         """Call ``before`` ahead of a function of torch's binding, until these hooks are removed."""
         original = getattr(owner, name)
 

@@ -23,8 +23,8 @@ from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
 
 from . import ceilings
-from .looks import ROUNDS
 from .module_times import ModuleTime, with_times
+from .sampled_steps import ROUNDS
 from .settings import read_step_logging
 from .telemetry import with_cost
 
@@ -165,15 +165,15 @@ class SessionBuilder:
 
     def _sampled_steps(self, steady: StageTimes | None) -> dict[str, Any]:
         """Return the session fields from sampled steps, the compiler and the loss scaler."""
-        probes, looks = self._probes, self._probes.looks
-        fields = {"sync_calls": None if looks is None else probes.tried("looks", looks.sync_calls)}
-        times = None if looks is None else probes.tried("looks", looks.module_times)
+        probes, sampled = self._probes, self._probes.sampled_steps
+        fields = {"sync_calls": None if sampled is None else probes.tried("operators", sampled.sync_calls)}
+        times = None if sampled is None else probes.tried("modules", sampled.module_times)
         for name, probe in (("compiler", probes.compiler), ("loss_scaler", probes.scaler)):
             probes.report_kept_error(name, probe)
             fields[name] = None if probe is None else probes.tried(name, probe.record)
+        if sampled is not None:
+            self.missing.update(sampled.missing)
         fields["model_profile"] = probes.tried("arithmetic", self._model_profile, steady, times)
-        if looks is not None:
-            self.missing.update(looks.missing)
         reasons = {
             "sync_calls": f"no step was sampled: the first one is step {ROUNDS[0] + 1} of a fit",
             "compiler": "nothing was compiled",
@@ -188,9 +188,13 @@ class SessionBuilder:
         """Return the counted operations, assessed against the device's ceilings and the steady step."""
         probes, device = self._probes, self._probes.trainer.strategy.root_device
         profile, measured = None, None
-        if probes.arithmetic is not None:
-            profile, measured = probes.arithmetic.record()
-            self.missing.update(probes.arithmetic.missing)
+        if probes.ceilings is not None and probes.sampled_steps is not None:
+            profile = probes.sampled_steps.profile
+            if profile is None:
+                self.missing.setdefault("model_profile", "no step was counted: the run was too short")
+            else:
+                measured = probes.ceilings.record()
+            self.missing.update(probes.ceilings.missing)
         elif probes.stage == "fit":
             self.missing.setdefault("model_profile", "arithmetic=False, or counting failed; see probes_off")
         if times is not None:

@@ -79,7 +79,7 @@ class Span:
             timeline.fail(error)
 
 
-class Edges(Protocol):
+class PhaseListener(Protocol):
     """Listener for the parts of a step."""
 
     def enters(self, name: str) -> None:
@@ -89,8 +89,8 @@ class Edges(Protocol):
         """Handle the end of a part, even if it raised."""
 
 
-class EdgeSpan(Span):
-    """A span that notifies ``timeline.edges`` when it begins and ends.
+class ListenedSpan(Span):
+    """A span that notifies ``timeline.phase_listener`` when it begins and ends.
 
     Spans get this class for a sampled step only, so that other steps pay nothing.
     """
@@ -108,10 +108,10 @@ class EdgeSpan(Span):
 
 
 def _notify(span: Span, event: str) -> None:
-    # No method of EdgeSpan: a span that is under way may be a plain one again when it ends.
-    if span.timeline.edges is not None:
+    # No method of ListenedSpan: a span that is under way may be a plain one again when it ends.
+    if span.timeline.phase_listener is not None:
         try:
-            getattr(span.timeline.edges, event)(span.name)
+            getattr(span.timeline.phase_listener, event)(span.name)
         except Exception as error:  # noqa: BLE001 - reported
             span.timeline.fail(error)
 
@@ -145,7 +145,7 @@ class FetchSpan(Span):
                 self.timeline.fail(error)
 
 
-class NoSpan(str):
+class NullSpan(str):
     """The name of an action without a span, as a context manager that yields it and does nothing.
 
     A step enters about a dozen. Functions written in C cost half of what empty Python functions do: one that returns
@@ -203,7 +203,7 @@ class Timeline:
         self.on_fail = on_fail
         self.has_failed = False
         self.is_frozen = False
-        self.edges: Edges | None = None
+        self.phase_listener: PhaseListener | None = None
         self.phase_ns = [0] * N_COLUMNS
         self.stack: list[Span] = []
         self.base = Span(self, "startup", "base")
@@ -241,7 +241,7 @@ class Timeline:
         self.now_ns = lambda: last_ns
         self.is_frozen = True
 
-    def swap_row(self, row: list[int]) -> list[int]:
+    def swap_record(self, row: list[int]) -> list[int]:
         """Count phases in ``row`` from now on; return the previous row. For stages inside a stage."""
         self.charge()
         used, self.phase_ns = self.phase_ns, row

@@ -28,7 +28,7 @@ from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
 
 # A row holds N_COLUMNS nanoseconds, then these.
 KIND, SAMPLES, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2
-ROW_WIDTH = N_COLUMNS + 3
+RECORD_WIDTH = N_COLUMNS + 3
 
 NOT_A_STEP, USUAL_STEP, FIRST_STEP, LEFT_OUT_STEP, LEFT_OUT_TIME = 0, 1, 2, 3, 4
 """Kinds of rows: time between steps; a step; the first step of an epoch, which medians exclude; a step and time between
@@ -85,7 +85,7 @@ class StepAggregator:
         self._blocks = _Blocks()
 
     def add(self, rows: NDArray[np.int64]) -> None:
-        """Add rows in order; shape (rows, ROW_WIDTH)."""
+        """Add rows in order; shape (rows, RECORD_WIDTH)."""
         if len(rows) == 0:
             return
         kinds = rows[:, KIND]
@@ -312,7 +312,7 @@ class EpochAggregator:
         self._first_fetch_ns: int | None = None
 
     def add(self, rows: NDArray[np.int64]) -> None:
-        """Add rows of this epoch; shape (rows, ROW_WIDTH)."""
+        """Add rows of this epoch; shape (rows, RECORD_WIDTH)."""
         is_step = are_steps(rows[:, KIND])
         self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
         # Measuring and reporting between epochs is PerfDoctor's own pause, not the time of a callback.

@@ -18,7 +18,7 @@ from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
 from .plain import size_reader as size_reader
-from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NoSpan, Span, Timeline
+from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NullSpan, Span, Timeline
 from .step_aggregator import (
     EPOCH,
     FIRST_STEP,
@@ -26,7 +26,7 @@ from .step_aggregator import (
     LEFT_OUT_STEP,
     LEFT_OUT_TIME,
     NOT_A_STEP,
-    ROW_WIDTH,
+    RECORD_WIDTH,
     USUAL_STEP,
     DeviceAggregator,
     EpochAggregator,
@@ -34,10 +34,10 @@ from .step_aggregator import (
     are_steps,
 )
 
-ROWS_BEFORE_FIRST_FOLDING = 256
+RECORDS_BEFORE_FIRST_FOLDING = 256
 """Rows kept until the end of the warm-up is known."""
 
-ROWS_BEFORE_FOLDING = 2048
+RECORDS_BEFORE_FOLDING = 2048
 """From then on. Folding has a fixed cost: more rows at once make a step cheaper."""
 
 _STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
@@ -61,7 +61,7 @@ class StageProbe:
         row: list[int] | None = None,
         own: Span | None = None,
     ) -> None:
-        self._own = own if own is not None else NoSpan()
+        self._own = own if own is not None else NullSpan()
         self.timeline = timeline
         self.row = timeline.phase_ns if row is None else row
         self.first_step_ns: tuple[int, ...] | None = None
@@ -71,17 +71,17 @@ class StageProbe:
         self.epoch = 0
         self.epochs: list[Epoch] = []
         self._rows = array("q")
-        self._fold_at = ROWS_BEFORE_FIRST_FOLDING * ROW_WIDTH
+        self._fold_at = RECORDS_BEFORE_FIRST_FOLDING * RECORD_WIDTH
         self._aggregator: StepAggregator | None = None  # none until the warm-up is known
         self._n_warmup_steps = 0
-        self._row_has_step = False
-        self._is_row_fresh = False
+        self._record_has_step = False
+        self._is_record_fresh = False
         self.is_in_batch = False
         self._is_first_of_epoch = True
         self._is_profiled = self._was_profiled = False
         self.is_left_out = False
         """Whether the current row counts in no statistic."""
-        self._was_row_left_out = False  # the row before the one under way
+        self._was_left_out = False  # the row before the one under way
         self._is_first_step_profiled = False
         self._has_begun_first_step = False
         self._samples = -1
@@ -103,9 +103,9 @@ class StageProbe:
         """
         if self.is_in_batch:
             self._samples = -1  # the step was begun with the last step's batch
-        elif not (self._is_row_fresh and self._is_first_of_epoch):
-            self._take_row()
-            self._is_row_fresh = True
+        elif not (self._is_record_fresh and self._is_first_of_epoch):
+            self._close_record()
+            self._is_record_fresh = True
         if self.device_clock is None:
             return False
         self.device_clock.before_fetch()
@@ -115,16 +115,16 @@ class StageProbe:
         """Handle the end of a fetch, with a batch or an exhausted loader."""
         if self.device_clock is not None:
             # The device's step is the time between fetches: work of the last row, waiting of this one.
-            is_left_out = self.is_left_out or self._was_row_left_out
+            is_left_out = self.is_left_out or self._was_left_out
             self.device_clock.after_fetch(not (self._is_first_of_epoch or is_left_out))
 
     def batch_begins(self, batch: Any) -> None:
         """Begin a step, and a row if no fetch came before."""
-        if not self._is_row_fresh:
-            self._take_row()
-        self._is_row_fresh = False
+        if not self._is_record_fresh:
+            self._close_record()
+        self._is_record_fresh = False
         self.is_in_batch = True
-        self._row_has_step = True
+        self._record_has_step = True
         try:
             if type(batch) is self._batch_type:
                 self._samples = self._size_of(batch)  # inlined: one call less per step
@@ -152,16 +152,16 @@ class StageProbe:
     def epoch_ends(self) -> None:
         """End the epoch's steps; the time that follows is epoch boundary."""
         if self.is_in_batch:  # on_train_batch_start said -1: this step never ran
-            self._row_has_step = False
-        self.is_in_batch = self._is_row_fresh = False
-        self._take_row()
+            self._record_has_step = False
+        self.is_in_batch = self._is_record_fresh = False
+        self._close_record()
         self._is_first_of_epoch = True
         if self.device_clock is not None:
             self.device_clock.forget()
 
     def epoch_begins(self, index: int) -> None:
         """Begin the epoch of this index."""
-        self._take_row()
+        self._close_record()
         self._close_epoch()
         self.epoch = index
 
@@ -180,11 +180,11 @@ class StageProbe:
     def reporting(self, is_on: bool) -> None:
         """Begin or end PerfDoctor's own reporting between epochs, which is not training time."""
         if is_on:
-            self._take_row()  # what other callbacks did before is the training's
+            self._close_record()  # what other callbacks did before is the training's
             self._was_profiled = self._is_profiled
             self._is_profiled = self.is_left_out = True
         else:
-            self._take_row()
+            self._close_record()
             self._is_profiled = self.is_left_out = self._was_profiled
 
     def pause(self) -> None:
@@ -196,7 +196,7 @@ class StageProbe:
 
     def stage_times(self) -> StageTimes | None:
         """Return the steps so far; None before the first steady one."""
-        self._take_row()
+        self._close_record()
         if self._aggregator is not None:
             self.fold()
             times = self._aggregator.stage_times(self._n_warmup_steps)
@@ -224,7 +224,8 @@ class StageProbe:
         """Return the median of the last few steps, or of all steps right after folding; None before the first."""
         # Without numpy, which takes a millisecond here because a training step evicts the caches.
         rows = self._rows
-        begins = range(len(rows) - ROW_WIDTH, max(-1, len(rows) - 2 * _RECENT_STEPS * ROW_WIDTH - 1), -ROW_WIDTH)
+        first = max(-1, len(rows) - 2 * _RECENT_STEPS * RECORD_WIDTH - 1)
+        begins = range(len(rows) - RECORD_WIDTH, first, -RECORD_WIDTH)
         usual_ns = [sum(rows[i + column] for column in _STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
         if len(usual_ns) >= _RECENT_STEPS or (usual_ns and self._aggregator is None):
             return float(statistics.median(usual_ns[:_RECENT_STEPS]))
@@ -233,7 +234,7 @@ class StageProbe:
 
     def recent_wait_share(self) -> float | None:
         """Return the share of the last steps that waited for data; None before a step and right after folding."""
-        rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * ROW_WIDTH :])
+        rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * RECORD_WIDTH :])
         usual = rows[rows[:, KIND] == USUAL_STEP]
         total_ns = int(usual[:, _STEP_COLUMNS].sum())
         return int(usual[:, PHASE_INDEX["data_wait"]].sum()) / total_ns if total_ns else None
@@ -245,14 +246,14 @@ class StageProbe:
 
     def epochs_so_far(self) -> tuple[Epoch, ...]:
         """Return the epochs, including the current one."""
-        self._take_row()
+        self._close_record()
         self._sum_epoch()
         current = self._epoch.record(self.epoch)
         return (*self.epochs, current) if current else tuple(self.epochs)
 
     def n_epochs(self) -> int:
         """Return the number of epochs with a step, including the current one and those no longer kept."""
-        self._take_row()
+        self._close_record()
         self._sum_epoch()
         return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
@@ -267,13 +268,13 @@ class StageProbe:
         else:
             self._aggregator.add(rows)
         self._rows = array("q")
-        self._fold_at = ROWS_BEFORE_FOLDING * ROW_WIDTH
+        self._fold_at = RECORDS_BEFORE_FOLDING * RECORD_WIDTH
         self._summed_rows = 0
         if self.device_clock is not None:
             self._device.add(self.device_clock.resolved)
             self.device_clock.resolved.clear()
 
-    def _take_row(self) -> None:
+    def _close_record(self) -> None:
         timeline = self.timeline
         now = timeline.now_ns()  # ``charge`` inlined: called at each step
         passed = now - timeline.last_ns
@@ -282,11 +283,11 @@ class StageProbe:
         timeline.last_ns = now
         phase_ns = self.row
         phase_ns[_CALLBACKS] += phase_ns[OWN]
-        has_step, is_left_out, samples = self._row_has_step, self.is_left_out, self._samples
-        self._was_row_left_out = is_left_out
+        has_step, is_left_out, samples = self._record_has_step, self.is_left_out, self._samples
+        self._was_left_out = is_left_out
         if has_step:
             kind = LEFT_OUT_STEP if is_left_out else FIRST_STEP if self._is_first_of_epoch else USUAL_STEP
-            self._row_has_step = self._is_first_of_epoch = False
+            self._record_has_step = self._is_first_of_epoch = False
             if not self._has_begun_first_step:
                 self._has_begun_first_step = True
                 self.first_step_ns = None if self._is_first_step_profiled else tuple(phase_ns[:N_PHASES])
@@ -296,7 +297,7 @@ class StageProbe:
             kind, samples = NOT_A_STEP, 0
         if is_left_out:
             self.is_left_out = self._is_profiled
-        self._rows.frombytes(_pack_row(*phase_ns, kind, samples, self.epoch))
+        self._rows.frombytes(_pack_record(*phase_ns, kind, samples, self.epoch))
         phase_ns[:] = _ZEROS
 
     def _matrix(self) -> NDArray[np.int64]:
@@ -352,9 +353,9 @@ class StageProbe:
 
 _ZEROS = [0] * N_COLUMNS
 
-_pack_row = struct.Struct(f"{ROW_WIDTH}q").pack
+_pack_record = struct.Struct(f"{RECORD_WIDTH}q").pack
 """A row's bytes: half the price of adding its numbers to an array one by one."""
 
 
 def _as_matrix(rows: array[int]) -> NDArray[np.int64]:
-    return np.array(rows, dtype=np.int64).reshape(-1, ROW_WIDTH)
+    return np.array(rows, dtype=np.int64).reshape(-1, RECORD_WIDTH)

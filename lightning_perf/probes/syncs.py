@@ -20,7 +20,7 @@ from lightning_perf.seams import Undos, change_attribute
 
 from .clock import now_ns as host_now_ns
 from .code_lines import CodeLines, Moment, Place, Sight, Visits
-from .dispatch_modes import PassiveMode, leave_mode
+from .tracing import PassiveMode, StepTracer, leave_mode
 from .written_attention import AttentionTrail
 
 _METHODS = ("tolist", "numpy", "cpu")
@@ -122,7 +122,7 @@ class Site:
         self.text = text
 
 
-class OperatorTracer(PassiveMode):
+class OperatorTracer(PassiveMode, StepTracer):
     """Traces one step's operators, from ``open`` to ``close``.
 
     Only synchronization with ``device`` counts. ``entry_ns`` is the cost per operator from ``entry_cost_ns``.
@@ -247,15 +247,16 @@ class OperatorTracer(PassiveMode):
         """Return the step's duration without the known tracing cost."""
         return max(1e-9, (self._end_ns - self._begin_ns - self._own_ns - self.lines.n_operators * self._entry_ns) / 1e9)
 
-    def all_spent_ns(self) -> int:
-        """Return the tracing cost."""
+    @property
+    def cost_ns(self) -> int:  # type: ignore[override]
+        """The tracing cost."""
         return int(self._own_ns + self.lines.n_operators * self._entry_ns)
 
     def loop_s(self, visits: Visits) -> float:
         """Return seconds between the first and the last visit of a place, without tracing cost."""
         first, last = visits.first, visits.last
-        looking_ns = last.own_ns - first.own_ns + (last.n_operators - first.n_operators) * self._entry_ns
-        return max(0.0, (last.ns - first.ns - looking_ns) / 1e9)
+        tracing_ns = last.own_ns - first.own_ns + (last.n_operators - first.n_operators) * self._entry_ns
+        return max(0.0, (last.ns - first.ns - tracing_ns) / 1e9)
 
 
 def entry_cost_ns(rounds: int = 40) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_perf.probes.looks import DeviceWarnings, sync_debug_of
+from lightning_perf.probes.sampled_steps import DeviceWarnings, sync_debug_of
 
 HERE = Path(__file__).name
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at ...)"
@@ -34,27 +34,27 @@ class FakeDebug:
 
 def test_line_is_counted_when_it_synchronises_repeatedly():
     debug, line = FakeDebug(), 0
-    looked = DeviceWarnings(debug)
+    traced = DeviceWarnings(debug)
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
-        assert looked.open()
+        traced.open()
         for _ in range(3):
             line = sys._getframe().f_lineno + 1
             warnings.warn(MESSAGE, stacklevel=1)
         warnings.warn("the user's own", stacklevel=1)
-        looked.close()
+        traced.close()
     assert [str(each.message) for each in others] == ["the user's own"]
-    ((place, n),) = looked.n_by_place.items()
+    ((place, n),) = traced.n_by_place.items()
     assert (Path(place.file).name, place.line, place.owner, n) == (HERE, line, "user", 3)
     assert debug.modes == [1, 0]
 
 
 def test_filters_are_put_back_when_the_step_is_over():
     before, shows = list(warnings.filters), warnings.showwarning
-    looked = DeviceWarnings(FakeDebug())
-    looked.open()
-    looked.close()
-    looked.close()
+    traced = DeviceWarnings(FakeDebug())
+    traced.open()
+    traced.close()
+    traced.close()
     assert list(warnings.filters) == before
     assert warnings.showwarning is shows
 
@@ -62,11 +62,11 @@ def test_filters_are_put_back_when_the_step_is_over():
 @pytest.mark.parametrize("mode", [1, 2])
 def test_mode_is_left_alone_when_the_user_has_set_it(mode):
     debug = FakeDebug(mode)
-    looked = DeviceWarnings(debug)
-    assert not looked.open()
-    looked.close()
+    traced = DeviceWarnings(debug)
+    traced.open()
+    traced.close()
     assert (debug.mode, debug.modes) == (mode, [])
-    assert "left as it is" in looked.reason
+    assert "left as it is" in traced.failure
 
 
 def test_filters_are_put_back_when_the_device_refuses():

@@ -94,7 +94,7 @@ class Dear:
 def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int) -> None:
     dear, cheap = Dear(1000 * cost_us), Dear(0)
     watch = GrowthWatch({"heap": dear.read, "host": cheap.read}, dict, lambda: dear.now_ns, lambda f: f())
-    watch._has_looked_at_attributes = True
+    watch._has_snapshot_of_attributes = True
     n_steps = 5000
     for step in range(n_steps):
         if step >= watch.next_step:
@@ -109,7 +109,7 @@ def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int
 def test_readings_are_spread_over_the_first_steps_when_they_are_dear() -> None:
     dear = Dear(2_000_000)
     watch = GrowthWatch({"heap": dear.read}, dict, lambda: dear.now_ns, lambda f: f())
-    watch._has_looked_at_attributes = True
+    watch._has_snapshot_of_attributes = True
     for step in range(200):
         if step >= watch.next_step:
             watch.look(step)

@@ -193,7 +193,7 @@ class Loop:
         self.validation = SimpleNamespace(row=[0])
         self.is_profiling = False
         self.timeline = SimpleNamespace(
-            edges=None, is_frozen=False, current=current, phase_ns=[1], last_ns=0, phase=lambda: "forward"
+            phase_listener=None, is_frozen=False, current=current, phase_ns=[1], last_ns=0, phase=lambda: "forward"
         )
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_perf.probes.loop import LoopProbe
-from lightning_perf.probes.spans import PHASE_INDEX, NoSpan
+from lightning_perf.probes.spans import PHASE_INDEX, NullSpan
 from lightning_perf.records import PHASES
 from tests.fakes import FakeClock
 
@@ -153,7 +153,7 @@ def test_action_is_counted_in_its_phase(action: str, phase: str) -> None:
 )
 def test_action_that_is_nothing_of_its_own_stays_with_what_surrounds_it(action: str) -> None:
     span = Bench().loop.span_for(action)
-    assert isinstance(span, NoSpan)
+    assert isinstance(span, NullSpan)
     with span as name:
         assert (name, type(name)) == (action, str)
 

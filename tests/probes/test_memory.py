@@ -1,4 +1,4 @@
-"""Memory at the edges of sampled steps, on a made-up device."""
+"""Memory at the ends of phases in sampled steps, on a fake device."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Loop:
 
     def __init__(self) -> None:
         self.owner = None
-        self.edges: Any = None
+        self.listener: Any = None
         self.n_left_out = 0
         self.main = SimpleNamespace(leave_out=self._leave_out, n_steps=0)
 
     def _leave_out(self) -> None:
         self.n_left_out += 1
 
-    def watch_edges(self, edges: Any) -> None:
-        self.edges = edges
+    def listen(self, listener: Any) -> None:
+        self.listener = listener
 
 
 class Training:
@@ -66,17 +66,17 @@ class Training:
 
     def step(self, samples: int, activations: int, fixed: int = 0, fragmented: int = 0, kept: int = 0) -> None:
         self.probe.batch_begins(torch.zeros(samples, 8))
-        edges = self.loop.edges
-        if edges is not None:
-            edges.enters("training_step")
+        listener = self.loop.listener
+        if listener is not None:
+            listener.enters("training_step")
         loss = self.module(torch.zeros(samples, 8)).sum()
         self.device.allocate(activations, fragmented)
         for name in ("training_step", "zero_grad", "backward", "optimizer_step"):
             if name == "backward":
                 loss.backward()
                 self.device.free(activations - kept)
-            if edges is not None:
-                edges.leaves(name)
+            if listener is not None:
+                listener.leaves(name)
         self.probe.batch_ends()
         self.loop.main.n_steps += 1
 
@@ -115,9 +115,9 @@ def test_reading_stays_rare_when_a_run_is_long() -> None:
     training = Training()
     for _ in range(2000):
         training.step(4, 1000)
-    # 42 sampled steps of 5 edges, and readings for the trend.
+    # 42 sampled steps of 5 readings, and readings for the trend.
     assert training.device.n_reads < 600
-    assert training.loop.edges is None
+    assert training.loop.listener is None
 
 
 def test_breakdown_is_taken_in_one_step_which_counts_in_no_statistic() -> None:
@@ -138,7 +138,7 @@ def test_probe_is_off_when_the_allocator_raises(monkeypatch: pytest.MonkeyPatch)
     for _ in range(5):
         training.step(4, 1000)
     assert [type(e) for e in training.errors] == [ZeroDivisionError]
-    assert training.loop.edges is None
+    assert training.loop.listener is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from lightning_perf.probes.probe_set import ProbeSet
 class FakeLoop:
     def __init__(self) -> None:
         self.main = SimpleNamespace(n_steps=0, is_in_batch=False)
-        self.next_close_step = 0
-        self.is_close_step = False
+        self.next_instrumented_step = 0
+        self.is_instrumented_step = False
 
     def batch_begins(self, batch: Any) -> None:
         self.main.is_in_batch = True
@@ -66,7 +66,7 @@ def train(probes: ProbeSet, loop: FakeLoop, n_steps: int) -> list[int]:
     for step in range(n_steps):
         if probes.loop is None:
             break
-        if loop.main.n_steps >= loop.next_close_step:
+        if loop.main.n_steps >= loop.next_instrumented_step:
             observed.append(step)
             probes.step_begins(loop, step)  # type: ignore[arg-type]
             probes.step_ends(loop, step)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def test_only_steps_that_a_probe_asks_for_are_observed() -> None:
     assert train(probes, loop, 20) == [0, 3, 7, 9]
     assert (first.begun, second.begun) == ([3, 7], [7, 9])
     assert (first.n_ended, second.n_ended) == (2, 2)
-    assert loop.next_close_step == NEVER
+    assert loop.next_instrumented_step == NEVER
 
 
 def test_next_step_is_observed_when_that_is_asked_for_within_an_observed_step() -> None:

@@ -10,7 +10,7 @@ from lightning_perf.probes.step_aggregator import (
     KIND,
     LEFT_OUT_STEP,
     NOT_A_STEP,
-    ROW_WIDTH,
+    RECORD_WIDTH,
     SAMPLES,
     USUAL_STEP,
     StepAggregator,
@@ -21,7 +21,7 @@ MS = 1_000_000
 
 def rows(n: int = 1, kind: int = USUAL_STEP, samples: int = 4, **phases_ms: float) -> NDArray[np.int64]:
     """``n`` equal rows."""
-    made = np.zeros((n, ROW_WIDTH), dtype=np.int64)
+    made = np.zeros((n, RECORD_WIDTH), dtype=np.int64)
     for name, milliseconds in phases_ms.items():
         made[:, PHASE_INDEX[name]] = round(milliseconds * MS)
     made[:, KIND] = kind
@@ -197,4 +197,4 @@ def test_mean_and_spread_are_exact_while_quantiles_are_within_one_percent() -> N
     assert times.step_s.mean == pytest.approx(durations.mean() / 1e9)
     assert times.step_s.std == pytest.approx(durations.std() / 1e9)
     assert times.step_s.p95 == pytest.approx(np.quantile(durations, 0.95) / 1e9, rel=0.011)
-    assert len(made[0]) == ROW_WIDTH > N_PHASES
+    assert len(made[0]) == RECORD_WIDTH > N_PHASES

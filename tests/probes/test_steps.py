@@ -239,7 +239,7 @@ def test_rows_kept_stay_bounded_when_the_run_is_long(monkeypatch: pytest.MonkeyP
     for _ in range(5000):
         loop.step()
         longest = max(longest, len(loop.probe._rows))
-    assert longest <= (steps_module.ROWS_BEFORE_FOLDING + 2) * steps_module.ROW_WIDTH
+    assert longest <= (steps_module.RECORDS_BEFORE_FOLDING + 2) * steps_module.RECORD_WIDTH
     assert loop.times().n_steps == 4999
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes import arithmetic, ceilings
+from lightning_perf.probes import ceilings, sampled_steps
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.records import Ceilings, Session
 
@@ -105,7 +105,7 @@ def test_step_is_counted_and_the_training_is_the_same_bit_for_bit(
     assert profile.forward_flops == ONCE
     fused = 2 * ONCE - 2 * BATCH * 8 * 16
     assert profile.backward_flops in (fused, fused - FIRST_STATE)
-    assert profile.step == arithmetic.FIRST_STEP
+    assert profile.step == sampled_steps.COUNTED_STEP
     assert profile.n_samples == BATCH
     assert profile.precision == ("bf16" if "bf16" in arguments.get("precision", "") else "fp32")
     assert sum(module.forward_flops or 0 for module in profile.modules) == ONCE
@@ -135,14 +135,14 @@ def test_nothing_is_counted_when_switched_off(make_trainer: Make) -> None:
 
 
 def test_compiled_model_is_left_alone_with_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "is_compiled", lambda module: True)
+    monkeypatch.setattr(sampled_steps, "is_compiled", lambda module: True)
     _, session = diagnosed(make_trainer, Net())
     assert "compiled" in session.missing["model_profile"]
     assert session.model_profile is None or session.model_profile.forward_flops is None
 
 
 def test_run_too_short_says_so(make_trainer: Make) -> None:
-    _, session = diagnosed(make_trainer, Net(), limit_train_batches=arithmetic.FIRST_STEP)
+    _, session = diagnosed(make_trainer, Net(), limit_train_batches=sampled_steps.COUNTED_STEP)
     assert session.model_profile is None
     assert "too short" in session.missing["model_profile"]
 
@@ -175,7 +175,7 @@ def test_probe_is_switched_off_when_it_raises(make_trainer: Make, monkeypatch: p
 def test_nothing_is_left_behind_when_the_counted_step_raises(make_trainer: Make) -> None:
     class Fails(Net):
         def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-            if batch_idx == arithmetic.FIRST_STEP:
+            if batch_idx == sampled_steps.COUNTED_STEP:
                 raise KeyError("planted")
             return super().training_step(batch, batch_idx)
 
@@ -197,13 +197,13 @@ def test_users_dispatch_mode_goes_on_when_it_was_entered_within_the_counted_step
 
     class Enters(Net):
         def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-            if batch_idx == arithmetic.FIRST_STEP:
+            if batch_idx == sampled_steps.COUNTED_STEP:
                 self.mode = Sees()
                 self.mode.__enter__()
             return super().training_step(batch, batch_idx)
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            if batch_idx == arithmetic.FIRST_STEP + 3:
+            if batch_idx == sampled_steps.COUNTED_STEP + 3:
                 self.mode.__exit__(None, None, None)
                 Sees.n = -Sees.n
 
@@ -255,7 +255,7 @@ def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypat
     _, session = diagnosed(make_trainer, Net())
     assert asked == []
     assert "too much for a run" in session.missing["model_profile.ceilings"]
-    monkeypatch.setattr(arithmetic, "MAX_CEILING_SHARE", 1e9)
+    monkeypatch.setattr(ceilings, "MAX_SHARE", 1e9)
     _, session = diagnosed(make_trainer, Net())
     assert asked == [torch.device("cpu")]
     assert session.model_profile is not None
@@ -267,7 +267,7 @@ def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypat
     assert "ceilings=False" in doctor.session.missing["model_profile.ceilings"]
 
 
-def test_modules_can_be_copied_and_pickled_within_the_steps_that_are_looked_at(make_trainer: Make) -> None:
+def test_modules_can_be_copied_and_pickled_within_the_sampled_steps(make_trainer: Make) -> None:
     class Copies(Net):
         def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
             loss = super().training_step(batch, batch_idx)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import arithmetic, compiler, looks, loss_scaler
+from lightning_perf.probes import compiler, loss_scaler, sampled_steps
 from lightning_perf.probes.model import is_compiled
 from lightning_perf.records import CompilerWatch, Session
 
@@ -29,7 +29,7 @@ HERE = Path(__file__).name
 
 @pytest.fixture(autouse=True)
 def _early_and_fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(looks, "ROUNDS", (14,))
+    monkeypatch.setattr(sampled_steps, "ROUNDS", (14,))
     monkeypatch.setattr(compiler, "WARMUP_STEPS", 4)
     monkeypatch.setattr(loss_scaler, "WARMUP_STEPS", 4)
     torch._dynamo.reset()
@@ -109,7 +109,7 @@ def test_function_and_guard_are_named_when_shapes_recompile(make_trainer):
 
 
 class Lengths(IterableDataset):
-    """Another length in every third step: some are new in the step whose arithmetic is counted or operators seen."""
+    """Another length in every third step: some are new in the step whose operations are counted or operators traced."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for i in range(3 * N_STEPS):
@@ -139,7 +139,7 @@ def test_module_counts_as_compiled_when_a_method_was_decorated():
 
 @pytest.mark.parametrize("first", [8, 9, 10])
 def test_functions_are_compiled_as_often_as_without_the_doctor(make_trainer, monkeypatch, first: int):
-    monkeypatch.setattr(arithmetic, "FIRST_STEP", first)
+    monkeypatch.setattr(sampled_steps, "COUNTED_STEP", first)
     with torch._dynamo.config.patch(recompile_limit=3 * N_STEPS):
         make_trainer(PerfDoctor(reports=())).fit(Decorated(), DataLoader(Lengths(), batch_size=None))
     assert torch._dynamo.utils.counters["frames"]["ok"] == N_STEPS
@@ -155,14 +155,14 @@ def test_function_stays_compiled_when_its_first_call_is_in_the_step_that_is_coun
         """Compiled from a later step on, as a discriminator or an auxiliary loss may be."""
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            net = late if batch_idx >= arithmetic.FIRST_STEP else self.net
+            net = late if batch_idx >= sampled_steps.COUNTED_STEP else self.net
             return net(batch).square().mean()
 
     model = Late()
     late = torch.compile(model.net, backend=counting)
     del model.compiled
     make_trainer(PerfDoctor(reports=())).fit(model, DataLoader(Batches(is_ragged=False), batch_size=None))
-    assert len(compiled_calls) >= N_STEPS - arithmetic.FIRST_STEP - 1  # the step that is counted may be another one
+    assert len(compiled_calls) >= N_STEPS - sampled_steps.COUNTED_STEP - 1  # the counted step may be another
 
 
 def test_line_and_reason_are_named_when_a_break_in_a_loop_leaves_the_whole_function_uncompiled(make_trainer):

@@ -164,7 +164,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "epoch_ends": ("steps", at(steps.StageProbe, "epoch_ends")),
     "epoch_begins": ("steps", at(steps.StageProbe, "epoch_begins")),
     "span_for": ("steps", at(loop.LoopProbe, "_span_for")),
-    "swap_row": ("steps", at(spans.Timeline, "swap_row")),
+    "swap_record": ("steps", at(spans.Timeline, "swap_record")),
     "install": ("setup", at(loop.LoopProbe, "install")),
     "pauses": ("setup", at(pauses.GarbagePauses, "start")),
     "tap_logging": ("setup", at(loop.seams, "tap_logging")),

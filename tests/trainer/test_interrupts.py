@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_perf import PerfDoctor, run
-from lightning_perf.probes import arithmetic, looks, steps
+from lightning_perf.probes import sampled_steps, steps
 from lightning_perf.probes.recording import Recording
 from tests.fuzzing import FUZZ, IS_TORTURE
 
@@ -29,9 +29,9 @@ _ON_THE_TRAINING_THREAD = (*_RESTORING, "rules/", "reports/")
 @pytest.fixture(autouse=True)
 def _early_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all probes have their turn within the first dozen steps."""
-    monkeypatch.setattr(looks, "ROUNDS", (5,))
-    monkeypatch.setattr(looks, "MAX_SHARE", 1.0)
-    monkeypatch.setattr(arithmetic, "FIRST_STEP", 3)
+    monkeypatch.setattr(sampled_steps, "ROUNDS", (5,))
+    monkeypatch.setattr(sampled_steps, "MAX_SHARE", 1.0)
+    monkeypatch.setattr(sampled_steps, "COUNTED_STEP", 3)
     torch.zeros(1).requires_grad_().sum().backward()
 
 

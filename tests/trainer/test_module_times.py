@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import looks
+from lightning_perf.probes import sampled_steps
 from lightning_perf.records import ModuleProfile, Session
 
 from .conftest import Make
@@ -25,8 +25,8 @@ N_STEPS, BATCH, WIDTH = 14, 8, 16
 
 @pytest.fixture(autouse=True)
 def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "ROUNDS", (4,))
-    monkeypatch.setattr(looks, "MAX_SHARE", float("inf"))
+    monkeypatch.setattr(sampled_steps, "ROUNDS", (4,))
+    monkeypatch.setattr(sampled_steps, "MAX_SHARE", float("inf"))
 
 
 class Sleeper(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import looks, session_builder
+from lightning_perf.probes import sampled_steps, session_builder
 from lightning_perf.records import Session, SyncCall
 
 from .conftest import Make, assert_nothing_left
@@ -29,8 +29,8 @@ HERE = Path(__file__).name
 
 @pytest.fixture(autouse=True)
 def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "ROUNDS", (4,))
-    monkeypatch.setattr(looks, "MAX_SHARE", float("inf"))
+    monkeypatch.setattr(sampled_steps, "ROUNDS", (4,))
+    monkeypatch.setattr(sampled_steps, "MAX_SHARE", float("inf"))
 
 
 class Planted(LightningModule):
@@ -320,8 +320,8 @@ def test_steps_looked_at_count_in_no_statistic_when_they_take_long(make_trainer)
 
 @pytest.mark.parametrize(("max_share", "n"), [(0.0, 1), (float("inf"), 2)])
 def test_second_look_of_a_round_is_taken_where_the_first_was_cheap(make_trainer, monkeypatch, max_share, n):
-    monkeypatch.setattr(looks, "ROUNDS", (4, 10))
-    monkeypatch.setattr(looks, "MAX_SHARE", max_share)
+    monkeypatch.setattr(sampled_steps, "ROUNDS", (4, 10))
+    monkeypatch.setattr(sampled_steps, "MAX_SHARE", max_share)
     session = fitted(make_trainer, Planted("item"))
     assert session.sync_calls is not None
     assert session.sync_calls.n_steps == 2 * n
@@ -365,17 +365,18 @@ def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypa
     def broken(*args: Any) -> Callable[..., None]:
         raise ValueError("planted")
 
-    monkeypatch.setattr(looks.OperatorTracer, "open", broken)
+    monkeypatch.setattr(sampled_steps.OperatorTracer, "open", broken)
     doctor = PerfDoctor(schedule=None, reports=(), memory=False)
     loader = DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH)
     make_trainer(doctor).fit(Planted(), loader)
     assert doctor.session is not None
-    assert [failure.probe for failure in doctor.session.probes_off] == ["looks"]
+    assert [failure.probe for failure in doctor.session.probes_off] == ["operators"]
     assert doctor.session.steady is not None
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "probe"), [(looks, "sync_calls", "looks"), (session_builder, "assessed", "arithmetic")]
+    ("module", "name", "probe"),
+    [(sampled_steps, "sync_calls", "operators"), (session_builder, "assessed", "arithmetic")],
 )
 def test_session_keeps_the_rest_when_what_was_seen_cannot_be_told(make_trainer, monkeypatch, module, name, probe):
     def broken(*args: Any, **kwargs: Any) -> None:
@@ -441,7 +442,7 @@ def test_lines_that_a_device_names_are_told_when_it_has_such_a_mode(make_trainer
                 warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
             return super().training_step(batch, batch_idx)
 
-    monkeypatch.setattr(looks, "sync_debug_of", lambda device: Warns())
+    monkeypatch.setattr(sampled_steps, "sync_debug_of", lambda device: Warns())
     session = fitted(make_trainer, Warns())
     (call,) = own_calls(session)
     assert (call.operator, call.source, call.function, call.per_step) == ("synchronises", "device", "training_step", 1)

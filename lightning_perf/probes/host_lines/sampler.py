@@ -139,7 +139,8 @@ class LineSampler:
         """Return whether the training runs as without PerfDoctor: no sampled step, window or report."""
         loop = self._loop
         main, timeline = loop.main, loop.timeline
-        is_ours = main.is_left_out or loop.is_profiling or timeline.edges is not None or timeline.current.phase == OWN
+        is_sampled = main.is_left_out or timeline.phase_listener is not None
+        is_ours = is_sampled or loop.is_profiling or timeline.current.phase == OWN
         return main.n_steps >= _WARMUP_STEPS and not is_ours and not timeline.is_frozen
 
     def _sample(self) -> bool | None:

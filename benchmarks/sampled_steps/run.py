@@ -1,12 +1,12 @@
-"""What a step costs that PerfDoctor looks at, and what that comes to in a fit. On a CPU, in one run.
+"""Measure what a sampled step costs, and all of them in a fit. On a CPU, in one run.
 
-In each fit every step is timed from one ``on_train_batch_start`` to the next, by a callback that comes before
-PerfDoctor, and written down with what looks at it: whoever watches the parts of the step at that moment. Time is the
-processor time of the training's thread, with which alone torch computes here: what else the machine does falls out.
-A look's cost is its step ÷ the median of the fit's plain steps. Fits repeat, each of a new model; figures are medians
-over them. The first fit of the process is told apart: what is imported and built once is in it.
+A callback before PerfDoctor times every step of a fit from one ``on_train_batch_start`` to the next, and records which
+tracer listens to the phases of the step. Times are processor times of the training thread, the only thread with which
+torch computes here, so other programs do not count. The cost of a sampled step is its time divided by the median of the
+fit's plain steps. Fits repeat, each with a new model; figures are medians over them. The first fit of the process,
+which includes imports, is reported separately.
 
-Run: ``python benchmarks/looks/run.py [--fits N] [--steps N] [--write]``.
+Run: ``python benchmarks/sampled_steps/run.py [--fits N] [--steps N] [--write]``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.machine import read_machine
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "looks.md"
-PLAIN, WARMUP = "plain", 4  # steps that nobody looks at before the first of them is timed
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "sampled-steps.md"
+PLAIN, WARMUP = "plain", 4  # untimed plain steps at the beginning
 KINDS = {
-    "ArithmeticProbe": "arithmetic counted",
+    "ArithmeticCounter": "arithmetic counted",
     "ModuleTimes": "modules timed",
     "OperatorTracer": "operators seen",
     "MemoryProbe": "memory read",
@@ -65,7 +65,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 
 class Model(LightningModule):
-    """Asks in each step who looks at it."""
+    """Records in each step which tracer observes it."""
 
     def __init__(self, body: nn.Module, doctor: PerfDoctor | None) -> None:
         super().__init__()
@@ -83,13 +83,13 @@ class Model(LightningModule):
 
 def _kind(doctor: Any) -> str:
     recorder = getattr(getattr(doctor, "_run", None), "recorder", None)
-    edges = recorder.loop.timeline.edges if recorder is not None else None
-    name = type(getattr(edges, "_open", None) or edges).__name__
-    return PLAIN if edges is None else KINDS.get(name, name)
+    listener = recorder.loop.timeline.phase_listener if recorder is not None else None
+    name = type(getattr(listener, "_open", None) or listener).__name__
+    return PLAIN if listener is None else KINDS.get(name, name)
 
 
 class Stopwatch(Callback):
-    """Notes the thread's processor time when each step begins."""
+    """Records the thread's processor time when each step begins."""
 
     def __init__(self) -> None:
         self.began_s: list[float] = []
@@ -102,7 +102,7 @@ class Stopwatch(Callback):
 
 
 class Fit(NamedTuple):
-    """One fit: seconds of each step after the first ones, by what looked at it, and of the whole loop."""
+    """One fit: seconds of each step after the first ones, by tracer, and of the whole loop."""
 
     steps: dict[str, list[float]]
     loop_s: float
@@ -158,34 +158,33 @@ def rows_of(name: str, fits: list[Fit], n_steps: int) -> list[str]:
 
 def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argparse.Namespace) -> str:
     """The page of the documentation."""
-    from lightning_perf.probes.arithmetic import FIRST_STEP
-    from lightning_perf.probes.looks import MAX_SHARE, ROUNDS
+    from lightning_perf.probes.sampled_steps import COUNTED_STEP, MAX_SHARE, ROUNDS
 
     n_fits = len(next(iter(results.values())))
     lines = [
-        "# What a step costs that is looked at",
+        "# What a sampled step costs",
         "",
-        "Written by `benchmarks/looks/run.py --write`; the method is described at the top of that script. A step that",
-        "is looked at counts in no other figure: what it costs is time, once. Processor time of the training's thread.",
+        "Written by `benchmarks/sampled_steps/run.py --write`; the method is described at the top of that script. A",
+        "sampled step counts in no statistic: it only takes longer. Times are processor times of the training thread.",
         "",
         f"{read_machine().cpu_model or platform.machine()}, 1 thread, torch {torch.__version__}; "
         f"medians over {n_fits} fits of {arguments.steps:,} steps, after the first of the process; load "
         f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end.",
         "",
-        f"When: the arithmetic of one step after {FIRST_STEP}, and modules and operators of four after "
+        f"Schedule: one step after {COUNTED_STEP} counts operations. After "
         + ", ".join(f"{n:,}" for n in ROUNDS)
-        + " steps each (two of the four only while looks have cost less than "
-        f"{MAX_SHARE:.0%} of the time), so never more than 12 of these; memory at the edges of single steps, ever "
-        "more rarely.",
+        + " steps, four steps time modules and trace operators (two of the four only while sampling has cost less than "
+        f"{MAX_SHARE:.0%} of the time), so never more than 12 of these. Memory is read in single steps, ever more "
+        "rarely.",
         "",
-        "| model | looked at | steps | a step | ratio | more in a fit |",
+        "| model | sampled | steps | time per step | ratio | more in a fit |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for name, fits in results.items():
         lines += rows_of(name, fits, arguments.steps)
     lines += [
         "",
-        "In the first fit of a process all looks together took, with what is imported and built once: "
+        "In the first fit of a process all sampled steps together took, with imports: "
         + "; ".join(f"{seconds * 1e3:.0f} ms ({name})" for name, seconds in first.items())
         + ".",
     ]

@@ -1,0 +1,351 @@
+"""Trace single steps: operations, module times, synchronizing calls, and the device's own synchronization warnings.
+
+A sampled step counts in no statistic. One early step counts operations. Later each round samples a step per kind of
+tracer, and a second one if that is cheap; rounds are ever rarer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_perf.records import ModelProfile, SyncCalls
+
+from .clock import NEVER, DeviceEvent
+from .code_lines import CodeLines, Place
+from .compiler import has_compiled
+from .flops import ArithmeticCounter
+from .loop import LoopProbe
+from .machine import device_name
+from .model import is_compiled
+from .module_times import ModuleTime, ModuleTimes, mean_times
+from .plain import size_reader
+from .replay import CallLog
+from .sync_record import sync_calls
+from .syncs import OperatorTracer, entry_cost_ns
+from .tracing import StepTracer, can_trace_compiled, current_mode
+
+COUNTED_STEP = 10
+"""Index of the step whose operations are counted: the first steps allocate and tune, others are sampled, and very short
+runs are spared."""
+
+_COUNTING_ATTEMPTS = 3
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+"""Under which all operations of a step are counted: others shard or move tensors by themselves."""
+
+ROUNDS = (20, 220, 2020)
+"""Steps before each round: after the first batches, which allocate and tune, and then ten times less often."""
+
+_PLAN = ("modules", "operators")
+MAX_SHARE = 0.01
+"""Share of the time since the first step that rounds may have cost before a round's second samples: it would cost too
+much in a fit of a few dozen steps."""
+
+_FIELDS = {
+    "arithmetic": ("model_profile", ""),
+    "modules": ("model_profile.modules", "timing modules failed: "),
+    "operators": ("sync_calls", "tracing a step's operators failed: "),
+    "device": ("sync_calls.device", ""),
+}
+"""Of each kind: the field of the session, and how the reason for its absence begins."""
+
+_MESSAGE = "called a synchronizing"
+_PROTOTYPE = "Synchronization debug mode is a prototype"
+
+
+def sync_debug_of(device: torch.device) -> Any:
+    """Return the module with the device's synchronization debug mode; None if there is none."""
+    return torch.cuda if device.type == "cuda" else None
+
+
+class DeviceWarnings(StepTracer):
+    """Counts synchronization warnings of one step by line, and passes all other warnings on."""
+
+    def __init__(self, debug: Any) -> None:
+        self.failure, self.cost_ns = "", 0
+        self.n_by_place: dict[Place, int] = {}
+        self._debug = debug
+        self._lines = CodeLines()
+        self._catch: warnings.catch_warnings[None] | None = None
+        self._before = 0
+
+    def open(self) -> None:
+        """Begin the step, unless the user has set the mode."""
+        self._before = int(self._debug.get_sync_debug_mode())
+        if self._before:
+            self.failure = f"torch.cuda.set_sync_debug_mode is {self._before} already: it is left as it is"
+            return
+        self._catch = warnings.catch_warnings()  # first: an interrupt may come right after entering
+        self._catch.__enter__()
+        warnings.filterwarnings("always", message=f".*{_MESSAGE}.*")
+        warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}.*")
+        warnings.showwarning = self._shower(warnings.showwarning)
+        try:
+            self._debug.set_sync_debug_mode(1)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> bool:
+        """End the step; restore mode and filters. Can be called twice."""
+        catch = self._catch
+        if catch is not None:
+            try:
+                self._debug.set_sync_debug_mode(self._before)
+            finally:
+                with contextlib.suppress(RuntimeError):  # an interrupt came before it was entered
+                    catch.__exit__(None, None, None)
+                self._catch = None
+        return True
+
+    def _shower(self, shows: Callable[..., Any]) -> Callable[..., None]:
+        def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            if _MESSAGE in str(message):
+                place = self._lines.place()
+                self.n_by_place[place] = self.n_by_place.get(place, 0) + 1
+            else:
+                shows(message, category, filename, lineno, file, line)
+
+        return show
+
+
+class SampledSteps:
+    """The sampled steps of one run.
+
+    Args:
+        trainer: The Trainer, in its ``setup``.
+        pl_module: Its module.
+        loop: Times all steps.
+        now_ns: The host's clock.
+        on_fail: Called with a kind of tracer and its error; that kind is then off.
+        depth: Of the modules that are timed; 0 only counts operations.
+        counts_operations: Whether a step's operations are counted.
+        make_event: Makes an event of the device's clock; None without one.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        loop: LoopProbe,
+        now_ns: Callable[[], int],
+        on_fail: Callable[[str, Exception], None],
+        *,
+        depth: int = 1,
+        counts_operations: bool = True,
+        make_event: Callable[[], DeviceEvent] | None = None,
+    ) -> None:
+        self.missing: dict[str, str] = {}
+        self.cost_ns = 0
+        """What tracing has cost the sampled steps, as far as known."""
+        self.profile: ModelProfile | None = None
+        """Of the step whose operations were counted; None before it."""
+        self.call_log: CallLog | None = None
+        """Operators of that step."""
+        self._strategy = type(trainer.strategy).__name__
+        self._device: torch.device = trainer.strategy.root_device
+        self._module, self._loop, self._now_ns, self._on_fail = pl_module, loop, now_ns, on_fail
+        self._depth, self._make_event = depth, make_event
+        self._debug = sync_debug_of(self._device)
+        self._attempts_left = _COUNTING_ATTEMPTS if counts_operations else 0
+        self._rounds = list(ROUNDS) if depth else []
+        self._plan: list[tuple[str, bool]] = []  # kinds, and whether this round sampled them before
+        self._next_round = self._rounds.pop(0) if self._rounds else NEVER
+        self._rounds_cost_ns = 0
+        self._off: set[str] = set()
+        self._entry_ns: float | None = None
+        self._kind = ""
+        self._n_samples: int | None = None
+        self._step = 0
+        self._open: StepTracer | None = None
+        self._unclosed: list[StepTracer] = []
+        self._operators: list[OperatorTracer] = []
+        self._modules: list[dict[str, ModuleTime]] = []
+        self._unresolved: list[ModuleTimes] = []
+        self._warned: dict[Place, int] | None = None
+
+    # -- the loop's events --------------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        """Index of the next step that this probe must observe."""
+        if self._unclosed:
+            return 0
+        return min(COUNTED_STEP, self._next_round) if self._attempts_left else self._next_round
+
+    def batch_begins(self, batch: Any = None) -> None:
+        """Start to trace the step if it is due."""
+        if self._loop.main.n_steps >= self.next_step:
+            self._guarded(self._begin, batch)
+
+    def enters(self, name: str) -> None:
+        """Handle the start of a part of the sampled step."""
+        if self._open is not None:
+            self._guarded(self._open.enters, name)
+
+    def leaves(self, name: str) -> None:
+        """Handle the end of a part of the sampled step."""
+        if self._open is not None:
+            self._guarded(self._open.leaves, name)
+
+    def record_ends(self) -> None:
+        """Handle the end of the sampled step's time."""
+        if self._open is not None:
+            self._guarded(self._end, self._open)
+
+    def _begin(self, batch: Any) -> None:
+        loop = self._loop
+        if loop.timeline.phase_listener is not None or loop.is_profiling:
+            return  # another probe samples this step: take the next one
+        self._unclosed = [tracer for tracer in self._unclosed if not tracer.close()]
+        self._step = loop.main.n_steps
+        if self._unclosed or not (kind := self._next_kind()) or kind in self._off:
+            return
+        self._kind = kind
+        tracer = self._tracer(kind, batch)
+        if tracer is None:
+            return
+        loop.main.leave_out()
+        self._open = tracer
+        loop.on_record_end = self.record_ends
+        loop.listen(self)
+        tracer.open()
+
+    def _next_kind(self) -> str:
+        """Return what to sample in this step; empty if nothing is due, and at the end of a round."""
+        if self._attempts_left and self._step >= COUNTED_STEP:
+            return "arithmetic"
+        if self._step < self._next_round:
+            return ""
+        if not self._plan:
+            kinds = (*_PLAN, "device") if self._debug is not None and self._warned is None else _PLAN
+            self._plan = [*((kind, False) for kind in kinds), *((kind, True) for kind in _PLAN)]
+        kind, is_again = self._plan.pop(0)
+        if is_again and self._is_expensive():
+            kind = ""
+            self._plan.clear()
+        if not self._plan:
+            self._next_round = self._rounds.pop(0) if self._rounds else NEVER
+        return kind
+
+    def _is_expensive(self) -> bool:
+        first_ns = self._loop.first_step_end_ns
+        return first_ns is None or self._rounds_cost_ns > MAX_SHARE * (self._now_ns() - first_ns)
+
+    def _tracer(self, kind: str, batch: Any) -> StepTracer | None:
+        """Return the tracer of a step; None, with the reason in ``missing``, if the step cannot be traced."""
+        reason = self._refusal(kind)
+        if reason:
+            self.missing[_FIELDS[kind][0]] = reason
+            if kind == "arithmetic":
+                self._attempts_left = 0
+            return None
+        if kind == "arithmetic":
+            self._attempts_left -= 1
+            size = size_reader(batch)(batch)
+            self._n_samples = size if size >= 0 else None
+            log, is_cpu = CallLog(self._n_samples or 0), self._device.type == "cpu"
+            return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, times_operators=is_cpu, log=log)
+        if kind == "modules":
+            return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
+        if kind == "device":
+            return DeviceWarnings(self._debug)
+        if self._entry_ns is None:
+            self._entry_ns = entry_cost_ns()
+        return OperatorTracer(self._device, self._entry_ns, self._loop.timeline.phase, self._now_ns)
+
+    def _refusal(self, kind: str) -> str:
+        """Return why no step can be traced; empty if one can."""
+        is_any_compiled = kind != "device" and (has_compiled() or is_compiled(self._module))
+        if kind == "arithmetic":
+            if is_any_compiled:
+                return "operators of a compiled model cannot be counted here; use quick_profile"
+            if self._strategy not in _STRATEGIES:
+                return f"{self._strategy} shards or moves tensors by itself: only some operations would be counted"
+            return ""
+        if current_mode() is not None:  # it would see what ours does
+            return "a dispatch mode of the script is in place"
+        if is_any_compiled and kind == "modules":
+            return "hooks on modules would make torch recompile them"
+        if is_any_compiled and not can_trace_compiled():
+            return "compiled code would run uncompiled while this version of torch traces operators"
+        return ""
+
+    def _end(self, tracer: StepTracer) -> None:
+        self._loop.on_record_end = None
+        self._loop.listen(None)
+        if not tracer.close():
+            self._unclosed.append(tracer)
+        self._open = None
+        self.cost_ns += tracer.cost_ns
+        field, problem = _FIELDS[self._kind]
+        if tracer.failure:
+            self.missing[field] = f"{problem}{tracer.failure}"
+        if isinstance(tracer, ArithmeticCounter):
+            self._counted(tracer)
+            return
+        self._rounds_cost_ns += tracer.cost_ns
+        if isinstance(tracer, ModuleTimes):
+            self._unresolved.append(tracer)
+        elif isinstance(tracer, OperatorTracer):
+            self._operators.append(tracer)
+        elif isinstance(tracer, DeviceWarnings) and not tracer.failure:
+            self._warned = tracer.n_by_place
+
+    def _counted(self, counter: ArithmeticCounter) -> None:
+        if counter.failure:
+            self._attempts_left = 0
+        elif counter.has_backward or not self._attempts_left:
+            self._attempts_left = 0
+            self.profile = counter.profile(device_name(self._device), self._n_samples, self._step)
+            self.call_log = counter.log
+
+    def close(self) -> None:
+        """Restore everything. Can be called twice."""
+        self._attempts_left, self._next_round = 0, NEVER
+        self._abandon()
+        for tracer in self._unclosed:
+            tracer.close()
+        self._unclosed = []
+
+    def _abandon(self) -> None:
+        """Stop tracing a step that ended early: it is not whole."""
+        tracer, loop = self._open, self._loop
+        if tracer is not None:
+            loop.listen(None)
+            if not tracer.close():
+                self._unclosed.append(tracer)
+            self._open = None
+        if loop.on_record_end == self.record_ends:
+            loop.on_record_end = None
+
+    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - reported; such steps are not sampled from then on
+            self._off.add(self._kind)
+            if self._kind == "arithmetic":
+                self._attempts_left = 0
+            self._on_fail(self._kind, error)
+            self._abandon()
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    def sync_calls(self) -> SyncCalls | None:
+        """Return what the sampled steps called; None before the first."""
+        return sync_calls(self._operators, self._device.type, self._warned)
+
+    def module_times(self) -> dict[str, ModuleTime] | None:
+        """Return mean seconds per step by module; None before the first resolved step."""
+        waiting = []
+        for timed in self._unresolved:
+            if not timed.is_resolved():
+                waiting.append(timed)
+            elif (times := timed.times()) is not None:
+                self._modules.append(times)
+        self._unresolved = waiting
+        return mean_times(self._modules) if self._modules else None

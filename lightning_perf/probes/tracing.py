@@ -1,0 +1,159 @@
+"""What the tracers of single steps share: a dispatch mode, watching modules, and how to remove both.
+
+Modes and hooks are also removed where an interrupt left them half in place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_perf.seams import remove_hook
+
+
+class StepTracer:
+    """Traces one step, from ``open`` to ``close``.
+
+    Attributes:
+        failure: Why the step was not traced; empty normally.
+        cost_ns: What tracing has cost the step, as far as known.
+    """
+
+    failure: str
+    cost_ns: int
+
+    def open(self) -> None:
+        """Begin the step."""
+
+    def enters(self, name: str) -> None:
+        """Handle the start of a part of the step."""
+
+    def leaves(self, name: str) -> None:
+        """Handle the end of a part of the step, even if it raised."""
+
+    def close(self) -> bool:
+        """End the step; return False if a dispatch mode of the user's is above: call again later."""
+        raise NotImplementedError
+
+
+_FLAGS = {
+    "old_dispatch_mode_flags": "_is_in_torch_dispatch_mode",
+    "old_non_infra_dispatch_mode_flags": "_is_in_non_infra_torch_dispatch_mode",
+    "old_without_ignore_compile_internals_dispatch_mode_flags": "_is_in_any_mode_without_ignore_compile_internals",
+}
+"""Where torch keeps its flags while a mode is entered, and the flags."""
+
+
+_Base: Any = TorchDispatchMode  # torch's own class has no types
+
+
+class PassiveMode(_Base):  # type: ignore[misc]
+    """A mode that passes every operator on."""
+
+    supports_higher_order_operators = True
+    """Without it torch raises in the user's step at operators such as ``torch.cond``."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Keep compiled regions compiled (torch 2.10 and newer ask).
+
+        Below any other mode dynamo leaves a new function uncompiled for good, with all that it was compiled for before.
+        """
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def current_mode() -> Any:
+    """Return the innermost dispatch mode in place; None without one."""
+    return _python_dispatch._get_current_dispatch_mode()
+
+
+def can_trace_compiled() -> bool:
+    """Return whether compiled regions stay compiled below a dispatch mode; older torch falls back to eager."""
+    return hasattr(_Base, "ignore_compile_internals")
+
+
+def leave_mode(mode: Any) -> bool:
+    """Leave a ``TorchDispatchMode`` that is entered once, in part, or not at all.
+
+    Return False if another mode is above it; call again later.
+    """
+    modes: Any = _python_dispatch
+    if modes._get_current_dispatch_mode() is mode:
+        try:
+            mode.__exit__(None, None, None)
+        except IndexError:  # an interrupt came within torch's own ``__exit__``: the flags are restored already
+            modes._pop_mode()
+    elif any(each is mode for each in modes._get_current_dispatch_mode_stack()):
+        return False
+    for kept, flag in _FLAGS.items():  # an interrupt came within torch's own ``__enter__`` or ``__exit__``
+        values = getattr(mode, kept, None)
+        if values and hasattr(modes, flag):
+            setattr(modes, flag, values.pop())
+    return True
+
+
+class ModuleWatch:
+    """Calls functions when modules begin and end their forward pass, even if it raises.
+
+    It uses torch's hooks on all modules, which do not change the modules themselves: copies and pickles take no hook
+    along, and modules that behave differently with hooks, such as ``nn.TransformerEncoderLayer`` in evaluation, do not
+    change. ``enters`` gets a module's path, positional and keyword arguments, ``leaves`` its path and output; neither
+    may raise.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        enters: Callable[[str, Any, Any], None],
+        leaves: Callable[[str, Any], None],
+    ) -> None:
+        self._paths = {id(module): path for path, module in modules.items() if can_have_hooks(module)}
+        self._enters, self._leaves = enters, leaves
+        self._hooks = (self._entering, self._leaving)  # kept, for they are found again by what they are
+
+    def put(self) -> None:
+        """Start watching."""
+        entering, leaving = self._hooks
+        register_module_forward_pre_hook(entering)
+        register_module_forward_hook(leaving, always_call=True)
+
+    def remove(self) -> None:
+        """Stop watching. Can be called twice."""
+        for hook in self._hooks:
+            remove_global_hook(hook)
+
+    def _entering(self, module: nn.Module, args: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            # Hooks on all modules are not given keyword arguments: they are a variable of torch's calling function.
+            self._enters(path, args, sys._getframe(1).f_locals.get("kwargs"))
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        path = self._paths.get(id(module))
+        if path is not None:
+            self._leaves(path, output)
+
+
+def remove_global_hook(hook: Any) -> None:
+    """Remove a hook on the forward passes of all modules, if it is registered.
+
+    Takes the registered object itself: an interrupt right after registering loses the handle.
+    """
+    registries = (value for name, value in vars(torch_module).items() if name.startswith("_global_forward_"))
+    remove_hook([one for one in registries if isinstance(one, dict)], hook)
+
+
+def can_have_hooks(module: nn.Module) -> bool:
+    """Return whether hooks see a module's forward pass without changing it."""
+    return not isinstance(module, torch.jit.ScriptModule)
