@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -16,7 +17,7 @@ UNLIMITED_BYTES = 2**60
 def read_usable_cores(root: Path = Path("/")) -> float:
     """Cores that this process may use at once, at least 1: by its affinity and its cgroups' quota."""
     quota_cores = read_cpu_quota_cores(root)
-    return max(1.0, min(float(n_affine_cores()), math.inf if quota_cores is None else quota_cores))
+    return max(1.0, min(float(len(affine_cores())), math.inf if quota_cores is None else quota_cores))
 
 
 def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
@@ -91,14 +92,14 @@ def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             yield from (base / level for level in (inside, *inside.parents))
 
 
-def n_affine_cores() -> int:
-    """Cores that the scheduler may put this process on; all of them where the platform has no affinity."""
+def affine_cores() -> list[int]:
+    """Return the cores that the scheduler may put this process on; all of them where the platform has no affinity."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    try:
-        return len(psutil.Process().cpu_affinity() or ()) or os.cpu_count() or 1
-    except (AttributeError, psutil.Error):  # macOS has no affinity
-        return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    with suppress(AttributeError, psutil.Error):  # macOS has no affinity
+        if cores := psutil.Process().cpu_affinity():
+            return sorted(cores)
+    return list(range(os.cpu_count() or 1))
 
 
 def read_text(path: Path) -> str | None:

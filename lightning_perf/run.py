@@ -86,17 +86,10 @@ class DoctorRun:
             pl_module,
             doctor,
             stage,
-            wants_memory=options.memory,
-            wants_memory_history=options.memory_snapshot,
-            wants_arithmetic=options.arithmetic,
-            wants_ceilings=options.ceilings,
-            wants_replay=options.replay,
-            wants_device_clock=options.device_stats,
-            wants_data_probe=doctor.probe_data,
-            module_depth=options.module_depth,
-            wants_host_lines=options.host_lines,
-            on_fail=probes.switch_off,
+            options,
+            probe_data=doctor.probe_data,
             rates=doctor.rates,
+            on_fail=probes.switch_off,
         )
         probes.start(recorder.loop, recorder.give_up)
         recorder.loop.on_lost = self._last_hook_raised

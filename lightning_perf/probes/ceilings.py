@@ -48,36 +48,32 @@ _LEAST_AGREEMENT = 0.85  # of the second best round with the best; below it, oth
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def cached(device: torch.device, folder: Path | None = None) -> Ceilings | None:
-    """Return cached ceilings of a device in use, for this torch and number of threads; None if there are none.
-
-    ``folder`` replaces the user's own cache folder.
-    """
+def cached(device: torch.device) -> Ceilings | None:
+    """Return cached ceilings of a device in use, for this torch and number of threads; None if there are none."""
     try:
-        found = _decode(read_regular(_file(device, folder)))
+        found = _decode(read_regular(_file(device)))
     except (OSError, msgspec.MsgspecError):
         return None
     return found if _identity(device) == (found.device, found.name, found.torch, found.n_threads) else None
 
 
-def measured(device: torch.device, folder: Path | None = None) -> Ceilings:
+def measured(device: torch.device) -> Ceilings:
     """Return cached ceilings, or measure them in this process and cache them.
 
     Random number generators and torch's switches are not changed. A failure to write the cache is ignored.
     """
-    found = cached(device, folder)
+    found = cached(device)
     if found is None:
         found = measure(device)
         if is_quiet(found):
-            with suppress(OSError):
-                _keep(found, _file(device, folder))
+            _keep(found, device)
     return found
 
 
-def forget(device: torch.device, folder: Path | None = None) -> None:
+def forget(device: torch.device) -> None:
     """Remove the device's ceilings from the cache, if that can be written."""
     with suppress(OSError):
-        _file(device, folder).unlink(missing_ok=True)
+        _file(device).unlink(missing_ok=True)
 
 
 def is_quiet(found: Ceilings) -> bool:
@@ -85,7 +81,7 @@ def is_quiet(found: Ceilings) -> bool:
     return "is_quiet" not in found.missing
 
 
-def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple[Ceilings | None, str]:
+def measured_in_child(device: torch.device) -> tuple[Ceilings | None, str]:
     """Measure in a child process, which leaves this one's memory and libraries unchanged.
 
     Returns:
@@ -103,8 +99,7 @@ def measured_in_child(device: torch.device, folder: Path | None = None) -> tuple
         return None, f"the device was not measured: {type(error).__name__}"
     if not is_quiet(found):
         return None, found.missing["is_quiet"]
-    with suppress(OSError):
-        _keep(found, _file(device, folder))
+    _keep(found, device)
     return found, ""
 
 
@@ -302,18 +297,18 @@ def _identity(device: torch.device) -> tuple[str, str, str, int | None]:
     return device.type, read_device(device).name, str(torch.__version__), None
 
 
-def _file(device: torch.device, folder: Path | None) -> Path:
-    if folder is None:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        folder = Path(base) / "lightning-perf"
+def _file(device: torch.device) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     digest = hashlib.sha256(repr(_identity(device)).encode()).hexdigest()[:16]
-    return folder / f"ceilings-{device.type}-{digest}.json"
+    return Path(base) / "lightning-perf" / f"ceilings-{device.type}-{digest}.json"
 
 
-def _keep(found: Ceilings, file: Path) -> None:
-    content = msgspec.json.format(msgspec.json.encode(found), indent=1)
-    require_room(file.parent, len(content))
-    write_whole(file, content)
+def _keep(found: Ceilings, device: torch.device) -> None:
+    """Write the cache if that is possible."""
+    content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _file(device)
+    with suppress(OSError):
+        require_room(file.parent, len(content))
+        write_whole(file, content)
 
 
 def _main(arguments: list[str]) -> None:

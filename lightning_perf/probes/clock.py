@@ -45,7 +45,7 @@ class DeviceClock:
         self,
         make_event: Callable[[], DeviceEvent],
         backend: str,
-        on_fail: Callable[[Exception], None] | None = None,
+        on_fail: Callable[[Exception], None],
     ) -> None:
         self.backend = backend
         self._on_fail = on_fail
@@ -100,8 +100,6 @@ class DeviceClock:
     def _fail(self, error: Exception) -> None:
         self._has_failed = True
         self.forget()
-        if self._on_fail is None:
-            raise error
         self._on_fail(error)
 
     def _event(self) -> DeviceEvent:
@@ -120,7 +118,7 @@ class DeviceClock:
             self._last_after = after
 
 
-def device_clock(device: Any, on_fail: Callable[[Exception], None] | None = None) -> tuple[DeviceClock | None, str]:
+def device_clock(device: Any, on_fail: Callable[[Exception], None]) -> tuple[DeviceClock | None, str]:
     """Return the clock of the device trained on and an empty reason, or None and why there is none."""
     import torch
 

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,29 @@ THROTTLE_REASONS = {
 }
 """Bits of nvmlClocksEventReasons*; 0x001 (idle) and 0x100 (follows a display) do not slow work down."""
 
-# Constants of NVML's header, which every version of the bindings shares.
-_TEMPERATURE_GPU, _THRESHOLD_SLOWDOWN = 0, 1
-_CLOCK_SM, _CLOCK_MEMORY = 1, 2
-_PCIE_SEND, _PCIE_RECEIVE = 0, 1
+_Figure = tuple[str, str, tuple[int, ...], float]
+"""Its name, NVML's function, constants of its header (the same in all versions of the bindings), and its unit."""
+
+_LIMITS: tuple[_Figure, ...] = (
+    ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", (), 1e-3),
+    ("default_power_limit_w", "nvmlDeviceGetPowerManagementDefaultLimit", (), 1e-3),
+    ("slowdown_temperature_c", "nvmlDeviceGetTemperatureThreshold", (1,), 1),  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    ("max_sm_clock_mhz", "nvmlDeviceGetMaxClockInfo", (1,), 1),  # NVML_CLOCK_SM
+    ("max_pcie_generation", "nvmlDeviceGetMaxPcieLinkGeneration", (), 1),
+    ("max_pcie_width", "nvmlDeviceGetMaxPcieLinkWidth", (), 1),
+)
+_FIGURES: tuple[_Figure, ...] = (
+    ("power_w", "nvmlDeviceGetPowerUsage", (), 1e-3),
+    ("temperature_c", "nvmlDeviceGetTemperature", (0,), 1),  # NVML_TEMPERATURE_GPU
+    ("sm_clock_mhz", "nvmlDeviceGetClockInfo", (1,), 1),  # NVML_CLOCK_SM
+    ("memory_clock_mhz", "nvmlDeviceGetClockInfo", (2,), 1),  # NVML_CLOCK_MEM
+    ("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", (), 1),
+    ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", (), 1),
+)
+_SLOW_FIGURES: tuple[_Figure, ...] = (
+    ("pcie_send_bytes_per_s", "nvmlDeviceGetPcieThroughput", (0,), 1e3),  # NVML_PCIE_UTIL_TX_BYTES
+    ("pcie_receive_bytes_per_s", "nvmlDeviceGetPcieThroughput", (1,), 1e3),  # NVML_PCIE_UTIL_RX_BYTES
+)
 
 
 class GpuReader:
@@ -160,44 +179,25 @@ class NvmlReader(GpuReader):
 
     def _read_facts(self, wanted: WantedDevice, root: Path) -> dict[str, Any]:
         ask, whole = self._driver.ask, self._whole
-        bus = getattr(ask("pci_bus_id", "nvmlDeviceGetPciInfo", whole), "busId", None)
+        bus = text_of(getattr(ask("pci_bus_id", "nvmlDeviceGetPciInfo", whole), "busId", None))
         memory = ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
-        milliwatts = [
-            ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", whole),
-            ask("default_power_limit_w", "nvmlDeviceGetPowerManagementDefaultLimit", whole),
-        ]
-        limit_w, default_w = (None if mw is None else mw / 1e3 for mw in milliwatts)
         return {
             "device": self.device,
             "name": text_of(ask("name", "nvmlDeviceGetName", self._handle)) or wanted.name,
             "source": "nvml",
             "matched_by": self._matched_by,
             "uuid": text_of(ask("uuid", "nvmlDeviceGetUUID", self._handle)) or None,
-            "pci_bus_id": text_of(bus) or None,
+            "pci_bus_id": bus or None,
             "is_mig": self._is_mig,
             "memory_total_bytes": None if memory is None else int(memory.total),
-            "power_limit_w": limit_w,
-            "default_power_limit_w": default_w,
-            "slowdown_temperature_c": ask(
-                "slowdown_temperature_c", "nvmlDeviceGetTemperatureThreshold", whole, _THRESHOLD_SLOWDOWN
-            ),
-            "max_sm_clock_mhz": ask("max_sm_clock_mhz", "nvmlDeviceGetMaxClockInfo", whole, _CLOCK_SM),
-            "max_pcie_generation": ask("max_pcie_generation", "nvmlDeviceGetMaxPcieLinkGeneration", whole),
-            "max_pcie_width": ask("max_pcie_width", "nvmlDeviceGetMaxPcieLinkWidth", whole),
-            "numa_node": _numa_node(text_of(bus), root),
+            "numa_node": _numa_node(bus, root),
+            **self._answers(_LIMITS),
         }
 
     def _read(self) -> dict[str, float]:
         ask, whole = self._driver.ask, self._whole
-        answers: dict[str, Any] = {
-            "power_w": _scaled(ask("power_w", "nvmlDeviceGetPowerUsage", whole), 1e-3),
-            "temperature_c": ask("temperature_c", "nvmlDeviceGetTemperature", whole, _TEMPERATURE_GPU),
-            "sm_clock_mhz": ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", whole, _CLOCK_SM),
-            "memory_clock_mhz": ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", whole, _CLOCK_MEMORY),
-            "throttle_bits": ask("throttle_fractions", self._throttle_function, whole),
-            "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", whole),
-            "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", whole),
-        }
+        answers = self._answers(_FIGURES)
+        answers["throttle_bits"] = ask("throttle_fractions", self._throttle_function, whole)
         memory = ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
         answers["memory_used_bytes"] = None if memory is None else memory.used
         if self._is_mig:
@@ -207,12 +207,16 @@ class NvmlReader(GpuReader):
             use = ask("utilisation_fraction", "nvmlDeviceGetUtilizationRates", whole)
             if use is not None:
                 answers |= {"utilisation_fraction": use.gpu / 100, "memory_utilisation_fraction": use.memory / 100}
-            answers["energy_j"] = _scaled(ask("energy", "nvmlDeviceGetTotalEnergyConsumption", whole), 1e-3)
+            millijoules = ask("energy", "nvmlDeviceGetTotalEnergyConsumption", whole)
+            answers["energy_j"] = None if millijoules is None else millijoules * 1e-3
         if self._n_reads % RARELY == 1:
-            for name, which in (("pcie_send_bytes_per_s", _PCIE_SEND), ("pcie_receive_bytes_per_s", _PCIE_RECEIVE)):
-                answers[name] = _scaled(ask(name, "nvmlDeviceGetPcieThroughput", whole, which), 1e3)
-            answers |= self._read_others()
+            answers |= self._answers(_SLOW_FIGURES) | self._read_others()
         return {name: float(value) for name, value in answers.items() if value is not None}
+
+    def _answers(self, figures: Sequence[_Figure]) -> dict[str, Any]:
+        asked = ((name, self._driver.ask(name, function, self._whole, *arguments), unit)
+                 for name, function, arguments, unit in figures)  # fmt: skip
+        return {name: answer if answer is None or unit == 1 else answer * unit for name, answer, unit in asked}
 
     def _read_others(self) -> dict[str, int]:
         processes = self._driver.ask("other_processes", "nvmlDeviceGetComputeRunningProcesses", self._handle)
@@ -329,7 +333,3 @@ def _numa_node(bus: str, root: Path) -> int | None:
     # sysfs writes four digits of the domain, NVML eight.
     folder = f"{int(match[1], 16):04x}:{match[2].lower()}"
     return read_number(root / "sys" / "bus" / "pci" / "devices" / folder / "numa_node")
-
-
-def _scaled(value: Any, factor: float) -> float | None:
-    return None if value is None else value * factor

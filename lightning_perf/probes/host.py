@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from lightning_perf.cgroups import cgroup_folders, read_number, read_text
+from lightning_perf.cgroups import affine_cores, cgroup_folders, read_number, read_text
 from lightning_perf.records import HostTelemetry
 
 from .processes import ScheduleClock, WorkerProcesses, read_bytes
@@ -45,7 +45,7 @@ class HostReader:
         self._root = root
         self._device_node = device_node
         self._process = psutil.Process()
-        self._cores = _affine_cores()
+        self._cores = affine_cores()
         self._nodes = numa_nodes(root)
         task = root / "proc" / str(os.getpid()) / "task" / str(threading.get_native_id())
         self._task_stat = str(task / "stat")
@@ -296,12 +296,6 @@ def _used_between(before: _WorkerCounters, now: _WorkerCounters) -> dict[str, fl
             used["worker_ran_s"] = (now.run_ns[0] - before.run_ns[0]) / 1e9
             used["worker_queued_s"] = (now.run_ns[1] - before.run_ns[1]) / 1e9
     return used
-
-
-def _affine_cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _core_times(cores: list[int]) -> dict[str, float]:

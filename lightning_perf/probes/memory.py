@@ -22,7 +22,6 @@ from lightning_perf.records import (
 )
 
 from . import oom, plain
-from .allocator import Allocator, allocator_of
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
 from .compiler import has_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
@@ -31,7 +30,7 @@ from .history import AllocationHistory, history_of, read_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory
 from .loop import LoopProbe
 from .model import is_compiled
-from .phase_memory import PhaseReadings
+from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
 from .steps import size_reader
 

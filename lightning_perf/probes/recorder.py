@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
@@ -49,6 +49,9 @@ from .spans import OWN, span_cost_ns
 from .telemetry import TelemetryProbe, open_telemetry
 from .window import WindowProbe
 
+if TYPE_CHECKING:
+    from lightning_perf.options import DoctorOptions
+
 BUDGET_US = 20.0
 """Cost per step that measuring may have, beyond what Lightning charges for any callback."""
 
@@ -59,7 +62,16 @@ _EXPENSIVE_SHARE = 0.02  # of the median step: back off if measuring costs more 
 class Recorder:
     """The probes of one run. Made in the Trainer's ``setup`` for one ``stage``.
 
-    The ``wants_*`` arguments select probes. ``on_fail`` gets the name of a probe and its error; that probe is then off.
+    Args:
+        trainer: The Trainer.
+        pl_module: Its module.
+        owner: The callback that measures; its own time is kept apart.
+        stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        options: Select probes.
+        probe_data: Whether the training loader is measured in a child process.
+        rates: The user's rates for energy and time.
+        on_fail: Called with the name of a probe and its error; that probe is then off.
+        clock: The host's clock.
     """
 
     def __init__(
@@ -68,23 +80,17 @@ class Recorder:
         pl_module: Any,
         owner: Any,
         stage: str,
+        options: DoctorOptions,
         *,
-        wants_memory: bool,
-        wants_memory_history: bool = False,
-        wants_arithmetic: bool = False,
-        wants_ceilings: bool = True,
-        wants_replay: bool = True,
-        wants_device_clock: bool,
-        wants_data_probe: bool | Literal["auto"] = False,
-        module_depth: int = 1,
-        wants_host_lines: bool = True,
+        probe_data: bool | Literal["auto"],
+        rates: Rates,
         on_fail: Callable[[str, Exception], None],
-        rates: Rates | None = None,
         clock: Callable[[], int] = now_ns,
     ) -> None:
         self.trainer = trainer
         self.pl_module = pl_module
         self.stage = stage
+        self.rates = rates
         self.missing: dict[str, str] = {}
         self.windows: WindowProbe | None = None
         self.settings = Settings()
@@ -93,14 +99,10 @@ class Recorder:
             "machine", lambda: read_machine(local_world_size(trainer), device=trainer.strategy.root_device)
         )
         self.machine = reading or Machine(os=sys.platform, python=sys.version.split()[0])
-        self._clock = clock
-        self._wants_memory, self._wants_memory_history = wants_memory, wants_memory_history
-        self._wants_arithmetic, self._wants_ceilings = wants_arithmetic, wants_ceilings
-        self._module_depth = module_depth
+        self._options, self._clock = options, clock
         self.memory: MemoryProbe | None = None
         self.ceilings: CeilingsProbe | None = None
         self.replay: ReplayProbe | None = None
-        self._wants_replay = wants_replay
         self._started_s = time.monotonic()
         self.run = Run(
             id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{stage}-{uuid.uuid4().hex[:8]}",
@@ -117,7 +119,7 @@ class Recorder:
         self.saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
         self._span_cost_ns = span_cost_ns(clock)
         events = None
-        if wants_device_clock:
+        if options.device_stats:
             found = self.tried("device", lambda: device_clock(trainer.strategy.root_device, partial(on_fail, "device")))
             events, reason = found or (None, "reading the device's clock failed")
             if events is None:
@@ -125,15 +127,14 @@ class Recorder:
         else:
             self.missing["steady.device"] = self.missing["telemetry"] = "device_stats=False"
         self.loop = LoopProbe(trainer, pl_module, owner, stage, clock, partial(on_fail, "steps"), device_clock=events)
-        self.loader = LoaderWatch(trainer, self.loop, wants_data_probe, self._set_telemetry_aside, self._host)
+        self.loader = LoaderWatch(trainer, self.loop, probe_data, self._set_telemetry_aside, self._host)
         self.sampled_steps: SampledSteps | None = None
         self.compiler: CompilerProbe | None = None
         self.scaler: ScalerProbe | None = None
         self.pauses = GarbagePauses(clock, is_counted=self._is_training_time, phase=lambda: current_phase(self.loop))
         self.host_lines: LineSampler | None = None
-        if not wants_host_lines:
+        if not options.host_lines:
             self.missing["host_profile"] = "host_lines=False"
-        self.rates = rates or Rates()
         self.telemetry: TelemetryProbe | None = None
 
     # -- the run's events ---------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Recorder:
     def start(self) -> None:
         """Install the probes."""
         self.loop.install()
-        if self._wants_memory:
+        if self._options.memory:
             self.tried("memory", self._start_memory)
         else:
             self.missing["memory"] = "memory=False"
@@ -162,7 +163,8 @@ class Recorder:
         self.compiler.begin()
 
     def _start_sampled_steps(self) -> None:
-        if not self._module_depth:
+        options = self._options
+        if not options.module_depth:
             self.missing["sync_calls"] = "module_depth=0"
         self.sampled_steps = SampledSteps(
             self.trainer,
@@ -170,13 +172,13 @@ class Recorder:
             self.loop,
             self._clock,
             self._on_fail,
-            depth=self._module_depth,
-            counts_operations=self._wants_arithmetic,
+            depth=options.module_depth,
+            counts_operations=options.arithmetic,
             make_event=self._make_event(),
         )
-        if self._wants_arithmetic:
-            self.ceilings = CeilingsProbe(self.trainer, lambda: self.loop.wall_ns() / 1e9, self._wants_ceilings)
-            if self._wants_replay:
+        if options.arithmetic:
+            self.ceilings = CeilingsProbe(self.trainer, lambda: self.loop.wall_ns() / 1e9, options.ceilings)
+            if options.replay:
                 self.replay = ReplayProbe(self.trainer, self._clock, self._make_event())
 
     def _make_event(self) -> Callable[[], DeviceEvent] | None:
@@ -199,8 +201,9 @@ class Recorder:
 
     def _start_memory(self) -> None:
         fail = partial(self._on_fail, "memory")
+        wants_history = self._options.memory_snapshot
         self.memory = MemoryProbe(
-            self.trainer, self.pl_module, self.loop, self._clock, fail, wants_history=self._wants_memory_history
+            self.trainer, self.pl_module, self.loop, self._clock, fail, wants_history=wants_history
         )
 
     def open_windows(

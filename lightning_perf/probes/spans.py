@@ -37,10 +37,9 @@ class Span:
         name: str = "",
         kind: str = "loop",
         hook: str = "",
-        action: str | None = None,
     ) -> None:
         self.timeline = timeline
-        self.action = action
+        self.action: str | None = None
         self.phase = OWN if kind == "self" else PHASE_INDEX[phase]
         self.name = name
         self.kind = kind
@@ -121,10 +120,8 @@ class FetchSpan(Span):
 
     __slots__ = ("after", "before", "wants_end")
 
-    def __init__(
-        self, timeline: Timeline, before: Callable[[], bool], after: Callable[[], None], action: str | None = None
-    ) -> None:
-        super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next", action)
+    def __init__(self, timeline: Timeline, before: Callable[[], bool], after: Callable[[], None]) -> None:
+        super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next")
         self.before = before
         self.after = after
         self.wants_end = False

@@ -55,6 +55,28 @@ def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((kinds != NOT_A_STEP) & (kinds != LEFT_OUT_TIME))
 
 
+class _Moments:
+    """Count, mean and standard deviation of durations."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.total_s = 0.0
+        self._squares = 0.0
+
+    def add(self, ns: NDArray[np.int64]) -> None:
+        seconds = ns / 1e9
+        self.n += len(seconds)
+        self.total_s += float(seconds.sum())
+        self._squares += float((seconds**2).sum())
+
+    def distribution(self, histograms: LogHistograms, series: int) -> Distribution:
+        """Return their distribution, with the quantiles of a series of ``histograms``."""
+        p50, p95, p99 = histograms.quantiles(series, (0.5, 0.95, 0.99))
+        mean = self.total_s / self.n
+        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
+        return Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std)
+
+
 class StepAggregator:
     """Sums, quantiles, outliers and timeline of the steps of one stage.
 
@@ -73,9 +95,7 @@ class StepAggregator:
         self._now_ns = start_ns
         self._histograms = LogHistograms(len(_STEP_COLUMNS) + 1)
         self._own = LogHistograms(1)
-        self._sum_ns = 0.0
-        self._sum_squares = 0.0
-        self._wait_sums = [0.0, 0.0]
+        self._steps, self._waits = _Moments(), _Moments()
         self._recent_waits: deque[int] = deque(maxlen=_RECENT_FETCHES)
         self._n_waiting = 0
         self._first_waits: deque[int] = deque(maxlen=64)
@@ -98,12 +118,9 @@ class StepAggregator:
         self._add_outliers(phases[usual], step_ns[usual], numbers[usual])
         self._histograms.add(np.column_stack([phases[usual][:, _STEP_COLUMNS], step_ns[usual]]))
         self._own.add(rows[usual, OWN][:, None])
-        usual_s = step_ns[usual] / 1e9
-        self._sum_ns += float(usual_s.sum())
-        self._sum_squares += float((usual_s**2).sum())
         waits = phases[usual, _WAIT]
-        self._wait_sums[0] += float((waits / 1e9).sum())
-        self._wait_sums[1] += float(((waits / 1e9) ** 2).sum())
+        self._steps.add(step_ns[usual])
+        self._waits.add(waits)
         self._recent_waits.extend(waits.tolist())
         self._first_waits.extend(rows[kinds == FIRST_STEP, _WAIT].tolist())
         median_step = self._median(_STEP_SERIES)
@@ -136,7 +153,7 @@ class StepAggregator:
             n_steps=self.n_steps,
             n_warmup_steps=n_warmup_steps,
             span_s=span_s,
-            step_s=self._distribution(_STEP_SERIES, self._sum_ns, self._sum_squares),
+            step_s=self._steps.distribution(self._histograms, _STEP_SERIES),
             samples_per_s=self.samples / span_s if self.samples and span_s > 0 else None,
             phases={name: self._phase(index, span_s) for name, index in PHASE_INDEX.items() if self.phase_ns[index]},
             fetch=self._fetch(),
@@ -189,12 +206,6 @@ class StepAggregator:
             if len(self._worst) > 10:
                 heapq.heappop(self._worst)
 
-    def _distribution(self, series: int, total_s: float, squares: float) -> Distribution:
-        p50, p95, p99 = self._histograms.quantiles(series, (0.5, 0.95, 0.99))
-        mean = total_s / self.n_steps
-        variance = max(0.0, squares / self.n_steps - mean**2)
-        return Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=float(np.sqrt(variance)))
-
     def _phase(self, index: int, span_s: float) -> PhaseTime:
         total_s = float(self.phase_ns[index]) / 1e9
         if index not in _STEP_COLUMNS:
@@ -208,7 +219,7 @@ class StepAggregator:
         period, fraction = _bursts(recent > WAITING_FRACTION * self._median(_STEP_SERIES))
         return Fetch(
             n=self.n_steps,
-            wait_s=self._distribution(_SERIES[_WAIT], *self._wait_sums),
+            wait_s=self._waits.distribution(self._histograms, _SERIES[_WAIT]),
             p90_over_p50=p90 / p50 if p50 > 0 else None,
             waiting_fraction=self._n_waiting / self.n_steps,
             burst_period=period,
@@ -353,10 +364,8 @@ class DeviceAggregator:
     """Sums of (step, starved) nanoseconds that the device clock resolved."""
 
     def __init__(self) -> None:
-        self.n = 0
-        self.step_ns = 0.0
-        self.starved_ns = 0.0
-        self._squares = 0.0
+        self._starved_s = 0.0
+        self._steps = _Moments()
         self._histogram = LogHistograms(1)
 
     def add(self, resolved: list[tuple[int, int]]) -> None:
@@ -364,23 +373,19 @@ class DeviceAggregator:
             return
         pairs = np.array(resolved, dtype=np.int64)
         steps = np.maximum(pairs[:, 0], 0)
-        self.n += len(pairs)
-        self.step_ns += float(steps.sum())
-        self.starved_ns += float(np.clip(pairs[:, 1], 0, steps).sum())
-        self._squares += float(((steps / 1e9) ** 2).sum())
+        self._steps.add(steps)
+        self._starved_s += float(np.clip(pairs[:, 1], 0, steps).sum()) / 1e9
         self._histogram.add(steps[:, None])
 
     def record(self, backend: str) -> DeviceTimes | None:
-        if self.n == 0 or self.step_ns == 0:
+        total_s = self._steps.total_s
+        if total_s == 0:
             return None
-        p50, p95, p99 = self._histogram.quantiles(0, (0.5, 0.95, 0.99))
-        mean = self.step_ns / self.n / 1e9
-        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
         return DeviceTimes(
-            n=self.n,
-            starved_s=self.starved_ns / 1e9,
-            starved_share=self.starved_ns / self.step_ns,
-            busy_s=(self.step_ns - self.starved_ns) / 1e9,
-            step_s=Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std),
+            n=self._steps.n,
+            starved_s=self._starved_s,
+            starved_share=self._starved_s / total_s,
+            busy_s=total_s - self._starved_s,
+            step_s=self._steps.distribution(self._histogram, 0),
             backend=backend,
         )

@@ -21,6 +21,13 @@ def fake(**changes: Any) -> Ceilings:
     return Ceilings(**{**figures, **changes})
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the cache, instead of the user's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lightning-perf"
+
+
 @pytest.fixture
 def n_measured(monkeypatch: pytest.MonkeyPatch) -> list[Ceilings]:
     """What was measured, by a device that needs no time for it."""
@@ -34,51 +41,46 @@ def n_measured(monkeypatch: pytest.MonkeyPatch) -> list[Ceilings]:
     return found
 
 
-def test_device_is_measured_once_for_all(tmp_path: Path, n_measured: list[Ceilings]) -> None:
-    assert ceilings.cached(CPU, tmp_path) is None
-    first = ceilings.measured(CPU, tmp_path)
-    assert ceilings.measured(CPU, tmp_path) == ceilings.cached(CPU, tmp_path) == first
+def test_device_is_measured_once_for_all(n_measured: list[Ceilings]) -> None:
+    assert ceilings.cached(CPU) is None
+    first = ceilings.measured(CPU)
+    assert ceilings.measured(CPU) == ceilings.cached(CPU) == first
     assert len(n_measured) == 1
 
 
-def test_cache_holds_for_so_many_threads(tmp_path: Path, n_measured: list[Ceilings]) -> None:
+def test_cache_holds_for_so_many_threads(n_measured: list[Ceilings]) -> None:
     before = torch.get_num_threads()
-    ceilings.measured(CPU, tmp_path)
+    ceilings.measured(CPU)
     try:
         torch.set_num_threads(before + 1)
-        assert ceilings.cached(CPU, tmp_path) is None
+        assert ceilings.cached(CPU) is None
     finally:
         torch.set_num_threads(before)
-    assert ceilings.cached(CPU, tmp_path) is not None
+    assert ceilings.cached(CPU) is not None
 
 
-def test_cache_is_measured_anew_when_it_cannot_be_read(tmp_path: Path, n_measured: list[Ceilings]) -> None:
-    ceilings.measured(CPU, tmp_path)
-    [file] = tmp_path.iterdir()
+def test_cache_is_measured_anew_when_it_cannot_be_read(cache: Path, n_measured: list[Ceilings]) -> None:
+    ceilings.measured(CPU)
+    [file] = cache.iterdir()
     file.write_text("{")
-    ceilings.measured(CPU, tmp_path)
+    ceilings.measured(CPU)
     assert len(n_measured) == 2
 
 
-def test_cache_lies_in_the_users_folder(
-    tmp_path: Path, n_measured: list[Ceilings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_cache_lies_in_the_users_folder(cache: Path, n_measured: list[Ceilings]) -> None:
     ceilings.measured(CPU)
-    assert [file.suffix for file in (tmp_path / "lightning-perf").iterdir()] == [".json"]
+    assert [file.suffix for file in cache.iterdir()] == [".json"]
 
 
-def test_figures_are_given_but_not_kept_when_others_used_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_are_given_but_not_kept_when_others_used_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "measure", lambda device: fake(missing={"is_quiet": "other processes"}))
-    assert ceilings.measured(CPU, tmp_path).matmul_flops_per_s == {"fp32": 1e11}
-    assert ceilings.cached(CPU, tmp_path) is None
+    assert ceilings.measured(CPU).matmul_flops_per_s == {"fp32": 1e11}
+    assert ceilings.cached(CPU) is None
 
 
-def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path, n_measured: list[Ceilings]) -> None:
-    (tmp_path / "file").write_text("")
-    assert ceilings.measured(CPU, tmp_path / "file").matmul_flops_per_s == {"fp32": 1e11}
+def test_cache_that_cannot_be_written_is_no_error(cache: Path, n_measured: list[Ceilings]) -> None:
+    cache.write_text("")  # where the folder would be
+    assert ceilings.measured(CPU).matmul_flops_per_s == {"fp32": 1e11}
 
 
 def test_measuring_tells_every_figure_and_leaves_random_numbers_alone() -> None:
@@ -116,14 +118,12 @@ def answers(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, std
     return commands
 
 
-def test_child_measures_with_as_many_threads_and_the_cache_is_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_measures_with_as_many_threads_and_the_cache_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = answers(monkeypatch, 0, msgspec.json.encode(fake()))
-    found, reason = ceilings.measured_in_child(CPU, tmp_path)
+    found, reason = ceilings.measured_in_child(CPU)
     assert (found, reason) == (fake(), "")
     assert commands[0][-2:] == ["cpu", str(torch.get_num_threads())]
-    assert ceilings.cached(CPU, tmp_path) == fake()
+    assert ceilings.cached(CPU) == fake()
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_child_measures_with_as_many_threads_and_the_cache_is_filled(
     ],
 )
 def test_child_that_fails_gives_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, expected: str
+    monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, expected: str
 ) -> None:
     answers(monkeypatch, returncode, stdout, b"Traceback\nno device")
-    found, reason = ceilings.measured_in_child(CPU, tmp_path)
+    found, reason = ceilings.measured_in_child(CPU)
     assert found is None
     assert expected in reason
-    assert ceilings.cached(CPU, tmp_path) is None
+    assert ceilings.cached(CPU) is None
 
 
 @pytest.mark.parametrize(("second", "is_quiet"), [(0.86e9, True), (0.84e9, False)])

@@ -9,13 +9,17 @@ from lightning_perf.probes.steps import StageProbe
 from tests.fakes import FakeClock, FakeDevice
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 class Run:
     """A loop that fetches and launches work on a device that runs by itself."""
 
     def __init__(self) -> None:
         self.host = FakeClock()
         self.device = FakeDevice(self.host)
-        self.clock = DeviceClock(self.device.event, "fake")
+        self.clock = DeviceClock(self.device.event, "fake", _raise)
         self.resolved: list[tuple[int, int]] = []
 
     def step(self, fetch_s: float, host_s: float, device_s: float, is_counted: bool = True) -> None:
@@ -63,7 +67,7 @@ def test_first_fetch_of_an_epoch_is_left_out() -> None:
 def test_events_are_pooled_when_the_run_is_long() -> None:
     made = []
     run = Run()
-    run.clock = DeviceClock(lambda: made.append(1) or run.device.event(), "fake")
+    run.clock = DeviceClock(lambda: made.append(1) or run.device.event(), "fake", _raise)
     for _ in range(500):
         run.step(0.01, 0.01, 0.015)
         run.clock.resolved.clear()
@@ -128,7 +132,7 @@ def test_error_is_told_once_and_nothing_is_marked_any_more_when_an_event_fails()
 
 
 def test_cpu_has_no_device_clock_and_says_why() -> None:
-    clock, reason = device_clock(torch.device("cpu"))
+    clock, reason = device_clock(torch.device("cpu"), _raise)
     assert clock is None
     assert "CPU" in reason
 
@@ -163,7 +167,7 @@ class Device:
     def __init__(self) -> None:
         self.host = FakeClock()
         self.device = FakeDevice(self.host)
-        self.clock = DeviceClock(self.device.event, "fake")
+        self.clock = DeviceClock(self.device.event, "fake", _raise)
         timeline = Timeline(self.host, lambda error: None)
         self.probe = StageProbe(timeline, self.clock)
         self.probe.epoch_begins(0)

@@ -40,7 +40,7 @@ def test_cpu_quota_is_the_tightest_when_several_levels_of_v2_have_one(tmp_path: 
 
 
 def test_cores_of_a_rank_are_those_of_the_quota_when_there_is_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "n_affine_cores", lambda: 64)
+    monkeypatch.setattr(cgroups, "affine_cores", lambda: list(range(64)))
     monkeypatch.setattr(cgroups, "read_cpu_quota_cores", lambda root: 6.5)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert whole_cores_per_rank(None) == 2

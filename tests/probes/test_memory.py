@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
-from lightning_perf.probes.allocator import Allocator, allocator_of
 from lightning_perf.probes.history import AllocationHistory, read_history
 from lightning_perf.probes.host_memory import read_host_memory
 from lightning_perf.probes.memory import MemoryProbe
-from lightning_perf.probes.phase_memory import PhaseReadings
+from lightning_perf.probes.phase_memory import Allocator, PhaseReadings, allocator_of
 from lightning_perf.records import Machine, Run, Session
 from lightning_perf.rules.engine import diagnose
 from tests.fakes import FakeAllocator, FakeClock

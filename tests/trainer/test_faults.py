@@ -123,9 +123,7 @@ def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         device = FakeDevice(FakeClock())
-        patch.setattr(
-            recorder, "device_clock", lambda _, on_fail=None: (DeviceClock(device.event, "fake", on_fail), "")
-        )
+        patch.setattr(recorder, "device_clock", lambda _, on_fail: (DeviceClock(device.event, "fake", on_fail), ""))
         works = getattr(FakeEvent, method)
         calls = []
 
@@ -276,7 +274,7 @@ def test_saved_tensors_are_looked_at_no_more_when_memory_fails_within_a_step(
     seen: list[int] = []
     failed_at: list[int] = []
     trainer = make_trainer(PerfDoctor(schedule=None, reports=[]), max_epochs=4)
-    works, reads = saved_tensors.SavedTensors._pack, recorder.MemoryProbe._edge
+    works, reads = saved_tensors.SavedTensors._pack, recorder.MemoryProbe._part_ends
 
     def pack(self: Any, tensor: torch.Tensor) -> torch.Tensor:
         seen.append(trainer.global_step)
@@ -289,7 +287,7 @@ def test_saved_tensors_are_looked_at_no_more_when_memory_fails_within_a_step(
         reads(self, phase)
 
     monkeypatch.setattr(saved_tensors.SavedTensors, "_pack", pack)
-    monkeypatch.setattr(recorder.MemoryProbe, "_edge", edge)
+    monkeypatch.setattr(recorder.MemoryProbe, "_part_ends", edge)
     trainer.fit(Manual(), DataLoader(Augmented(), batch_size=2))
     (step,) = failed_at
     assert max(seen) == step < trainer.global_step - 1

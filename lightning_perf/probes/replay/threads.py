@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lightning_perf.cgroups import n_affine_cores
+from lightning_perf.cgroups import affine_cores
 
 from .compare import Item, Stopwatch
 
@@ -100,7 +100,7 @@ class OwnThreads:
         self._threads: dict[bool, ThreadPoolExecutor] = {}
 
     def __enter__(self) -> OwnThreads:
-        _require_threads(2 * max(torch.get_num_threads(), n_affine_cores()))
+        _require_threads(2 * max(torch.get_num_threads(), len(affine_cores())))
         with ExitStack() as undo:
             for is_treated, scopes in self._scopes.items():
                 thread = undo.enter_context(ThreadPoolExecutor(1, thread_name_prefix="lightning-perf-replay"))
