@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
-from lightning_perf.probes.recording import WindowOptions
+from lightning_perf.probes.profiler_recording import WindowOptions
 from lightning_perf.treatments.registry import all_treatments
 from lightning_perf.treatments.specs import parse_all
 

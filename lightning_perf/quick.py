@@ -14,8 +14,8 @@ from torch import nn
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.breakdown import ModelMemory
+from lightning_perf.probes.plain import size_reader
 from lightning_perf.probes.saved_tensors import SavedTensors
-from lightning_perf.probes.steps import size_reader
 from lightning_perf.records import Breakdown
 from lightning_perf.reports.console import model_report
 

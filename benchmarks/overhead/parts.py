@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.spans import FetchSpan, NullSpan, Span, Timeline
-from lightning_perf.probes.steps import RECORDS_BEFORE_FOLDING, StageProbe
+from lightning_perf.probes.stage import RECORDS_BEFORE_FOLDING, StageProbe
 
 _REPEATS = 20_000
 _ROUNDS = 7

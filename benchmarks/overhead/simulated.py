@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 from lightning_perf.probes.spans import FetchSpan, Span, Timeline
-from lightning_perf.probes.steps import StageProbe
+from lightning_perf.probes.stage import StageProbe
 
 SETTLED_STEPS = 10_000
 """After so many steps every table, ring and histogram has its final size, or nearly."""

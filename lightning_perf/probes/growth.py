@@ -114,7 +114,7 @@ class GrowthWatch:
         self._once = once
         self._stride = FIRST_STRIDE
         self._is_thinned = False
-        self._n_looks = 0
+        self._n_observed = 0
         self._next_fit = MIN_READINGS
         self._spent_ns = dict.fromkeys(readers, 0)
         self.once_ns = 0
@@ -129,7 +129,7 @@ class GrowthWatch:
         self._suspects: tuple[Suspect, ...] = ()
         self._heap_diff_text = ""
 
-    def look(self, step: int) -> None:
+    def observe(self, step: int) -> None:
         """Read all places, and compare the heap if there is reason to. ``step`` is at least ``next_step``."""
         begin = self._now_ns()
         self._is_thinned = False
@@ -143,8 +143,8 @@ class GrowthWatch:
                 self.once_ns += taken_ns
         if self._is_thinned:
             self._stride *= 2
-        self._n_looks += 1
-        cost = (self._now_ns() - begin) // COST_NS_A_STEP if self._n_looks > FREE_READINGS else 0
+        self._n_observed += 1
+        cost = (self._now_ns() - begin) // COST_NS_A_STEP if self._n_observed > FREE_READINGS else 0
         self.next_step = step + max(self._stride, min(cost, _MAX_STRETCH * self._stride))
         self._follow_up(step)
 
@@ -233,10 +233,12 @@ class GrowthWatch:
                 self._own_bytes[place] = self._own_bytes.get(place, 0) + now - earlier
 
     def _may_climb(self) -> bool:
-        return self._n_looks >= self._next_fit and any(self.readings[place].may_climb() for place in self._own_places)
+        return self._n_observed >= self._next_fit and any(
+            self.readings[place].may_climb() for place in self._own_places
+        )
 
     def _is_climbing(self) -> bool:
         # A fit takes as long as dozens of readings: wait for enough new ones.
-        self._next_fit = self._n_looks + max(4, self._n_looks // 4)
+        self._next_fit = self._n_observed + max(4, self._n_observed // 4)
         fitted = (self.readings[place].trend() for place in self._own_places)
         return any(is_climb(each[0]) for each in fitted if each is not None)

@@ -14,7 +14,7 @@ from .action_spans import ActionSpans
 from .clock import DeviceClock
 from .processes import FetchWatch
 from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
-from .steps import StageProbe
+from .stage import StageProbe
 
 REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
 """Names of the times in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
@@ -169,7 +169,7 @@ class LoopProbe(ActionSpans):
         if self._is_foreign_fetch:
             self._is_foreign_fetch = False
             return
-        if self.fetch_watch is not None and self.fetch_watch.is_looking:
+        if self.fetch_watch is not None and self.fetch_watch.is_sampling:
             self.fetch_watch.ends()
         self.main.fetch_ends()
 

@@ -31,8 +31,8 @@ from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_byt
 from .loop import LoopProbe
 from .model import is_compiled
 from .phase_memory import Allocator, PhaseReadings, allocator_of
+from .plain import size_reader
 from .saved_tensors import SavedTensors
-from .steps import size_reader
 
 FIRST_SAMPLED_STEPS = (1, 2)
 """The first step allocates what later ones reuse; the next ones show where the peak rises."""
@@ -103,7 +103,6 @@ class MemoryProbe:
         self._next_sample = FIRST_SAMPLED_STEPS[0]
         self._n_samples = 0
         self._sample_every = SAMPLE_EVERY
-        self._next_look = min(self._next_sample, self._growth.next_step)
         self._is_sampling = False
         self._breakdown: Breakdown | None = None
         self._saved: SavedTensors | None = None
@@ -120,14 +119,14 @@ class MemoryProbe:
     @property
     def next_step(self) -> int:
         """Index of the next step that this probe must observe."""
-        return self._next_look
+        return min(self._next_sample, self._growth.next_step)
 
     def batch_begins(self, batch: Any) -> None:
         """Handle the start of a step whose batch is on the device."""
         step = self._loop.main.n_steps
-        if step >= self._next_look and not self.is_off:
+        if step >= self.next_step and not self.is_off:
             begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
-            self._guarded(self._look, step, batch)
+            self._guarded(self._observe, step, batch)
             self.sampling_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
 
     def batch_ends(self) -> None:
@@ -137,16 +136,15 @@ class MemoryProbe:
             self._guarded(self._sample_ends)
             self.sampling_ns += self._now_ns() - begin
 
-    def _look(self, step: int, batch: Any) -> None:
+    def _observe(self, step: int, batch: Any) -> None:
         if step >= self._growth.next_step:
-            self._growth.look(step)
+            self._growth.observe(step)
         now = self._now_ns()
         if now >= self._next_host_ns:
             self._next_host_ns = now + _HOST_EVERY_NS
             self._once(self.read_host)
         if step >= self._next_sample:
             self._sample_begins(step, batch)
-        self._next_look = min(self._next_sample, self._growth.next_step)
 
     def _sample_begins(self, step: int, batch: Any) -> None:
         self._n_samples += 1
@@ -159,8 +157,8 @@ class MemoryProbe:
         self._batch_size = size if size >= 0 else None
         self._phases.begin(self._batch_size)
         self._phases.read("transfer")
-        needs_look = self._breakdown is None or (self._breakdown.activations_bytes is None and self._saved is not None)
-        if step > FIRST_SAMPLED_STEPS[0] and needs_look and self._attempts < _BREAKDOWN_ATTEMPTS:
+        is_wanted = self._breakdown is None or (self._breakdown.activations_bytes is None and self._saved is not None)
+        if step > FIRST_SAMPLED_STEPS[0] and is_wanted and self._attempts < _BREAKDOWN_ATTEMPTS:
             self._attempts += 1
             self._once(self._begin_breakdown, batch)
         self._loop.listen(self)

@@ -144,22 +144,22 @@ class FetchWatch:
         self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self.next_step = self.EVERY
         """Index of the next step whose fetch is sampled."""
-        self._n_looks = 0
+        self._n_samples = 0
         self._before: tuple[int, int, int] | None = None
-        self.is_looking = False
+        self.is_sampling = False
         self._wall_ns = self._ran_ns = self._queued_ns = 0
 
     def begins(self, n_steps: int) -> None:
         """Handle the start of a fetch. ``n_steps`` is at least ``next_step``."""
-        self._n_looks += 1
-        self.next_step = n_steps + (self.EVERY if self._n_looks < self.ENOUGH else self.RARELY)
+        self._n_samples += 1
+        self.next_step = n_steps + (self.EVERY if self._n_samples < self.ENOUGH else self.RARELY)
         reading = self._clock.read()
         self._before = None if reading is None else (self._now_ns(), self._ran_clock_ns(), reading[1])
-        self.is_looking = True
+        self.is_sampling = True
 
     def ends(self) -> None:
         """Handle the end of a fetch."""
-        self.is_looking = False
+        self.is_sampling = False
         if self._before is None:
             return
         before_ns, ran_ns, queued_ns = self._before

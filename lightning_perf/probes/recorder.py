@@ -39,7 +39,7 @@ from .machine import local_world_size, read_machine
 from .memory import MemoryProbe
 from .model import ZeroGradWatch
 from .pauses import GarbagePauses
-from .recording import WindowOptions
+from .profiler_recording import WindowOptions
 from .replay import ReplayProbe
 from .sampled_steps import SampledSteps
 from .session_builder import SessionBuilder

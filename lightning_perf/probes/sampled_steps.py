@@ -23,10 +23,10 @@ from .loop import LoopProbe
 from .machine import device_name
 from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
+from .operator_records import sync_calls
+from .operator_tracer import OperatorTracer, entry_cost_ns
 from .plain import size_reader
 from .replay import CallLog
-from .sync_record import sync_calls
-from .syncs import OperatorTracer, entry_cost_ns
 from .tracing import StepTracer, can_trace_compiled, current_mode
 
 COUNTED_STEP = 10

@@ -16,7 +16,7 @@ from lightning_perf.records import TraceRecord, Window
 
 from .clock import NEVER
 from .loop import LoopProbe
-from .recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
+from .profiler_recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
 
 REQUEST_FILE = "PROFILE_NOW"
 """Touching a file of this name in the run's folder opens a window, with ``schedule="auto"``."""
@@ -79,20 +79,20 @@ class WindowProbe:
         self._was_asked_for = False  # whether the window under way is one that the user asked for
         self._is_second_try = False  # whether it follows one that validation cut off
         if options.is_auto:
-            self._look_at = _AUTO_STEPS_BEFORE
+            self._next_check = _AUTO_STEPS_BEFORE
         else:
-            self._look_at = options.skip_first + (options.wait or 0)
-        self._planned_at = self._look_at
+            self._next_check = options.skip_first + (options.wait or 0)
+        self._planned_at = self._next_check
 
     def request(self) -> None:
         """Open a window at the next step."""
         self._is_requested = True
-        self._look_at = 0
+        self._next_check = 0
 
     @property
     def next_step(self) -> int:
         """Index of the next step that this probe must observe."""
-        return self._look_at if self._recording is None else self._step
+        return self._next_check if self._recording is None else self._step
 
     @property
     def _step(self) -> int:
@@ -103,8 +103,8 @@ class WindowProbe:
         """Advance an open window, or open one, before the step runs."""
         if self._recording is not None:
             self._advance(self._recording)
-        if self._recording is None and self._step >= self._look_at:
-            self._look()
+        if self._recording is None and self._step >= self._next_check:
+            self._check()
 
     def validation_begins(self) -> None:
         """End an open window: what follows belongs to no step.
@@ -120,9 +120,9 @@ class WindowProbe:
         self._give_up(recording, "incomplete", "validation began inside the window")
         self._is_second_try = not self._is_second_try
         if not self._is_second_try:
-            self._look_at = self._next_look()
+            self._next_check = self._step_of_next_check()
             return
-        self._look_at = self._step
+        self._next_check = self._step
         if self._is_scheduled:
             self._is_scheduled = False
             self._n_scheduled -= 1
@@ -144,8 +144,8 @@ class WindowProbe:
     def _close_recording(self, error: BaseException | None) -> None:
         recording = self._recording
         if recording is None:
-            if not self.windows and not self.options.is_auto and self._step <= self._look_at:
-                reason = f"the run ended after {self._step} steps, the first window opens after {self._look_at}"
+            if not self.windows and not self.options.is_auto and self._step <= self._next_check:
+                reason = f"the run ended after {self._step} steps, the first window opens after {self._next_check}"
                 self.windows.append(_window(self._step, 0, "incomplete", reason, 0.0))
             return
         cause = "the run ended" if error is None else f"{type(error).__name__} ended the run"
@@ -160,14 +160,14 @@ class WindowProbe:
         self.windows.append(_window(recording.first_step, n_active, status, reason, recording.cost_s))
         self._loop.leave_window()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         reason = self._reason_to_open()
         if reason is None or self._is_closed:
             return
         obstacle = self._obstacle()
         if obstacle is not None:
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
-            self._look_at = self._planned_at = NEVER
+            self._next_check = self._planned_at = NEVER
             return
         self._median_at_window_ns, self._has_changed = self._loop.main.recent_median_ns(), False
         self._loop.enter_window(annotation_for(self.options.emit))
@@ -181,25 +181,25 @@ class WindowProbe:
                 self._recording = None
             self._loop.leave_window()
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
-            self._look_at = self._planned_at = NEVER
+            self._next_check = self._planned_at = NEVER
 
     def _reason_to_open(self) -> str | None:
         self._was_asked_for = self._is_requested
         if self._is_requested:
             self._is_requested = self._is_scheduled = False
-            self._look_at = self._next_look()
+            self._next_check = self._step_of_next_check()
             return "asked for"
         if self.options.is_auto:
             now_s = time.monotonic()
             is_soon = now_s - self._checked_s < _AUTO_CHECKED_S
             self._check_every = min(2 * self._check_every, _AUTO_MAX_CHECK_EVERY) if is_soon else _AUTO_CHECK_EVERY
             self._checked_s = now_s
-            self._look_at = self._step + self._check_every
+            self._next_check = self._step + self._check_every
             found = self._file_request(now_s)
             self._was_asked_for = found is not None
             return found or self._auto_reason()
         if self._step < self._planned_at:
-            self._look_at = self._planned_at
+            self._next_check = self._planned_at
             return None
         self._is_scheduled = True
         self._n_scheduled += 1
@@ -269,9 +269,9 @@ class WindowProbe:
             reason = f"{recording.reason}; {type(error).__name__}: {error}"
             window = _window(recording.first_step, 0, "failed", reason, recording.cost_s)
             self._is_requested = False
-            self._look_at = self._planned_at = NEVER
+            self._next_check = self._planned_at = NEVER
         else:
-            self._look_at = self._next_look()
+            self._next_check = self._step_of_next_check()
             self._is_second_try = False
         self._recording = None
         self.windows.append(window)
@@ -284,7 +284,7 @@ class WindowProbe:
         if old >= 0 and self.windows[old].trace is not None:
             self.windows[old] = msgspec.structs.replace(self.windows[old], trace=None)
 
-    def _next_look(self) -> int:
+    def _step_of_next_check(self) -> int:
         """Return the next step at which to consider a window; requested windows do not change the schedule."""
         options = self.options
         if not options.is_auto and self._is_scheduled:

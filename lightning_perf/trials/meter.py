@@ -17,7 +17,7 @@ import torch
 
 from lightning_perf import seams
 from lightning_perf.probes.host_memory import peak_rss_bytes
-from lightning_perf.probes.steps import size_reader
+from lightning_perf.probes.plain import size_reader
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
 from lightning_perf.trials.job import Job, Result
 

@@ -5,7 +5,7 @@ import torch
 
 from lightning_perf.probes.clock import DeviceClock, device_clock
 from lightning_perf.probes.spans import Timeline
-from lightning_perf.probes.steps import StageProbe
+from lightning_perf.probes.stage import StageProbe
 from tests.fakes import FakeClock, FakeDevice
 
 

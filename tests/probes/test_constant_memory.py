@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from lightning_perf.probes.spans import FetchSpan, Span, Timeline
-from lightning_perf.probes.steps import StageProbe
+from lightning_perf.probes.stage import StageProbe
 from tests.fakes import FakeClock
 
 SETTLED_STEPS = 20_000

@@ -155,7 +155,7 @@ def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None
     for step in range(n_steps):
         now["step"] = step
         if step >= watch.next_step:
-            watch.look(step)
+            watch.observe(step)
     watch.end(n_steps)
     return watch
 
@@ -238,7 +238,7 @@ def test_nothing_is_read_for_the_look_at_attributes() -> None:
     for step in range(1, 100):
         model.losses.append(model.loss())
         if step >= watch.next_step:
-            watch.look(step)
+            watch.observe(step)
             n_looks += 1
     assert [suspect.name for suspect in watch.held_graphs] == ["Model.losses"]
     assert n_read == n_looks

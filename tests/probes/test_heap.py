@@ -98,7 +98,7 @@ def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int
     n_steps = 5000
     for step in range(n_steps):
         if step >= watch.next_step:
-            watch.look(step)
+            watch.observe(step)
     assert dear.n_reads <= n_reads
     assert dear.now_ns <= FREE_NS + growth.COST_NS_A_STEP * n_steps + dear.cost_ns
     assert cheap.n_reads >= 50
@@ -112,7 +112,7 @@ def test_readings_are_spread_over_the_first_steps_when_they_are_dear() -> None:
     watch._has_snapshot_of_attributes = True
     for step in range(200):
         if step >= watch.next_step:
-            watch.look(step)
+            watch.observe(step)
     steps = watch.readings["heap"].steps
     assert len(steps) >= 18
     assert max(b - a for a, b in pairwise(steps)) <= 15

@@ -142,7 +142,7 @@ def fetch(made: FetchWatch, number: int, work: Callable[[], object] = lambda: No
     if number >= made.next_step:
         made.begins(number)
     work()
-    if made.is_looking:
+    if made.is_sampling:
         made.ends()
 
 

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
 from lightning_perf.errors import ConfigError
-from lightning_perf.probes import recording
+from lightning_perf.probes import profiler_recording
 from lightning_perf.probes import window as window_module
-from lightning_perf.probes.recording import WindowOptions, active_profiler
+from lightning_perf.probes.profiler_recording import WindowOptions, active_profiler
 from lightning_perf.probes.window import REQUEST_FILE, WindowProbe
 from lightning_perf.records import Session
 from tests.rules.session_builder import build_trace
@@ -143,7 +143,9 @@ def test_training_goes_on_when_lightnings_own_profiler_is_used(fit, tmp_path):
 
 
 def test_window_fails_once_when_the_profiler_cannot_start(fit, tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "_kineto_profile", lambda *_: (_ for _ in ()).throw(RuntimeError("no CUPTI")))
+    monkeypatch.setattr(
+        profiler_recording, "_kineto_profile", lambda *_: (_ for _ in ()).throw(RuntimeError("no CUPTI"))
+    )
     session = fit(doctor(tmp_path, (5, 2, 3, 0)))
     assert [window.status for window in session.windows] == ["failed"]
     assert "no CUPTI" in session.windows[0].reason

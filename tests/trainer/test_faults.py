@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, run
-from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, session_builder, spans, steps
+from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, session_builder, spans, stage
 from lightning_perf.probes.clock import DeviceClock
 from lightning_perf.records import Session, load
 from lightning_perf.reports import console, tensorboard
@@ -106,7 +106,7 @@ def raises(*_: Any, **__: Any) -> Any:
 
 def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
     """The host's clock works at first, then raises."""
-    begin = steps.StageProbe.batch_ends
+    begin = stage.StageProbe.batch_ends
     seen = []
 
     def batch_ends(self: Any, *args: Any) -> None:
@@ -115,7 +115,7 @@ def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
         if len(seen) == 5:
             self.timeline.now_ns = raises
 
-    patch.setattr(steps.StageProbe, "batch_ends", batch_ends)
+    patch.setattr(stage.StageProbe, "batch_ends", batch_ends)
 
 
 def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -155,12 +155,12 @@ def at(owner: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "clock": ("steps", clock_fails_later),
-    "batch_begins": ("steps", at(steps.StageProbe, "batch_begins")),
-    "batch_ends": ("steps", at(steps.StageProbe, "batch_ends")),
-    "fetch_begins": ("steps", at(steps.StageProbe, "fetch_begins")),
-    "fetch_ends": ("steps", at(steps.StageProbe, "fetch_ends")),
-    "epoch_ends": ("steps", at(steps.StageProbe, "epoch_ends")),
-    "epoch_begins": ("steps", at(steps.StageProbe, "epoch_begins")),
+    "batch_begins": ("steps", at(stage.StageProbe, "batch_begins")),
+    "batch_ends": ("steps", at(stage.StageProbe, "batch_ends")),
+    "fetch_begins": ("steps", at(stage.StageProbe, "fetch_begins")),
+    "fetch_ends": ("steps", at(stage.StageProbe, "fetch_ends")),
+    "epoch_ends": ("steps", at(stage.StageProbe, "epoch_ends")),
+    "epoch_begins": ("steps", at(stage.StageProbe, "epoch_begins")),
     "span_for": ("steps", at(loop.LoopProbe, "_span_for")),
     "swap_record": ("steps", at(spans.Timeline, "swap_record")),
     "install": ("setup", at(loop.LoopProbe, "install")),
@@ -168,7 +168,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "tap_logging": ("setup", at(loop.seams, "tap_logging")),
     "first value logged": ("steps", collecting_cannot_be_timed),
     "tap_validation": ("setup", at(loop.seams, "tap_validation")),
-    "stage_times": ("session", at(steps.StageProbe, "stage_times")),
+    "stage_times": ("session", at(stage.StageProbe, "stage_times")),
     "named": ("session", at(loop.LoopProbe, "named")),
     "own_ns": ("session", at(loop.LoopProbe, "own_ns")),
     "session": ("session", at(recorder.Recorder, "session")),
@@ -176,7 +176,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "settings": ("settings", at(recorder, "read_settings")),
     "step_logging": ("session", at(session_builder, "read_step_logging")),
     "memory": ("memory", at(recorder, "MemoryProbe")),
-    "memory at a step": ("memory", at(recorder.MemoryProbe, "_look")),
+    "memory at a step": ("memory", at(recorder.MemoryProbe, "_observe")),
     "memory as a step begins": ("memory", at(recorder.MemoryProbe, "batch_begins")),
     "memory as a step ends": ("memory", at(recorder.MemoryProbe, "batch_ends")),
     "a part of a sampled step begins": ("steps", at(recorder.MemoryProbe, "enters")),

@@ -75,16 +75,16 @@ def test_report_comes_once_when_a_script_is_launched_for_each_rank(forkserver: F
 
 
 FAILS_ON_ONE_RANK = """
-from lightning_perf.probes import steps
+from lightning_perf.probes import stage
 
-begins = steps.StageProbe.batch_begins
+begins = stage.StageProbe.batch_begins
 
 def fails_on_one(self, batch):
     if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
         raise RuntimeError("planted")
     begins(self, batch)
 
-steps.StageProbe.batch_begins = fails_on_one
+stage.StageProbe.batch_begins = fails_on_one
 
 if __name__ == "__main__":"""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.probes import recording
+from lightning_perf.probes import profiler_recording
 
 
 class Preempted(Exception):
@@ -34,14 +34,14 @@ def _interrupted(read: Callable[[Path], None], source: Path) -> None:
 
 
 def _pack(source: Path) -> None:
-    recording._pack(source, source.with_name("trace.json.gz"))
+    profiler_recording._pack(source, source.with_name("trace.json.gz"))
 
 
 def _copy(source: Path) -> None:
-    recording._copy(source, source.with_name("stacks.txt"))
+    profiler_recording._copy(source, source.with_name("stacks.txt"))
 
 
-@pytest.mark.parametrize("read", [recording._require_end, _pack, _copy])
+@pytest.mark.parametrize("read", [profiler_recording._require_end, _pack, _copy])
 def test_trace_file_is_closed_when_an_interrupt_comes_as_it_was_opened(
     tmp_path: Path, read: Callable[[Path], None]
 ) -> None:

@@ -17,7 +17,7 @@ from lightning_perf.records import STEP_PHASES, DeviceTimes, Epoch, StageTimes
 from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
-from .plain import size_reader as size_reader
+from .plain import size_reader
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NullSpan, Span, Timeline
 from .step_aggregator import (
     EPOCH,

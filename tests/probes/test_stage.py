@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_perf.probes import steps as steps_module
+from lightning_perf.probes import stage as stage_module
+from lightning_perf.probes.plain import size_reader
 from lightning_perf.probes.spans import Span, Timeline
-from lightning_perf.probes.steps import StageProbe, size_reader
+from lightning_perf.probes.stage import StageProbe
 from lightning_perf.records import StageTimes
 from tests.fakes import FakeClock
 
@@ -239,7 +240,7 @@ def test_rows_kept_stay_bounded_when_the_run_is_long(monkeypatch: pytest.MonkeyP
     for _ in range(5000):
         loop.step()
         longest = max(longest, len(loop.probe._rows))
-    assert longest <= (steps_module.RECORDS_BEFORE_FOLDING + 2) * steps_module.RECORD_WIDTH
+    assert longest <= (stage_module.RECORDS_BEFORE_FOLDING + 2) * stage_module.RECORD_WIDTH
     assert loop.times().n_steps == 4999
 
 
@@ -296,7 +297,7 @@ def test_batch_size_is_read_anew_when_batches_change_their_kind() -> None:
 
 
 def test_epochs_are_all_counted_when_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_module, "_MAX_EPOCHS", 3)
+    monkeypatch.setattr(stage_module, "_MAX_EPOCHS", 3)
     loop = Loop()
     for epoch in range(7):
         loop.epoch(epoch)

@@ -7,7 +7,7 @@ import msgspec
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
 
 from .code_lines import MIN_REPEATS, USER, Call, Place
-from .syncs import OperatorTracer
+from .operator_tracer import OperatorTracer
 from .written_attention import Attention
 
 _MAX_SITES = 32
