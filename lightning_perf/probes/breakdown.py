@@ -13,7 +13,7 @@ from lightning_perf.records import Breakdown, DeviceMemory, Headroom, HostMemory
 from lightning_perf.stats.headroom import fit_samples, largest_batch
 
 from . import module_walk, plain
-from .module_walk import top_level_modules
+from .module_walk import owner_of, top_level_modules
 from .saved_tensors import SavedTensors
 from .storages import StorageCount, storages_of, tensors_in
 
@@ -55,13 +55,12 @@ class ModelMemory:
     ) -> None:
         self.count = count = StorageCount(device)
         self.modules = top_level_modules(module)
-        owner_of = _owners(self.modules)
         parameters = list(module_walk.named_parameters(module))
         by_module: dict[str, dict[str, int]] = {name: {} for name in ("", *self.modules)}
 
         def add(part: str, name: str, tensors: Iterable[torch.Tensor | None]) -> int:
             added = count.add(tensors)
-            parts = by_module[owner_of(name)]
+            parts = by_module[owner_of(name, self.modules)]
             parts[part] = parts.get(part, 0) + added
             return added
 
@@ -122,10 +121,10 @@ class ModelMemory:
 def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
     """Return bytes of the current gradients by top-level module; tied or bucketed memory counts once."""
     count = StorageCount(device)
-    owner_of = _owners(top_level_modules(module))
+    modules = top_level_modules(module)
     held: dict[str, int] = {}
     for name, parameter in module_walk.named_parameters(module):
-        owner = owner_of(name)
+        owner = owner_of(name, modules)
         held[owner] = held.get(owner, 0) + count.add((plain.gradient_of(parameter),))
     return held
 
@@ -142,7 +141,7 @@ def with_gradients(record: Breakdown, held: dict[str, int]) -> Breakdown:
 def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Breakdown:
     """Return the breakdown against the device's peak: what the parts leave of it is the rest.
 
-    If activations were not measured, the rest of the peak stands for them.
+    If activations were not measured, the rest of the peak is taken as theirs.
     """
     rest = max(0, peak_allocated - record.parts_bytes)
     activations, basis = record.activations_bytes, record.activations_basis
@@ -163,15 +162,6 @@ def modules_held_by(callbacks: Iterable[Any], module: nn.Module) -> list[nn.Modu
     own = set(map(id, module_walk.modules(module)))
     values = (value for callback in callbacks for value in plain.attributes(callback).values())
     return list({id(v): v for v in values if plain.is_a(v, nn.Module) and id(v) not in own}.values())
-
-
-def _owners(modules: dict[str, nn.Module]) -> Any:
-    """Return a function from a parameter's name to its top-level module, ``""`` for the root."""
-
-    def owner_of(name: str) -> str:
-        return next((top for top in modules if name.startswith(f"{top}.")), "")
-
-    return owner_of
 
 
 def _local_bytes(parameter: torch.Tensor) -> int:

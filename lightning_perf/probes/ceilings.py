@@ -139,7 +139,7 @@ def measure(
     matmul = {precision: max(speeds) for precision, speeds in rounds.items()}
     for precision, speeds in rounds.items():
         if max(speeds) < matmul.get("fp32", 0.0):
-            continue  # slower than fp32: nobody will use it, and its long products vary more
+            continue  # slower than fp32: of no use, and its long products vary more
         if len(speeds) > 1 and sorted(speeds)[-2] < _LEAST_AGREEMENT * max(speeds):
             both = " and ".join(f"{speed / 1e9:.0f}" for speed in sorted(speeds)[-2:])
             missing["is_quiet"] = f"another program used the device: {both} GFLOP/s in {precision} in two rounds"

@@ -20,7 +20,7 @@ WARMUP_STEPS = 10
 """Steps in which compiling is expected: the first batches, and the first one of another size."""
 
 _OURS = str(Path(__file__).parents[1])
-_MAX_TOLD = 16
+_MAX_LISTED = 16
 _MAX_KEPT = 4096
 _MAX_REASON = 200
 
@@ -194,7 +194,7 @@ class CompilerProbe:
                 n_new = n - self._counted_before.get(reason, 0)
                 if n_new > 0:
                     found["", 0, reason] = GraphBreak(reason=_first_line(reason), file="", line=0, n=n_new)
-        return tuple(sorted(found.values(), key=lambda one: -one.n)[:_MAX_TOLD])
+        return tuple(sorted(found.values(), key=lambda one: -one.n)[:_MAX_LISTED])
 
 
 def _all_metrics(utils: Any) -> list[Any]:
@@ -242,7 +242,7 @@ def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
         )
         for (name, file, line), each in found.items()
     ]
-    return tuple(sorted(listed, key=lambda one: -one.n)[:_MAX_TOLD])
+    return tuple(sorted(listed, key=lambda one: -one.n)[:_MAX_LISTED])
 
 
 def _guard(metrics: Any) -> str:

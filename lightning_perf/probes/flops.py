@@ -21,7 +21,7 @@ from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
-from .module_walk import bare_profile, listed_modules, named_parameters, parameters
+from .module_walk import bare_profile, listed_modules, named_parameters, owner_of, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import has_shape, n_elements, without_overrides
 from .replay.calls import CallLog
@@ -33,7 +33,7 @@ MAX_OPERATORS = 50_000
 """A step with more operators is not counted to its end: each takes 30 to 75 us to count (ResNet-18 and a small GPT on
 one core), so this limits the step to some seconds."""
 
-MAX_OPERATORS_TOLD = 24
+MAX_OPERATORS_LISTED = 24
 
 
 class _Row:
@@ -85,7 +85,7 @@ class ArithmeticCounter(StepTracer):
         self._now_ns = now_ns
         self._times = times_operators and now_ns is not None
         self._modules = listed_modules(module, depth)
-        self._owners = _owners(module, self._modules)
+        self._owners = {id(p): owner_of(name, self._modules) for name, p in named_parameters(module)}
         self._rows: dict[tuple[Direction, str, str, str], _Row] = {}
         self._known: dict[Any, Operator] = {}
         self._mode = _Mode(self)
@@ -332,7 +332,7 @@ class ArithmeticCounter(StepTracer):
             for (name, dtype), row in merged.items()
         ]
         operators.sort(key=lambda o: (o.total_s or 0.0, o.flops, o.n_bytes), reverse=True)
-        return tuple(operators[:MAX_OPERATORS_TOLD])
+        return tuple(operators[:MAX_OPERATORS_LISTED])
 
 
 class _Mode(PassiveMode):
@@ -352,17 +352,6 @@ def _refusal() -> str:
     if mode is None:
         return ""
     return f"the script's own dispatch mode {type(mode).__name__} is in place and would see what counting does"
-
-
-def _owners(root: nn.Module, modules: dict[str, nn.Module]) -> dict[int, str]:
-    """Return the innermost listed module of each parameter, by the parameter's ``id``."""
-    owners: dict[int, str] = {}
-    for name, parameter in named_parameters(root):
-        path = name.rpartition(".")[0]
-        while path and path not in modules:
-            path = path.rpartition(".")[0]
-        owners.setdefault(id(parameter), path)
-    return owners
 
 
 def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, int]:

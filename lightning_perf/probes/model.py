@@ -84,7 +84,7 @@ def read_optimizer(optimizer: Any) -> OptimizerSettings:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether the module, a part of it or one of its methods was compiled by ``torch.compile``."""
-    # Importing dynamo takes seconds; where nobody has, nothing is compiled.
+    # Importing dynamo takes seconds; unless it was imported, nothing is compiled.
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None:
         return False
@@ -125,7 +125,7 @@ class _Watched:
         return max(self.n_steps, self.n_zero_grads) >= N_WATCHED_STEPS
 
     def remember(self, optimizer: Any) -> None:
-        """Mark the current gradients as used; the first parameter with a gradient stands for all."""
+        """Mark the current gradients as used; the first parameter with a gradient represents all."""
         self.parameter = next((p for p in _parameters_of(optimizer) if plain.gradient_of(p) is not None), None)
         self.seen = _identity(self.parameter)
         self.state = "unknown" if self.parameter is None else "stale"
@@ -194,14 +194,14 @@ class ZeroGradWatch:
             watched.after_backward()
 
     def before_zero_grad(self, optimizer: Any | None = None) -> None:
-        """Handle Lightning's clearing of gradients; None stands for all optimizers seen."""
+        """Handle Lightning's clearing of gradients; None means all optimizers seen."""
         entries = list(self._optimizers.values()) if optimizer is None else [self._entry(optimizer)]
         for each, watched in entries:
             if watched.is_done:
                 continue
             watched.n_zero_grads += 1
             if watched.state != "stale":
-                # Where steps are not announced, what stands before zero_grad is what the last step left.
+                # Without a notification of steps, these are the gradients that the last step used.
                 watched.remember(each)
             self._release(watched)
 

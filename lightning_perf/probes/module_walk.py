@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -125,6 +125,14 @@ def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
         listed |= fresh
         level = {f"{path}.{name}": child for path, module in fresh.items() for name, child in named_children(module)}
     return listed
+
+
+def owner_of(name: str, modules: Container[str]) -> str:
+    """Return the path of the innermost of ``modules`` that holds a parameter of this name; ``""`` if none does."""
+    path = name.rpartition(".")[0]
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def bare_profile(root: nn.Module, device: str) -> ModelProfile:

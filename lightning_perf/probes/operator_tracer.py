@@ -83,7 +83,7 @@ def waiting_word(name: str, args: Any, out: Any, sight: Sight, device_type: str)
         return _ALWAYS_WAIT[name] if args and is_on_device(args[0]) else ""
     if name in ("index", "_unsafe_index", "index_put", "_index_put_impl"):
         is_masked = any(getattr(each, "dtype", None) in (torch.bool, torch.uint8) for each in args[1])
-        is_one = name.endswith(("put", "impl")) and args[2].numel() == 1  # becomes a masked_fill: nobody waits
+        is_one = name.endswith(("put", "impl")) and args[2].numel() == 1  # becomes a masked_fill, which does not wait
         return "boolean mask" if is_masked and not is_one and is_on_device(args[0]) else ""
     if device_type == "cpu":
         return ""

@@ -160,7 +160,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
     for tensor in args:
         if is_plain_tensor(tensor) and tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
-            with suppress(RuntimeError):  # a tensor whose numbers lie nowhere, or elsewhere
+            with suppress(RuntimeError):  # a tensor without memory on the host
                 numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
                 if numbers.size:
                     shares[id(tensor)] = int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size
@@ -178,7 +178,7 @@ def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
 Formula = Callable[[Sequence[Any], Any], int]
 """From an operator's positional arguments and its result to its operations."""
 
-# What these names do is arithmetic worth telling when it is not counted.
+# Operators of these names compute a lot: they are listed if they have no formula.
 _HEAVY = re.compile(r"(^|_)(mm|bmm|matmul|attention|conv(olution)?\d?d?|rnn|lstm|gru|linear|cdist)(_|$)")
 _LIGHT = frozenset({"aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell"})
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "torchvision", "quantized", "profiler")

@@ -109,7 +109,7 @@ class ProbeSet:
             loop.next_instrumented_step = 0
 
     def observe_next_step(self) -> None:
-        """Let the probes observe the next step, whatever they asked for before."""
+        """Let the probes observe the next step, even if they did not ask for it."""
         self._is_step_requested = True
         if self.loop is not None:
             self.loop.next_instrumented_step = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 RESCAN_EVERY = 5
-"""Children of threads other than the training thread, which seldom start any, are looked for every so many times."""
+"""Scans between those that include children of threads other than the training thread, which rarely start any."""
 
 
 class WorkerProcesses:
@@ -133,7 +133,7 @@ class FetchWatch:
     """
 
     EVERY = 7
-    """Prime, lest it keep step with workers, which deliver in turn."""
+    """Prime, so that samples do not always meet the same worker: workers deliver in turn."""
 
     ENOUGH = 256
     RARELY = 251

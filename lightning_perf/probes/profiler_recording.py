@@ -149,7 +149,7 @@ class Recording:
             with self._quietly(), self._guard.own_calls():
                 if not self._guard.has_prepared and self._profile.profiler is not None:
                     # Torch ends a warm-up by recording for a moment, which crashes the process where an interrupt kept
-                    # Kineto from being prepared. To prepare it twice does no harm.
+                    # Kineto from being prepared. Preparing it twice is harmless.
                     self._profile.profiler._prepare_trace()
                 self._profile.stop()
         self._is_stopped = True

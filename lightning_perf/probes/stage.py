@@ -129,7 +129,7 @@ class StageProbe:
             if type(batch) is self._batch_type:
                 self._samples = self._size_of(batch)  # inlined: one call less per step
                 return
-        except Exception as error:  # noqa: BLE001 - a batch of another shape: looked into anew
+        except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
             raise_if_from_signal(error)
             self._batch_type = None
         self._samples = self._batch_size(batch)

@@ -10,8 +10,8 @@
     longer.
 
 Hence the second. The switch interval is lowered only while the sampler waits for its next sample within a burst. A
-sample stands for the mean pause, and for the time that it was late: what a C call that holds the lock takes is thus the
-time of the line that called it.
+sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
+line that called it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LineSampler:
         self._lock = threading.Lock()
         self._n = 0
         self._steps: tuple[int, int] | None = None
-        self._draw = random.Random(0).random  # nobody else's random numbers
+        self._draw = random.Random(0).random  # leaves all other random streams unchanged
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_ns = now_ns()
