@@ -159,41 +159,35 @@ class CompilerProbe:
 
     def _graph_breaks(self) -> tuple[GraphBreak, ...]:
         found: dict[tuple[str, int, str], GraphBreak] = {}
-        for each in self._breaks:
-            if not getattr(each, "graph_break", True):
-                continue
-            place = _innermost(getattr(each, "user_stack", ()))
-            if place.file.startswith(_OURS):
-                continue  # a probe's hook
-            reason = _first_line(getattr(each, "reason", ""))
+
+        def add(reason: str, place: Place, n: int = 1) -> None:
             key = (place.file, place.line, reason)
-            before = found.get(key)
+            n_before = found[key].n if key in found else 0
             found[key] = GraphBreak(
                 reason=reason,
                 file=place.file,
                 line=place.line,
                 function=place.function,
-                n=1 if before is None else before.n + 1,
+                n=n_before + n,
                 code=place.text(),
             )
+
+        for each in self._breaks:
+            place = _innermost(getattr(each, "user_stack", ()))
+            if getattr(each, "graph_break", True) and not place.file.startswith(_OURS):  # no probe's hook
+                add(_first_line(getattr(each, "reason", "")), place)
         for _, metrics in self._metrics:  # one in a loop leaves the whole function uncompiled
             reason = _first_line(getattr(metrics, "fail_reason", "") or "")
             if not reason or not _is_a_frame(metrics):
                 continue
             file, line = _failed_at(metrics)
             if (file, line, reason) not in found and not file.startswith(_OURS):
-                name = _function(metrics)[0]
-                code = Place(USER, file, line, name).text()
-                found[file, line, reason] = GraphBreak(
-                    reason=reason, file=file, line=line, function=name, n=1, code=code
-                )
+                add(reason, Place(USER, file, line, _function(metrics)[0]))
         if not found:  # others that ended the whole function are only counted
-            utils = dynamo("utils")
-            counted = dict(getattr(utils, "counters", {}).get("graph_break", {}))
-            for reason, n in counted.items():
-                n_new = n - self._counted_before.get(reason, 0)
-                if n_new > 0:
-                    found["", 0, reason] = GraphBreak(reason=_first_line(reason), file="", line=0, n=n_new)
+            counted = getattr(dynamo("utils"), "counters", {}).get("graph_break", {})
+            for reason, n in dict(counted).items():
+                if (n_new := n - self._counted_before.get(reason, 0)) > 0:
+                    add(_first_line(reason), Place(USER, "", 0, ""), n_new)
         return tuple(sorted(found.values(), key=lambda one: -one.n)[:_MAX_LISTED])
 
 

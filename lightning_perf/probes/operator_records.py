@@ -83,16 +83,10 @@ def _calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int])
 def _loops(tracers: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
     found: dict[tuple[str, int, str], list[TensorLoop]] = {}
     for tracer in tracers:
-        in_step: dict[tuple[str, int, str], TensorLoop] = {}
         for call in tracer.lines.loops():
             loop = _loop(tracer, call)
-            if loop is None:
-                continue
-            key = loop.file, loop.line, loop.phase
-            before = in_step.get(key)
-            in_step[key] = loop if before is None else _added(before, loop)
-        for key, loop in in_step.items():
-            found.setdefault(key, []).append(loop)
+            if loop is not None:
+                found.setdefault((loop.file, loop.line, loop.phase), []).append(loop)
     means = [_mean(loops, len(tracers)) for loops in found.values()]
     return tuple(sorted(means, key=lambda loop: -loop.cost_s)[:_MAX_LOOPS])
 
@@ -129,23 +123,14 @@ def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
     )
 
 
-def _added(one: TensorLoop, other: TensorLoop) -> TensorLoop:
-    return msgspec.structs.replace(
-        one,
-        repeats=max(one.repeats, other.repeats),
-        operators_per_step=one.operators_per_step + other.operators_per_step,
-        cost_s=one.cost_s + other.cost_s,
-        share=min(1.0, one.share + other.share),
-    )
-
-
 def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
+    """Return the loops of one line as one, per step of ``n`` steps."""
     return msgspec.structs.replace(
         loops[0],
         repeats=max(loop.repeats for loop in loops),
         operators_per_step=sum(loop.operators_per_step for loop in loops) / n,
         cost_s=sum(loop.cost_s for loop in loops) / n,
-        share=sum(loop.share for loop in loops) / n,
+        share=min(1.0, sum(loop.share for loop in loops) / n),
     )
 
 

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import STEP_PHASES, DeviceTimes, Epoch, StageTimes
+from lightning_perf.records import DeviceTimes, Epoch, StageTimes
 from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
 from .plain import size_reader
-from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX, NullSpan, Span, Timeline
+from .spans import N_COLUMNS, N_PHASES, OWN, NullSpan, Span, Timeline
 from .step_aggregator import (
+    CALLBACKS,
     EPOCH,
     FIRST_STEP,
     KIND,
@@ -27,7 +28,9 @@ from .step_aggregator import (
     LEFT_OUT_TIME,
     NOT_A_STEP,
     RECORD_WIDTH,
+    STEP_COLUMNS,
     USUAL_STEP,
+    WAIT,
     DeviceAggregator,
     EpochAggregator,
     StepAggregator,
@@ -40,8 +43,6 @@ RECORDS_BEFORE_FIRST_FOLDING = 256
 RECORDS_BEFORE_FOLDING = 2048
 """From then on. Folding has a fixed cost: more rows at once make a step cheaper."""
 
-_STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
-_CALLBACKS = PHASE_INDEX["callbacks"]
 _MAX_EPOCHS = 1000
 _RECENT_STEPS = 32
 
@@ -226,7 +227,7 @@ class StageProbe:
         rows = self._rows
         first = max(-1, len(rows) - 2 * _RECENT_STEPS * RECORD_WIDTH - 1)
         begins = range(len(rows) - RECORD_WIDTH, first, -RECORD_WIDTH)
-        usual_ns = [sum(rows[i + column] for column in _STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
+        usual_ns = [sum(rows[i + column] for column in STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
         if len(usual_ns) >= _RECENT_STEPS or (usual_ns and self._aggregator is None):
             return float(statistics.median(usual_ns[:_RECENT_STEPS]))
         median_s = self._aggregator.step_median_s() if self._aggregator is not None else None
@@ -236,8 +237,8 @@ class StageProbe:
         """Return the share of the last steps that waited for data; None before a step and right after folding."""
         rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * RECORD_WIDTH :])
         usual = rows[rows[:, KIND] == USUAL_STEP]
-        total_ns = int(usual[:, _STEP_COLUMNS].sum())
-        return int(usual[:, PHASE_INDEX["data_wait"]].sum()) / total_ns if total_ns else None
+        total_ns = int(usual[:, STEP_COLUMNS].sum())
+        return int(usual[:, WAIT].sum()) / total_ns if total_ns else None
 
     def own_median_ns(self) -> float:
         """Return the time of PerfDoctor's own hooks in a usual step; 0 before the first."""
@@ -282,7 +283,7 @@ class StageProbe:
         timeline.phase_ns[timeline.current.phase] += passed
         timeline.last_ns = now
         phase_ns = self.row
-        phase_ns[_CALLBACKS] += phase_ns[OWN]
+        phase_ns[CALLBACKS] += phase_ns[OWN]
         has_step, is_left_out, samples = self._record_has_step, self.is_left_out, self._samples
         self._was_left_out = is_left_out
         if has_step:
@@ -307,7 +308,7 @@ class StageProbe:
         """Return an aggregator of the rows after the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
         is_usual = rows[:, KIND] == USUAL_STEP
-        steps_ns = rows[:, _STEP_COLUMNS].sum(axis=1)
+        steps_ns = rows[:, STEP_COLUMNS].sum(axis=1)
         positions = np.flatnonzero(is_usual)
         # The very first step is the first of its epoch and so no usual one: it is always part of the warm-up.
         n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)

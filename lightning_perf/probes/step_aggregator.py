@@ -34,12 +34,12 @@ NOT_A_STEP, USUAL_STEP, FIRST_STEP, LEFT_OUT_STEP, LEFT_OUT_TIME = 0, 1, 2, 3, 4
 """Kinds of rows: time between steps; a step; the first step of an epoch, which medians exclude; a step and time between
 steps that all statistics exclude, because a profiler window or a probe made it longer."""
 
-_STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
-_WAIT = PHASE_INDEX["data_wait"]
+STEP_COLUMNS = [PHASE_INDEX[name] for name in STEP_PHASES]
+WAIT = PHASE_INDEX["data_wait"]
 _BOUNDARY = PHASE_INDEX["epoch_boundary"]
-_CALLBACKS = PHASE_INDEX["callbacks"]
-_SERIES = {column: series for series, column in enumerate(_STEP_COLUMNS)}
-_STEP_SERIES = len(_STEP_COLUMNS)  # the histogram behind those of the step's phases is the whole step's
+CALLBACKS = PHASE_INDEX["callbacks"]
+_SERIES = {column: series for series, column in enumerate(STEP_COLUMNS)}
+_STEP_SERIES = len(STEP_COLUMNS)  # the histogram behind those of the step's phases is the whole step's
 
 SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (SageMaker's StepOutlier uses 3 sigma; RULES PD606)
 WAITING_FRACTION = 0.1  # a fetch that blocks for more than this share of the median step is a wait
@@ -93,7 +93,7 @@ class StepAggregator:
         self._first_step = first_step
         self._n_step_rows = 0
         self._now_ns = start_ns
-        self._histograms = LogHistograms(len(_STEP_COLUMNS) + 1)
+        self._histograms = LogHistograms(len(STEP_COLUMNS) + 1)
         self._own = LogHistograms(1)
         self._steps, self._waits = _Moments(), _Moments()
         self._recent_waits: deque[int] = deque(maxlen=_RECENT_FETCHES)
@@ -113,16 +113,16 @@ class StepAggregator:
         counted = kinds < LEFT_OUT_STEP
         phases = self._with_first_fetches_moved(rows[:, :N_PHASES].copy(), kinds, usual)
         row_ns = phases.sum(axis=1)
-        step_ns = phases[:, _STEP_COLUMNS].sum(axis=1)
+        step_ns = phases[:, STEP_COLUMNS].sum(axis=1)
         numbers = self._first_step + self._n_step_rows + np.cumsum(are_steps(kinds)) - 1
         self._add_outliers(phases[usual], step_ns[usual], numbers[usual])
-        self._histograms.add(np.column_stack([phases[usual][:, _STEP_COLUMNS], step_ns[usual]]))
+        self._histograms.add(np.column_stack([phases[usual][:, STEP_COLUMNS], step_ns[usual]]))
         self._own.add(rows[usual, OWN][:, None])
-        waits = phases[usual, _WAIT]
+        waits = phases[usual, WAIT]
         self._steps.add(step_ns[usual])
         self._waits.add(waits)
         self._recent_waits.extend(waits.tolist())
-        self._first_waits.extend(rows[kinds == FIRST_STEP, _WAIT].tolist())
+        self._first_waits.extend(rows[kinds == FIRST_STEP, WAIT].tolist())
         median_step = self._median(_STEP_SERIES)
         self._n_waiting += int((waits > WAITING_FRACTION * median_step).sum())
         starts = self._now_ns + np.cumsum(row_ns) - row_ns
@@ -172,11 +172,11 @@ class StepAggregator:
         first = (kinds == FIRST_STEP) | ((kinds == NOT_A_STEP) & (phases[:, _BOUNDARY] > 0))
         if first.any():
             if usual.any():
-                typical = int(np.median(phases[usual, _WAIT]))
+                typical = int(np.median(phases[usual, WAIT]))
             else:
-                typical = int(self._median(_SERIES[_WAIT])) if self._histograms.n else 0
-            excess = np.where(first, np.maximum(phases[:, _WAIT] - typical, 0), 0)
-            phases[:, _WAIT] -= excess
+                typical = int(self._median(_SERIES[WAIT])) if self._histograms.n else 0
+            excess = np.where(first, np.maximum(phases[:, WAIT] - typical, 0), 0)
+            phases[:, WAIT] -= excess
             phases[:, _BOUNDARY] += excess
         return phases
 
@@ -193,11 +193,11 @@ class StepAggregator:
         slow = np.flatnonzero(step_ns > SLOW_FACTOR * median)
         if len(slow) == 0:
             return
-        usual_phases = np.median(phases[:, _STEP_COLUMNS], axis=0)
+        usual_phases = np.median(phases[:, STEP_COLUMNS], axis=0)
         for position in slow:
             excess = int(step_ns[position] - median)
-            growth = phases[position, _STEP_COLUMNS] - usual_phases
-            phase = _STEP_COLUMNS[int(growth.argmax())]
+            growth = phases[position, STEP_COLUMNS] - usual_phases
+            phase = STEP_COLUMNS[int(growth.argmax())]
             self._n_outliers += 1
             self.outlier_ns += excess
             self._outlier_phase_ns[phase] = self._outlier_phase_ns.get(phase, 0) + excess
@@ -208,18 +208,18 @@ class StepAggregator:
 
     def _phase(self, index: int, span_s: float) -> PhaseTime:
         total_s = float(self.phase_ns[index]) / 1e9
-        if index not in _STEP_COLUMNS:
+        if index not in STEP_COLUMNS:
             return PhaseTime(total_s=total_s, share=total_s / span_s)
         p50, p95 = self._histograms.quantiles(_SERIES[index], (0.5, 0.95))
         return PhaseTime(total_s=total_s, share=total_s / span_s, p50_s=p50 / 1e9, p95_s=p95 / 1e9)
 
     def _fetch(self) -> Fetch:
-        p50, p90 = self._histograms.quantiles(_SERIES[_WAIT], (0.5, 0.9))
+        p50, p90 = self._histograms.quantiles(_SERIES[WAIT], (0.5, 0.9))
         recent = np.fromiter(self._recent_waits, dtype=np.int64)
         period, fraction = _bursts(recent > WAITING_FRACTION * self._median(_STEP_SERIES))
         return Fetch(
             n=self.n_steps,
-            wait_s=self._waits.distribution(self._histograms, _SERIES[_WAIT]),
+            wait_s=self._waits.distribution(self._histograms, _SERIES[WAIT]),
             p90_over_p50=p90 / p50 if p50 > 0 else None,
             waiting_fraction=self._n_waiting / self.n_steps,
             burst_period=period,
@@ -260,7 +260,7 @@ class _Blocks:
     def __init__(self) -> None:
         self._steps_a_block = _FIRST_BLOCK_STEPS
         # Columns: first step, steps, start ns, sum of step ns, slowest step ns, then the sums of the step's phases.
-        self._table = np.zeros((0, 5 + len(_STEP_COLUMNS)))
+        self._table = np.zeros((0, 5 + len(STEP_COLUMNS)))
 
     def add(
         self,
@@ -270,7 +270,7 @@ class _Blocks:
         phases: NDArray[np.int64],
     ) -> None:
         fresh = np.column_stack(
-            [numbers, np.ones(len(numbers)), starts_ns, step_ns, step_ns, phases[:, _STEP_COLUMNS]]
+            [numbers, np.ones(len(numbers)), starts_ns, step_ns, step_ns, phases[:, STEP_COLUMNS]]
         ).astype(float)
         if len(self._table) and self._table[-1, 1] < self._steps_a_block:
             lacking = int(self._steps_a_block - self._table[-1, 1])
@@ -327,10 +327,10 @@ class EpochAggregator:
         is_step = are_steps(rows[:, KIND])
         self._rows_ns += rows[:, :N_PHASES].sum(axis=0)
         # Measuring and reporting between epochs is PerfDoctor's own pause, not the time of a callback.
-        self._rows_ns[_CALLBACKS] -= rows[rows[:, KIND] == LEFT_OUT_TIME, OWN].sum()
+        self._rows_ns[CALLBACKS] -= rows[rows[:, KIND] == LEFT_OUT_TIME, OWN].sum()
         self.n_steps += int(is_step.sum())
         usual = rows[rows[:, KIND] == USUAL_STEP]
-        self._step_ns.add(usual[:, _STEP_COLUMNS].sum(axis=1, keepdims=True))
+        self._step_ns.add(usual[:, STEP_COLUMNS].sum(axis=1, keepdims=True))
         if is_step.any():
             self.boundary_ns = 0
         after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
@@ -340,7 +340,7 @@ class EpochAggregator:
             self._samples = None if (samples < 0).any() else self._samples + int(samples.sum())
         first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
         if len(first):
-            self._first_fetch_ns = int(rows[first[0], PHASE_INDEX["data_wait"]])
+            self._first_fetch_ns = int(rows[first[0], WAIT])
 
     def record(self, index: int) -> Epoch | None:
         """Return the epoch's record; None if it took no time."""
