@@ -20,9 +20,8 @@ from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.machine import device_name, read_device
 from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
-from lightning_perf.probes.plain import size_reader
+from lightning_perf.probes.plain import size_reader, tensors_in
 from lightning_perf.probes.saved_tensors import SavedTensors
-from lightning_perf.probes.storages import tensors_in
 from lightning_perf.probes.tracing import StepTracer
 from lightning_perf.quick import as_it_was, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile

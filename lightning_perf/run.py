@@ -17,7 +17,8 @@ from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.ranks import RankProbe
-from lightning_perf.probes.recorder import Recorder, Status
+from lightning_perf.probes.recorder import Recorder
+from lightning_perf.probes.session_builder import Status
 from lightning_perf.probes.window import WindowProbe
 from lightning_perf.progress import BarFigures
 from lightning_perf.records import Session, TraceRecord, Window

@@ -14,8 +14,9 @@ from lightning_perf.stats.headroom import fit_samples, largest_batch
 
 from . import module_walk, plain
 from .module_walk import owner_of, top_level_modules
+from .plain import tensors_in
 from .saved_tensors import SavedTensors
-from .storages import StorageCount, storages_of, tensors_in
+from .storages import StorageCount, storages_of
 
 _MAX_MODULES = 32
 

@@ -23,7 +23,8 @@ from lightning_perf.records import Suspect
 
 from . import plain
 from .module_walk import named_modules
-from .storages import Storage, storages_of, tensors_in
+from .plain import tensors_in
+from .storages import Storage, storages_of
 
 LIMIT_S = 1.0
 """The longest that one snapshot may take; objects beyond it are not included."""

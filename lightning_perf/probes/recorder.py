@@ -42,8 +42,7 @@ from .pauses import GarbagePauses
 from .profiler_recording import WindowOptions
 from .replay import ReplayProbe
 from .sampled_steps import SampledSteps
-from .session_builder import SessionBuilder
-from .session_builder import Status as Status
+from .session_builder import SessionBuilder, Status
 from .settings import read_settings
 from .spans import OWN, span_cost_ns
 from .telemetry import TelemetryProbe, open_telemetry

@@ -276,6 +276,7 @@ class SampledSteps:
         return ""
 
     def _end(self, tracer: StepTracer) -> None:
+        begin = self._now_ns()
         self._loop.on_record_end = None
         self._loop.listen(None)
         if not tracer.close():
@@ -287,14 +288,15 @@ class SampledSteps:
             self.missing[field] = f"{problem}{tracer.failure}"
         if isinstance(tracer, ArithmeticCounter):
             self._counted(tracer)
-            return
-        self._rounds_cost_ns += tracer.cost_ns
+        else:
+            self._rounds_cost_ns += tracer.cost_ns
         if isinstance(tracer, ModuleTimes):
             self._unresolved.append(tracer)
         elif isinstance(tracer, OperatorTracer):
             self._operators.append(tracer)
         elif isinstance(tracer, DeviceWarnings) and not tracer.failure:
             self._warned = tracer.n_by_place
+        self.cost_ns += self._now_ns() - begin
 
     def _counted(self, counter: ArithmeticCounter) -> None:
         if counter.failure:

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 
 from . import plain
-from .plain import tensors_in
-
-__all__ = ["Key", "Storage", "StorageCount", "storages_of", "tensors_in"]
 
 Key = tuple[str, int]
 """A storage: its device, and its address or, where it has none, its own identity."""
