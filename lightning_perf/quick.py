@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.breakdown import ModelMemory
-from lightning_perf.probes.plain import size_reader
+from lightning_perf.probes.plain import batch_size
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.records import Breakdown
 from lightning_perf.reports.console import model_report
@@ -89,9 +89,7 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
                 f"module(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
                 "tensor, a tuple of positional arguments or a dict of keyword arguments, on the module's device"
             ) from error
-    n_samples = size_reader(batch)(batch)
-    record = memory.record(saved)
-    return MemoryBreakdown(msgspec.structs.replace(record, n_samples=n_samples if n_samples >= 0 else None))
+    return MemoryBreakdown(msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch)))
 
 
 def call(module: nn.Module, batch: Any) -> Any:

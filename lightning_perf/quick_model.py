@@ -20,7 +20,7 @@ from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.machine import device_name, read_device
 from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
-from lightning_perf.probes.plain import size_reader, tensors_in
+from lightning_perf.probes.plain import batch_size, tensors_in
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.tracing import StepTracer
 from lightning_perf.quick import as_it_was, call
@@ -169,8 +169,7 @@ def quick_profile(
             run.once(counter)
         if counter.failure:
             raise ConfigError(f"the arithmetic of {type(model).__name__} could not be counted: {counter.failure}")
-        n_samples = size_reader(batch)(batch)
-        profile = counter.profile(device_name(device), n_samples if n_samples >= 0 else None)
+        profile = counter.profile(device_name(device), batch_size(batch))
         times, n_timed = run.timed(float(seconds))
         profile = with_times(profile, model, device, run.module_times(depth))
         memory = _memory(model, batch, run, device)
@@ -297,8 +296,7 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
     saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
     with _eager(), torch.enable_grad(), saved:
         run._forward()
-    n_samples = size_reader(batch)(batch)
-    return msgspec.structs.replace(memory.record(saved), n_samples=n_samples if n_samples >= 0 else None)
+    return msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch))
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_byt
 from .loop import LoopProbe
 from .model import is_compiled
 from .phase_memory import Allocator, PhaseReadings, allocator_of
-from .plain import size_reader
 from .saved_tensors import SavedTensors
 
 FIRST_SAMPLED_STEPS = (1, 2)
@@ -153,8 +152,7 @@ class MemoryProbe:
         later = [s for s in FIRST_SAMPLED_STEPS if s > step]
         self._next_sample = later[0] if later else step + self._sample_every
         self._is_sampling = True
-        size = size_reader(batch)(batch)
-        self._batch_size = size if size >= 0 else None
+        self._batch_size = plain.batch_size(batch)
         self._phases.begin(self._batch_size)
         self._phases.read("transfer")
         is_wanted = self._breakdown is None or (self._breakdown.activations_bytes is None and self._saved is not None)

@@ -275,6 +275,12 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     return read
 
 
+def batch_size(batch: Any) -> int | None:
+    """Return the number of samples of a batch as ``size_reader`` reads it; None if it is unknown."""
+    size = size_reader(batch)(batch)
+    return size if size >= 0 else None
+
+
 def _first_dimension(value: Any) -> int:
     """Return the first dimension of a plain tensor or array. Called in each step: costs 0.2 us."""
     if type(value) is torch.Tensor:

@@ -25,7 +25,7 @@ from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
-from .plain import size_reader
+from .plain import batch_size
 from .replay import CallLog
 from .tracing import StepTracer, can_trace_compiled, current_mode
 
@@ -246,8 +246,7 @@ class SampledSteps:
             return None
         if kind == "arithmetic":
             self._attempts_left -= 1
-            size = size_reader(batch)(batch)
-            self._n_samples = size if size >= 0 else None
+            self._n_samples = batch_size(batch)
             log, is_cpu = CallLog(self._n_samples or 0), self._device.type == "cpu"
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, times_operators=is_cpu, log=log)
         if kind == "modules":
