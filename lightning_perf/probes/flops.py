@@ -21,6 +21,7 @@ from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
+from .clock import now_ns as host_now_ns
 from .module_walk import bare_profile, listed_modules, named_parameters, owner_of, parameters
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import has_shape, n_elements, without_overrides
@@ -67,7 +68,7 @@ class ArithmeticCounter(StepTracer):
         self,
         module: nn.Module,
         depth: int = 1,
-        now_ns: Callable[[], int] | None = None,
+        now_ns: Callable[[], int] = host_now_ns,
         times_operators: bool = False,
         log: CallLog | None = None,
     ) -> None:
@@ -83,7 +84,7 @@ class ArithmeticCounter(StepTracer):
         self._root = module
         self._depth = depth
         self._now_ns = now_ns
-        self._times = times_operators and now_ns is not None
+        self._times = times_operators
         self._modules = listed_modules(module, depth)
         self._owners = {id(p): owner_of(name, self._modules) for name, p in named_parameters(module)}
         self._rows: dict[tuple[Direction, str, str, str], _Row] = {}
@@ -205,9 +206,9 @@ class ArithmeticCounter(StepTracer):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        begin = self._now_ns() if self._now_ns is not None else 0
+        begin = self._now_ns()
         out = func(*args, **kwargs)
-        end = self._now_ns() if self._now_ns is not None else 0
+        end = self._now_ns()
         try:
             with without_overrides():
                 denormals = denormal_fractions(args) if self._times and known.formula is not None else {}
@@ -216,8 +217,7 @@ class ArithmeticCounter(StepTracer):
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"
-        if self._now_ns is not None:
-            self.cost_ns += self._now_ns() - end
+        self.cost_ns += self._now_ns() - end
         return out
 
     def _count(

@@ -208,7 +208,7 @@ class MemoryProbe:
             return
         saved = self._saved
         if saved is not None:
-            self.outside_ns += saved.own_ns
+            self.outside_ns += saved.cost_ns
             if saved.n_tensors == 0 and not saved.failure:
                 saved.failure = "the sampled step ran no forward pass with gradients"
         record = with_gradients(memory.record(saved), self._gradients)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch import nn
 
-from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
@@ -60,7 +60,9 @@ class ModuleTimes(StepTracer):
         self._make_event = make_event
         modules = listed_modules(root, depth)
         self._modules = {path: module for path, module in modules.items() if can_have_hooks(module)}
-        self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
+        self._watch = ModuleWatch(
+            self._modules, partial(self._charged, self._entering), partial(self._charged, self._leaving)
+        )
         self._running: list[str] = []  # what was current when each running module was entered
         self._current = REST
         self._phase = ""
@@ -75,9 +77,7 @@ class ModuleTimes(StepTracer):
 
     def open(self) -> None:
         """Begin the step."""
-        begin = self._now_ns()
-        self._watch.put()
-        self.cost_ns += self._now_ns() - begin
+        self._charged(self._watch.put)
 
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, backward passes are inside the training step."""
@@ -107,26 +107,16 @@ class ModuleTimes(StepTracer):
     # -- marks --------------------------------------------------------------------------------------------------------
 
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
-        begin = self._now_ns()
-        try:
-            self._calls[path] = self._calls.get(path, 0) + 1
-            for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False):
-                self._hook(tensor, self._current)
-            self._running.append(self._current)
-            self._mark(path)
-        except Exception as error:  # noqa: BLE001 - recorded; the step goes on
-            self._fail(error)
-        self.cost_ns += self._now_ns() - begin
+        self._calls[path] = self._calls.get(path, 0) + 1
+        for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False):
+            self._hook(tensor, self._current)
+        self._running.append(self._current)
+        self._mark(path)
 
     def _leaving(self, path: str, output: Any) -> None:
-        begin = self._now_ns()
-        try:
-            for tensor in tensors_in(output, _DEPTH, in_objects=False):
-                self._hook(tensor, path)
-            self._mark(self._running.pop() if self._running else REST)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
-        self.cost_ns += self._now_ns() - begin
+        for tensor in tensors_in(output, _DEPTH, in_objects=False):
+            self._hook(tensor, path)
+        self._mark(self._running.pop() if self._running else REST)
 
     def _hook(self, tensor: torch.Tensor, path: str) -> None:
         """Charge backward to the module at ``path`` once the gradient reaches the node that made this tensor.
@@ -140,12 +130,7 @@ class ModuleTimes(StepTracer):
 
         def reached(gradients: Any) -> None:
             if self._phase == "backward":
-                begin = self._now_ns()
-                try:
-                    self._mark(path)
-                except Exception as error:  # noqa: BLE001 - as above
-                    self._fail(error)
-                self.cost_ns += self._now_ns() - begin
+                self._charged(self._mark, path)
 
         node.register_prehook(reached)
 
@@ -173,8 +158,7 @@ class ModuleTimes(StepTracer):
         return event
 
     def _fail(self, error: Exception) -> None:
-        text = error_text(error)
-        self.failure = self.failure or text
+        super()._fail(error)
         self._last = None
 
     # -- results ---------------------------------------------------------------------------------------------

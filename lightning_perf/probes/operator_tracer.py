@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from lightning_perf.interrupts import error_text
 from lightning_perf.seams import Undos, change_attribute
 
 from .clock import now_ns as host_now_ns
@@ -236,10 +235,6 @@ class OperatorTracer(PassiveMode, StepTracer):
             site = self.sites[key] = Site(place.text())
         site.n += 1
         site.ns += ns
-
-    def _fail(self, error: Exception) -> None:
-        text = error_text(error)
-        self.failure = self.failure or text
 
     # -- results ---------------------------------------------------------------------------------------------
 

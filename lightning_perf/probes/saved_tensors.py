@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from lightning_perf.interrupts import error_text
 from lightning_perf.seams import Undos, change_attribute
 
 from . import module_walk
 from .storages import Key, StorageCount, storages_of
-from .tracing import ModuleWatch, current_mode, remove_global_hook
+from .tracing import ModuleWatch, StepTracer, current_mode, remove_global_hook
 
 _HOOKS: Any = torch._C._autograd
 """Torch's stack of default hooks on saved tensors. ``disable_saved_tensors_hooks`` looks up its functions here at each
@@ -33,7 +32,7 @@ _DISABLED = "hooks on saved tensors were disabled during the step, as transforms
 _APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
-class SavedTensors:
+class SavedTensors(StepTracer):
     """Counts tensors as autograd saves them, as a context manager around a forward pass.
 
     Tensors are passed on unchanged. What ``count`` counted before (parameters, the batch) and views of it do not count.
@@ -52,7 +51,7 @@ class SavedTensors:
         self.n_tensors = 0
         self.by_module: dict[str, int] = {}
         self.failure = ""
-        self.own_ns = 0
+        self.cost_ns = 0
         self._count = count
         self._watch = ModuleWatch(modules, self._entering, self._leaving)
         self._now_ns = now_ns
@@ -60,19 +59,15 @@ class SavedTensors:
         self._kept: dict[Key, tuple[str, int]] = {}
         self._hooks: tuple[Any, Any] | None = None
         self._thread = threading.get_ident()
-        self._gathered_hook = self._gathered  # one object, by which it is found again
+        self._gathered_hook = partial(self._charged, self._gathered)  # one object, by which it is found again
         self._undos = Undos()
 
     def __enter__(self) -> None:
-        begin = self._now_ns()
-        try:
-            self.failure = self.failure or _refusal()
-            if not self.failure:
-                self._put()
-        except Exception as error:  # noqa: BLE001 - recorded: it was not measured
-            self.failure = error_text(error)
-            self._remove()
-        self.own_ns += self._now_ns() - begin
+        self.failure = self.failure or _refusal()
+        if not self.failure:
+            self._charged(self._put)
+            if self.failure:
+                self._remove()
 
     def _put(self) -> None:
         self._watch.put()
@@ -93,9 +88,7 @@ class SavedTensors:
         return self._hooks is not None
 
     def __exit__(self, *exception: object) -> None:
-        begin = self._now_ns()
-        self._remove()
-        self.own_ns += self._now_ns() - begin
+        self._charged(self._remove)
 
     def _remove(self) -> None:
         if self._hooks is not None:
@@ -109,11 +102,11 @@ class SavedTensors:
         """Call ``before`` ahead of a function of torch's binding, until these hooks are removed."""
         original = getattr(owner, name)
 
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
+        def patched(*args: Any, **kwargs: Any) -> Any:
             before()
             return original(*args, **kwargs)
 
-        change_attribute(owner, name, stand_in, self._undos)
+        change_attribute(owner, name, patched, self._undos)
 
     def _before_applying(self) -> None:
         """Step aside for an autograd function of the user's."""
@@ -137,33 +130,26 @@ class SavedTensors:
 
     def _gathered(self, module: nn.Module, args: Any, output: Any) -> None:
         """Subtract saved parameters that did not exist when parameters were counted."""
-        begin = self._now_ns()
-        try:
-            for parameter in module_walk.own_parameters(module):
-                for storage in storages_of(parameter):
-                    name, n_bytes = self._kept.pop(storage.key, ("", 0))
-                    if n_bytes:
-                        self.n_bytes -= n_bytes
-                        self.by_module[name] -= n_bytes
-                        self._count.forget(storage.key)
-        except Exception as error:  # noqa: BLE001 - recorded; the step goes on whatever happens
-            self.failure = error_text(error)
-        self.own_ns += self._now_ns() - begin
+        for parameter in module_walk.own_parameters(module):
+            for storage in storages_of(parameter):
+                name, n_bytes = self._kept.pop(storage.key, ("", 0))
+                if n_bytes:
+                    self.n_bytes -= n_bytes
+                    self.by_module[name] -= n_bytes
+                    self._count.forget(storage.key)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        begin = self._now_ns()
-        try:
-            added = self._count.add((tensor,))
-            self.n_tensors += 1
-            self.n_bytes += added
-            name = self._running[-1] if self._running else ""
-            self.by_module[name] = self.by_module.get(name, 0) + added
-            if added:
-                self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))
-        except Exception as error:  # noqa: BLE001 - recorded; the step needs its tensor whatever happens
-            self.failure = error_text(error)
-        self.own_ns += self._now_ns() - begin
+        self._charged(self._add, tensor)
         return tensor
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        added = self._count.add((tensor,))
+        self.n_tensors += 1
+        self.n_bytes += added
+        name = self._running[-1] if self._running else ""
+        self.by_module[name] = self.by_module.get(name, 0) + added
+        if added:
+            self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_perf.interrupts import error_text
 from lightning_perf.seams import remove_hook
 
 
@@ -29,6 +30,7 @@ class StepTracer:
 
     failure: str
     cost_ns: int
+    _now_ns: Callable[[], int]
 
     def open(self) -> None:
         """Begin the step."""
@@ -42,6 +44,19 @@ class StepTracer:
     def close(self) -> bool:
         """End the step; return False if a dispatch mode of the user's is above: call again later."""
         raise NotImplementedError
+
+    def _charged(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function of the tracer from the user's code: add its cost, record its error."""
+        begin = self._now_ns()
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - recorded; the step goes on
+            self._fail(error)
+        self.cost_ns += self._now_ns() - begin
+
+    def _fail(self, error: Exception) -> None:
+        text = error_text(error)
+        self.failure = self.failure or text
 
 
 _FLAGS = {
