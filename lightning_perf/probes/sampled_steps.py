@@ -276,11 +276,7 @@ class SampledSteps:
 
     def _end(self, tracer: StepTracer) -> None:
         begin = self._now_ns()
-        self._loop.on_record_end = None
-        self._loop.listen(None)
-        if not tracer.close():
-            self._unclosed.append(tracer)
-        self._open = None
+        self._stop()
         self.cost_ns += tracer.cost_ns
         field, problem = _FIELDS[self._kind]
         if tracer.failure:
@@ -308,13 +304,11 @@ class SampledSteps:
     def close(self) -> None:
         """Restore everything. Can be called twice."""
         self._attempts_left, self._next_round = 0, NEVER
-        self._abandon()
-        for tracer in self._unclosed:
-            tracer.close()
-        self._unclosed = []
+        self._stop()
+        self._unclosed = [tracer for tracer in self._unclosed if not tracer.close()]
 
-    def _abandon(self) -> None:
-        """Stop tracing a step that ended early: it is not whole."""
+    def _stop(self) -> None:
+        """Stop tracing the step."""
         tracer, loop = self._open, self._loop
         if tracer is not None:
             loop.listen(None)
@@ -332,7 +326,7 @@ class SampledSteps:
             if self._kind == "arithmetic":
                 self._attempts_left = 0
             self._on_fail(self._kind, error)
-            self._abandon()
+            self._stop()
 
     # -- results ---------------------------------------------------------------------------------------------
 
