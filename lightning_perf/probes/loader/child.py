@@ -156,7 +156,8 @@ class Child:
         how = self._reap()
         if how is not None or self._is_overdue():
             said, error = self._last_words()
-            trouble = f"it took longer than {self._limit_s:g} s" if is_late else error or how or ""
+            is_cut_off = is_late and how != ""  # rather than done already
+            trouble = f"it took longer than {self._limit_s:g} s" if is_cut_off else error or how or ""
             self._ended = Ended(said, trouble)
             self._close_notes()
         return self._ended

@@ -148,3 +148,13 @@ def test_processes_that_a_child_started_end_when_it_is_closed(tmp_path: Path) ->
     while status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX":
         assert time.monotonic() < until, "a process that the child started outlived it"
         time.sleep(0.005)
+
+
+def test_child_was_not_late_when_it_is_asked_for_late() -> None:
+    child = Child(30.0)
+    child.start(knows_then(lambda: None))
+    assert child._pid is not None
+    os.waitid(os.P_PID, child._pid, os.WEXITED | os.WNOWAIT)
+    child._deadline_s = 0.0
+    assert child.poll() == Ended(b"more", "")
+    child.close()
