@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .child import Say
+from .code_reached import is_extension_allowed
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on all architectures
 _GET_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38  # linux/landlock.h, linux/prctl.h
@@ -27,6 +28,7 @@ _RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF}
 """All rights of each version of Landlock; newer versions add rights that are not needed here."""
 _WRITE_FILE, _REMOVE_FILE, _MAKE_FILE, _TRUNCATE = 1 << 1, 1 << 5, 1 << 8, 1 << 14
 _TCP_VERSION, _SCOPE_VERSION = 4, 6
+_ACCESS_DEFAULT, _ACCESS_WRITE = 0, 2  # of mmap
 _BOTH = 3  # bind and connect; abstract sockets and signals
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -40,14 +42,15 @@ _PATH_EVENTS = frozenset(
 )  # fmt: skip
 _OTHER_EVENTS = frozenset(
     (
-        "os.exec", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen",
+        "ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle", "fcntl.flock", "fcntl.ioctl", "fcntl.lockf", "os.exec",
+        "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "resource.prlimit", "subprocess.Popen",
         "signal.pthread_kill", "socket.getaddrinfo", "socket.gethostbyaddr", "socket.gethostbyname", "syslog.syslog",
     )
 )  # fmt: skip
 _ADDRESS_EVENTS = frozenset(("socket.bind", "socket.connect", "socket.sendmsg", "socket.sendto"))
 _SIGNAL_EVENTS = frozenset(("os.kill", "os.killpg"))
-_GUARDED = frozenset(("open", "os.fork", "sqlite3.connect")) | _PATH_EVENTS | _OTHER_EVENTS | _ADDRESS_EVENTS
-_GUARDED |= _SIGNAL_EVENTS
+_GUARDED = frozenset(("import", "mmap.__new__", "open", "os.fork", "sqlite3.connect")) | _PATH_EVENTS | _OTHER_EVENTS
+_GUARDED |= _ADDRESS_EVENTS | _SIGNAL_EVENTS
 
 
 @functools.cache
@@ -95,7 +98,9 @@ def _restrict_paths(scratch: Path | None) -> None:
     descriptor = _checked(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), ctypes.c_uint32(0))
     # Workers hand batches over by files that torch makes and removes in /dev/shm.
     shared = _WRITE_FILE | _REMOVE_FILE | _MAKE_FILE | _TRUNCATE
-    for path, allowed in ((scratch or "", rights), ("/dev/shm", shared), ("/dev/null", _WRITE_FILE | _TRUNCATE)):
+    places = [("/dev/null", _WRITE_FILE | _TRUNCATE)]
+    places += [] if scratch is None else [(str(scratch), rights), ("/dev/shm", shared)]
+    for path, allowed in places:
         with contextlib.suppress(FileNotFoundError):
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
             rule = _PathRule(allowed & rights, folder)
@@ -131,11 +136,17 @@ def _forbidden(scratch: str, event: str, arguments: tuple[Any, ...]) -> str | No
         path, _, flags = arguments
         is_forbidden = not _is_inside(path, scratch) and (flags & _WRITING or not _is_data(path))
         return f"open {_text(path)!r}" + (" for writing" if flags & _WRITING else "") if is_forbidden else None
+    if event == "import":  # of code in C: it has a file
+        name, file = arguments[:2]
+        return f"load {name}, whose code in C is not known" if file and not is_extension_allowed(name) else None
     if event in _PATH_EVENTS:
         paths = [each for each in arguments[:2] if isinstance(each, (str, bytes, os.PathLike))]
         is_forbidden = not paths or not all(_is_inside(path, scratch) for path in paths)
     elif event in _ADDRESS_EVENTS:  # the workers' own sockets lie in the scratch folder; a connected one has no address
         is_forbidden = arguments[1] is not None and not _is_inside(arguments[1], scratch)
+    elif event == "mmap.__new__":
+        is_forbidden = arguments[0] >= 0 and arguments[2] == _ACCESS_DEFAULT and _is_writable(arguments[0])
+        is_forbidden |= arguments[2] == _ACCESS_WRITE
     elif event == "os.fork":
         is_forbidden = sys._getframe(2).f_globals.get("__name__") != "multiprocessing.popen_fork"
     elif event in _SIGNAL_EVENTS:
@@ -160,6 +171,12 @@ def _is_data(path: Any) -> bool:
         return True  # opening it fails
     is_readable = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISBLK(mode)
     return is_readable or os.path.realpath(_text(path)) in _READABLE_DEVICES
+
+
+def _is_writable(descriptor: int) -> bool:
+    import fcntl  # there is none on Windows, where nothing is probed
+
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _is_in_group(target: int, event: str) -> bool:

@@ -102,6 +102,7 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> 
     begin_s = time.perf_counter()
     separate_descriptors(keep=(say.descriptor,))
     forget_parents_processes(plan.scratch)
+    private_bytes(all_of_it=False)  # loads what reads it, before nothing may be loaded any more
     if plan.is_short:
         guard(say, plan.scratch)
     gc.enable()  # of what the child itself makes; all of the parent's is frozen

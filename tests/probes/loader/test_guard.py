@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _imp
 import ctypes
+import fcntl
+import mmap
 import os
 import signal
 import socket
@@ -12,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +66,12 @@ ACTS: dict[str, Act] = {
     "signal": lambda folder: os.kill(os.getppid(), signal.SIGCONT),
     "fork": lambda folder: os.fork() or os._exit(0),
     "pipe": lambda folder: (folder / "pipe").open("rb"),
+    "lock": lambda folder: fcntl.flock((folder / "file").open("rb"), fcntl.LOCK_EX),
+    "library": lambda _: ctypes.CDLL(None),
+    "function of a library": lambda _: LIBC.sem_open,
+    "code in C": lambda _: _imp.create_dynamic(SimpleNamespace(name="planted", origin="planted.so")),
 }
+LIBC = ctypes.CDLL(None)
 
 
 @pytest.fixture
@@ -108,10 +117,39 @@ def test_child_reads_files_and_writes_to_its_scratch_folder_when_guarded(folder:
     assert (scratch / "lines").read_text() == "seen"
 
 
+@pytest.mark.parametrize(
+    ("flags", "arguments", "is_stopped"),
+    [
+        (os.O_RDWR, {}, True),
+        (os.O_RDWR, {"access": mmap.ACCESS_WRITE}, True),
+        (os.O_RDWR, {"access": mmap.ACCESS_READ}, False),
+        (os.O_RDWR, {"access": mmap.ACCESS_COPY}, False),
+        (os.O_RDONLY, {"prot": mmap.PROT_READ}, False),
+    ],
+)
+def test_child_is_ended_when_it_maps_what_others_see_it_write(
+    flags: int, arguments: dict[str, Any], is_stopped: bool, folder: Path
+) -> None:
+    descriptor = os.open(folder / "file", flags)
+    try:
+        said, trouble = guarded(lambda _: mmap.mmap(descriptor, 4, **arguments), folder)
+    finally:
+        os.close(descriptor)
+    assert (said == b"", "mmap" in trouble) == (is_stopped, is_stopped)
+
+
 def open_in_c(folder: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.open(os.fsencode(folder / "file"), os.O_WRONLY | os.O_TRUNC) < 0:
-        raise OSError(ctypes.get_errno(), "refused")
+    if OPEN(os.fsencode(folder / "file"), os.O_WRONLY | os.O_TRUNC) < 0:
+        raise OSError("refused")
+
+
+def create_shared_memory(_: Path) -> None:
+    if OPEN(SHARED_MEMORY, os.O_RDWR | os.O_CREAT, 0o600) < 0:
+        raise OSError("refused")
+
+
+SHARED_MEMORY = f"/dev/shm/planted-{os.getpid()}".encode()
+OPEN, UNLINK = LIBC.open, LIBC.unlink  # found before the guard, which ends the search for such functions
 
 
 @needs_landlock
@@ -119,14 +157,16 @@ def open_in_c(folder: Path) -> None:
     "act",
     [
         open_in_c,
-        lambda folder: ctypes.CDLL(None).unlink(os.fsencode(folder / "file")) == 0 or 1 / 0,
+        lambda folder: UNLINK(os.fsencode(folder / "file")) == 0 or 1 / 0,
         lambda folder: torch.save({}, folder / "file"),
+        create_shared_memory,
     ],
-    ids=["open", "unlink", "torch.save"],
+    ids=["open", "unlink", "torch.save", "shared memory"],
 )
 def test_kernel_refuses_when_code_in_c_is_about_to_write(act: Act, folder: Path) -> None:
     assert guarded(act, folder)[0] != b"done"
     assert (folder / "file").read_text() == "mine"
+    assert not os.path.exists(SHARED_MEMORY)
 
 
 class Acting(Plain):

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import ctypes
+import datetime
 import functools
+import gzip
+import hashlib
+import io
+import json
 import logging
+import math
 import multiprocessing
+import os
 import queue
 import random
+import re
 import socket
 import sqlite3
 import sys
 import threading
+import time
+import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
-from lightning_perf.probes.loader import copying, held
+from lightning_perf.probes.loader import code_reached, copying, held
 from lightning_perf.probes.loader.copying import refuses_unasked
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
@@ -117,6 +140,9 @@ SHARED: dict[str, Callable[[Path], Any]] = {
     "shared tensor": lambda _: torch.zeros(3).share_memory_(),
     "writable map": lambda folder: np.memmap(folder / "map", dtype="u1", mode="w+", shape=(10,)),
     "array over a writable map": lambda f: np.asarray(np.memmap(f / "map", dtype="u1", mode="w+", shape=(10,)))[2:],
+    "view of memory": lambda _: memoryview(bytearray(3)),
+    "library": lambda _: ctypes.CDLL(None),
+    "capsule": lambda _: datetime.datetime_CAPI,
     "tensor of a file": lambda folder: torch.from_file(str(folder / "f"), shared=True, size=4),
 }
 
@@ -128,6 +154,80 @@ def test_loader_is_refused_when_its_dataset_shares(
     make: Callable[[Path], Any], num_workers: int, tmp_path: Path
 ) -> None:
     assert "the dataset holds" in refused(Holding([make(tmp_path)]), num_workers=num_workers)
+
+
+class Tool:
+    """A class that code names: it is used, though no instance of it is held."""
+
+    def read(self) -> Any:
+        return psutil.cpu_count()
+
+
+def import_late() -> Any:
+    import psutil._psutil_linux as late
+
+    return late
+
+
+PLANTED = types.ModuleType("planted")
+"""A package in Python alone, which imports one in C."""
+PLANTED.__dict__.update(__file__="/lib/site-packages/planted/__init__.py", inner=psutil)
+
+CALLING: dict[str, tuple[Callable[[], Any], str]] = {
+    "package": (lambda: lambda: psutil.cpu_count(), "code in C of psutil"),
+    "package imported late": (lambda: import_late, "code in C of psutil"),
+    "package of a package": (lambda: lambda: PLANTED.inner, "code in C of psutil._psutil_linux through planted"),
+    "function in C": (lambda: msgspec.json.encode, "code in C of msgspec"),
+    "function in C of an iterator": (lambda: map(msgspec.json.encode, []), "code in C of msgspec"),
+    "class": (lambda: lambda: Tool, "code in C of psutil"),
+    "class of a package": (lambda: lambda: psutil.Process, "code in C of psutil"),
+    "instance of a package": (lambda: psutil.Process.__new__(psutil.Process), "code in C of psutil"),
+    "shared memory by name": (lambda: lambda: shared_memory.SharedMemory("x"), "the module multiprocessing"),
+    "functions of libraries": (lambda: lambda: ctypes.CDLL(None), "the module ctypes"),
+    "torch.multiprocessing": (lambda: lambda: torch.multiprocessing.Lock(), "the module torch.multiprocessing"),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("make", "reason"), CALLING.values(), ids=CALLING)
+def test_loader_is_refused_when_its_code_calls_code_in_c_that_is_not_known(
+    make: Callable[[], Any], reason: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "planted", PLANTED)
+    assert f"the dataset calls {reason}" in refused(Holding([make()]), num_workers=num_workers)
+
+
+def test_loader_is_refused_when_a_type_in_c_claims_to_be_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_reached, "_OF_INTERPRETER", code_reached._OF_INTERPRETER - {complex})
+    assert "holds a Number" in refused(Holding(type("Number", (complex,), {})()))
+
+
+class Usual(Dataset):
+    """Reads as datasets usually do."""
+
+    def __init__(self) -> None:
+        self.paths = [Path(str(index)) for index in range(5000)]
+        self.pattern, self.decoder, self.rng = re.compile("a"), json.JSONDecoder(), np.random.default_rng(1)
+        self.transform = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        self.labels = {"a": [{"box": [index, (index,)]} for index in range(5000)]}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        from PIL import Image
+
+        with gzip.open(self.paths[index]) as file, Image.open(io.BytesIO(file.read())) as image:
+            logging.getLogger(__name__).debug("read after %s s", time.monotonic())
+            array = np.asarray(image.convert("RGB"))
+        if random.random() < 0.5 and os.path.exists(self.paths[index]) and math.pi:
+            array = np.flip(array, 1)
+        return self.transform(torch.nn.functional.relu(torch.from_numpy(array))), hashlib.sha256(b"").hexdigest()
+
+
+def test_loader_is_probed_when_its_dataset_reads_and_computes_only() -> None:
+    usual = Usual()
+    assert refused(ConcatDataset([usual, Subset(usual, [1])]), shuffle=True) == ""
 
 
 class Stream(IterableDataset):
@@ -221,6 +321,8 @@ def test_look_ends_when_a_dataset_holds_itself_and_very_much(monkeypatch: pytest
     monkeypatch.setattr(held, "_MAX_VALUES", 50)
     dataset.value = [[[index]] for index in range(1000)]
     assert refused(dataset) == ""
+    dataset.value = [Slotted(Holding()) for _ in range(1000)]
+    assert "more than 50 objects" in refused(dataset)
 
 
 def test_loader_is_refused_when_memory_or_landlock_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

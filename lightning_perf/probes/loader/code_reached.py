@@ -1,0 +1,200 @@
+"""What code the parts of a loader call, as far as it is named; code in C that is not known may share anything."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import Any
+
+from lightning_perf.probes import plain
+from lightning_perf.probes.code_lines import USER, owner_of
+
+_KNOWN = frozenset(
+    (
+        "PIL", "albumentations", "cv2", "datasets", "h5py", "lightning", "lightning_fabric", "lightning_perf", "numpy",
+        "kornia", "monai", "orjson", "pandas", "pyarrow", "pyinstrument", "pytorch_lightning", "regex", "safetensors",
+        "scipy", "sentencepiece", "skimage", "sklearn", "timm", "tokenizers", "torch", "torchaudio", "torchvision",
+        "transformers", "xxhash", "yaml",
+    )
+)  # fmt: skip
+"""Packages whose code in C computes, or reads files, in memory of its own; those listed below are exceptions."""
+_KNOWN_STANDARD = frozenset(
+    (
+        "_abc", "_collections", "_functools", "_hashlib", "_json", "_operator", "_random", "_struct", "abc", "array",
+        "collections", "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "itertools", "operator",
+        "pathlib", "random", "re", "types", "typing", "uuid", "zlib", "zoneinfo",
+    )
+)  # fmt: skip
+"""Modules of Python whose types in C hold nothing that is shared."""
+_SHARING = ("torch._C._distributed", "torch.distributed", "torch.multiprocessing", "pyarrow._", "pyarrow.plasma")
+_SHARING_STANDARD = frozenset(("_ctypes", "_multiprocessing", "_posixshmem", "ctypes", "mmap", "multiprocessing"))
+"""Modules of Python that reach memory, semaphores or functions in C by name, of which no audit hook is told."""
+
+
+def _of_interpreter() -> frozenset[type]:
+    """Return the types of the interpreter itself: those of a C extension may claim the module ``builtins`` too."""
+    empty: list[Any] = [[], (), {}, {}.values(), {}.items(), set(), "", b"", bytearray(), range(0)]
+    iterators = [iter(each) for each in empty]
+    values = [*vars(sys.modules["builtins"]).values(), *vars(types).values()]
+    own = {each for each in values if type.__instancecheck__(type, each)}
+    own |= {type(each) for each in (*iterators, {}.keys(), {}.values(), {}.items(), reversed([]), iter(int, 0))}
+    return frozenset(own - {memoryview, getattr(types, "CapsuleType", memoryview)})
+
+
+_OF_INTERPRETER = _of_interpreter()
+_SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
+
+
+@functools.cache
+def is_native(kind: type) -> bool:
+    """Return whether a class is written in C: Python classes define functions instead of these."""
+    for name, value in type.__dict__["__dict__"].__get__(kind).items():
+        is_slot = type(value) in _SLOTS
+        is_slot |= type(value) is types.GetSetDescriptorType and name not in ("__dict__", "__weakref__")
+        if is_slot and value.__objclass__ is kind:
+            return True
+    return False
+
+
+@functools.cache
+def is_users(kind: type) -> bool:
+    """Return whether a class is defined in a file of the user's."""
+    return _is_users_module(module_of(kind))
+
+
+def module_of(kind: type) -> str:
+    """Return the name of a class's module; a class in C has it in its name only."""
+    return str(type.__dict__["__module__"].__get__(kind))
+
+
+def is_known(name: str) -> bool:
+    """Return whether code in C of a module is known to share nothing with other processes."""
+    top = name.partition(".")[0]
+    return (top in _KNOWN or top in _KNOWN_STANDARD) and not name.startswith(_SHARING)
+
+
+def is_extension_allowed(name: str) -> bool:
+    """Return whether the child of a probe may load an extension module."""
+    top = name.partition(".")[0]
+    return is_known(name) or (top in sys.stdlib_module_names and name not in ("_posixshmem", "_ctypes"))
+
+
+def inside_function(function: types.FunctionType) -> Iterator[Any]:
+    """Yield defaults and closure of a function, and the globals and modules that code of the user's names."""
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    yield from function.__closure__ or ()
+    if owner_of(function.__code__.co_filename) != USER:
+        return
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if type(each) is types.CodeType]
+        named = [dict.get(function.__globals__, name) for name in code.co_names]
+        imported = [step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
+        named += [sys.modules.get(name) for name in imported]
+        for value in named:
+            yield value
+            if value is not None and plain.is_a(value, types.ModuleType):
+                yield from _named_of_module(value, code.co_names)
+
+
+def _named_of_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[Any]:
+    """Yield what a name may stand for as an attribute of a module: a submodule; anything of a module of the user's."""
+    own = plain.attributes(module)
+    for name in names:
+        value = own.get(name)
+        if plain.is_a(value, types.ModuleType) or _is_users_module(_name_of(module)):
+            yield value
+
+
+class CodeReached:
+    """Says which code in C is not known to share nothing. One for each look: packages are read once."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, str | None] = {}
+
+    def refuses(self, value: Any) -> str | None:
+        """Return what code a value is or calls that is not known; None where all is known, or seen otherwise."""
+        kind = type(value)
+        if plain.is_a(value, types.ModuleType):
+            return self._refuses_module(_name_of(value))
+        if kind is types.BuiltinFunctionType:
+            return self._refuses_module(str(value.__module__)) if value.__module__ is not None else None
+        if kind is types.FunctionType:
+            return self._refuses_module(str(value.__module__))
+        if plain.is_a(value, type):
+            return next(filter(None, map(self._refuses_class, type.__dict__["__mro__"].__get__(value))), None)
+        return None
+
+    def _refuses_class(self, kind: type) -> str | None:
+        """Return why a class that code names, or that a value has, is not known; its instances are judged by value."""
+        module = module_of(kind)
+        if module.partition(".")[0] in sys.stdlib_module_names and module not in _SHARING_STANDARD:
+            return None  # making one is seen by the audit hook, or shares nothing
+        return self._refuses_module(module)
+
+    def _refuses_module(self, name: str) -> str | None:
+        top = name.partition(".")[0]
+        if is_known(name) or _is_users_module(name):
+            return None
+        if top in sys.stdlib_module_names:
+            return f"the module {name}" if top in _SHARING_STANDARD else None
+        if name.startswith(_SHARING):
+            return f"the module {name}"
+        return self._refuses_package(top)
+
+    def _refuses_package(self, top: str) -> str | None:
+        """Return why a package is not known; None where it, and what it imports, is known or in Python alone."""
+        if top in self._packages:
+            return self._packages[top]
+        self._packages[top] = None  # packages import each other
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] != top or not plain.is_a(module, types.ModuleType):
+                continue
+            own = plain.attributes(module)
+            if str(own.get("__file__")).endswith(tuple(EXTENSION_SUFFIXES)):
+                self._packages[top] = f"code in C of {name}"
+                break
+            reason = next(filter(None, map(self._refuses_module, _modules_named(own))), None)
+            if reason is not None:
+                self._packages[top] = f"{reason} through {top}" if " through " not in reason else reason
+                break
+        return self._packages[top]
+
+
+def _modules_named(own: dict[str, Any]) -> set[str]:
+    """Return the modules that the globals of a module are, are from, or whose classes they have."""
+    names = set()
+    for value in list(own.values()):
+        names.add(module_of(type(value)))
+        if plain.is_a(value, types.ModuleType):
+            names.add(_name_of(value))
+        elif plain.is_a(value, type):
+            names.add(module_of(value))
+        elif type(value) in (types.FunctionType, types.BuiltinFunctionType) and type(value.__module__) is str:
+            names.add(value.__module__)
+    return names
+
+
+def _name_of(module: types.ModuleType) -> str:
+    return str(plain.attributes(module).get("__name__"))
+
+
+def _is_users_module(name: str) -> bool:
+    module = sys.modules.get(name)
+    file = plain.attributes(module).get("__file__") if module is not None else None
+    return name == "__main__" or (type(file) is str and not _is_extension(file) and owner_of(file) == USER)
+
+
+def _is_extension(file: str) -> bool:
+    return file.endswith(tuple(EXTENSION_SUFFIXES))
+
+
+def is_interpreters(kind: type) -> bool:
+    """Return whether a class is the interpreter's own, whose values hold only what is followed."""
+    return kind in _OF_INTERPRETER
