@@ -208,12 +208,11 @@ def _facts(session: Session) -> Line:
 
 
 def _paused(session: Session) -> str:
-    """Return how long the loader probe paused the run, where that is much of the run's time."""
+    """Return how long the loader probe paused the run."""
     probe = session.loader_probe
-    if session.run.stage == "data" or probe is None or probe.is_beside_training:
+    if session.run.stage == "data" or probe is None or probe.is_beside_training or probe.wall_s == 0:
         return ""
-    is_much = probe.wall_s >= _LEAST_SHARE * session.run.wall_s
-    return f" ({wording.seconds(probe.wall_s)} loader probe)" if is_much else ""
+    return f" ({wording.seconds(probe.wall_s)} loader probe)"
 
 
 def _phases(session: Session, n_shown: int) -> Iterator[Line]:

@@ -14,6 +14,7 @@ import yaml
 from rules.session_builder import build_session
 
 from lightning_perf.records import Breakdown, Growth, OutOfMemory, Overhead, Session
+from lightning_perf.records.loader_probe import LoaderProbe
 from lightning_perf.reports.brief import MAX_LINES, MAX_WIDTH, brief_epoch, brief_preflight, brief_report
 from lightning_perf.reports.console import emit, short_path, to_text
 from lightning_perf.rules.engine import diagnose
@@ -268,6 +269,17 @@ def test_epoch_is_reported_when_the_verdict_went_away() -> None:
     report = brief_epoch(epochs(msgspec.structs.replace(healthy(), epochs=starved().epochs)), 2, epochs(starved()))
     assert report is not None
     assert "Healthy" in to_text(report)
+
+
+@pytest.mark.parametrize(("wall_s", "shown"), [(0.5, "(500 ms loader probe)"), (0.0, None)])
+def test_time_of_the_loader_probe_is_stated_when_it_is_a_small_part_of_the_run(
+    wall_s: float, shown: str | None
+) -> None:
+    probe = LoaderProbe(status="measured", wall_s=wall_s)
+    base = starved()
+    session = msgspec.structs.replace(base, loader_probe=probe, run=msgspec.structs.replace(base.run, wall_s=60.0))
+    text = to_text(brief_report(session))
+    assert shown in text if shown else "loader probe)" not in text
 
 
 # -- before the first step ------------------------------------------------------------
