@@ -41,11 +41,12 @@ class DoctorHooks(Results):
         out_dir: Folder of ``perf_session.json``. None: the logger's folder, or
             ``perf_logs/<time>``.
         probe_data: Measure the training loader in a child process that works
-            on copies. ``"auto"``: at the end of a fit that waited for data
-            over 20 % of its time, at most 1 % of it and 5 s; not for a loader
-            that holds locks, files or connections, and stopped if its data
-            writes files or connects. True: up to 20 s after the first epoch,
-            without these limits.
+            on copies. ``"auto"``: at the end of a fit of 50 s or more that
+            waited for data over 20 % of its time, at most 1 % of it and 5 s;
+            not for a loader that holds locks, files, connections or unknown
+            code in C, and stopped if its data writes files or connects. True:
+            up to 20 s after the first epoch, without these limits. False:
+            never.
         apply: Treatments to apply between epochs once a finding asks for them,
             e.g. ``("loader-workers",)``; undone when the run ends.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``.
@@ -64,7 +65,7 @@ class DoctorHooks(Results):
         reports: Names = arguments.REPORTS,
         console: str | None = None,
         out_dir: str | Path | None = None,
-        probe_data: bool | str = False,
+        probe_data: bool | str = "auto",
         apply: Names = (),
         select: Names | None = None,
         ignore: Names | None = None,

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes.loader import LoaderProber, watch
+from lightning_perf.probes.loader import LoaderProber, stages, watch
 from lightning_perf.probes.loader.guard import landlock_version
 from lightning_perf.records import Session, Settings
 
@@ -104,8 +105,11 @@ def fitted(make_trainer: Make, dataset: Any, doctor: PerfDoctor, **arguments: An
     return doctor.session
 
 
-def children() -> list[str]:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+def children(pid: int | None = None) -> list[str]:
+    pid = os.getpid() if pid is None else pid
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return []
 
 
 def test_probe_names_the_function_when_the_run_waits_for_its_data(
@@ -132,10 +136,10 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
 
 @needs_landlock
 @pytest.mark.usefixtures("unasked")
-def test_loader_is_probed_by_auto_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
+def test_loader_is_probed_by_default_when_the_fit_waited_for_its_data(make_trainer: Make) -> None:
     gc.collect()  # what earlier tests left open
     before = children(), sorted(os.listdir("/proc/self/fd"))
-    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data="auto", reports=[]))
+    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
     probe = session.loader_probe
     assert probe is not None
     assert probe.getitem is not None, probe.reason
@@ -146,8 +150,8 @@ def test_loader_is_probed_by_auto_when_the_fit_waited_for_its_data(make_trainer:
     assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
 
 
-def test_loader_is_not_probed_by_auto_when_the_run_is_short(make_trainer: Make) -> None:
-    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data="auto", reports=[]))
+def test_loader_is_not_probed_by_default_when_the_run_is_short(make_trainer: Make) -> None:
+    session = fitted(make_trainer, Starving(), PerfDoctor(reports=[]))
     assert session.loader_probe is None
     assert "too short for a probe of 1%" in session.missing["loader_probe"]
 
@@ -203,6 +207,55 @@ def test_probe_ends_at_once_when_the_run_is_asked_to_end(
     assert children() == before
 
 
+class Interrupting(LoaderProber):
+    """Sends a signal to the training once the probe's child runs, and so many processes of its own with it."""
+
+    number = signal.SIGINT
+    n_workers = 0
+    marks: list[str] = []
+    """Names of files in /dev/shm begin with these; empty before the signal is sent."""
+
+    def poll(self) -> Any:
+        pid = self._child._pid
+        if pid is not None and not self.marks and len(workers := children(pid)) >= self.n_workers:
+            assert self._scratch is not None
+            self.marks += [f"sem.{self._scratch.name}", *(f"torch_{each}_" for each in (pid, *workers))]
+            os.kill(os.getpid(), self.number)
+        return super().poll()
+
+
+@needs_landlock
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_nothing_is_left_when_the_run_is_interrupted_during_its_probe(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, n_workers: int
+) -> None:
+    for name in ("SAMPLES_SHARE", "LINES_SHARE"):
+        monkeypatch.setattr(stages, name, 0.01)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(watch, "SHORT_SHARE", 60.0)
+    monkeypatch.setattr(watch, "LoaderProber", Interrupting)
+    monkeypatch.setattr(stages, "candidates", lambda *_: [2])
+    monkeypatch.setattr(Interrupting, "number", number)
+    monkeypatch.setattr(Interrupting, "n_workers", n_workers)
+    monkeypatch.setattr(Interrupting, "marks", [])
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    handlers = [signal.getsignal(each) for each in numbers]
+    gc.collect()  # what earlier tests left open
+    before = children(), sorted(os.listdir("/proc/self/fd"))
+    doctor = PerfDoctor(reports=[])
+    with contextlib.suppress(SystemExit, KeyboardInterrupt):
+        make_trainer(doctor, max_epochs=2).fit(Tiny(), DataLoader(Starving(), batch_size=2))
+    assert Interrupting.marks
+    if doctor.session is not None and doctor.session.loader_probe is not None:
+        assert "ended before it was done" in doctor.session.loader_probe.reason
+    assert (children(), sorted(os.listdir("/proc/self/fd"))) == before
+    assert list(tmp_path.glob("lperf*")) == []
+    assert [each for each in os.listdir("/dev/shm") if each.startswith(tuple(Interrupting.marks))] == []
+    assert [signal.getsignal(each) for each in numbers] == handlers
+
+
 def test_probe_starts_nothing_when_the_run_was_asked_to_end_before(make_trainer: Make) -> None:
     class Preempted(Tiny):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -236,7 +289,7 @@ class Stopping(Tiny):
 def test_loader_is_not_probed_by_auto_when_the_training_is_stopped(
     make_trainer: Make, error: BaseException | None
 ) -> None:
-    doctor = PerfDoctor(probe_data="auto", reports=[])
+    doctor = PerfDoctor(reports=[])
     with contextlib.suppress(SystemExit, RuntimeError, KeyboardInterrupt):
         make_trainer(doctor, max_epochs=2).fit(Stopping(error), DataLoader(KillingProbes(), batch_size=2))
     assert doctor.session is not None
@@ -256,7 +309,7 @@ def test_loader_is_probed_by_auto_when_early_stopping_ended_the_training(
             self.log("constant", 1.0)
 
     stopping = EarlyStopping("constant", patience=1, check_on_train_epoch_end=True)
-    trainer = make_trainer(PerfDoctor(probe_data="auto", reports=[]), stopping, max_epochs=9)
+    trainer = make_trainer(PerfDoctor(reports=[]), stopping, max_epochs=9)
     trainer.fit(Constant(), DataLoader(Starving(), batch_size=8))
     assert trainer.current_epoch < 9
     assert probed
