@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.fuzzing import IS_TORTURE
+
 from .kinds import Kind
 
 _IGNORED = (
@@ -27,7 +29,7 @@ _IGNORED = (
     r"_ckpt_path$",
     # Figures of PerfDoctor that were asked for: in progress bars and in what loggers write.
     r"_progress_bar\.(sp\b|postfix$)",
-    r"\._metric_component\._metrics\['(perf|data_wait)'\]$",
+    r"\._metric_component\._metrics\['(perf|wait|data_wait)'\]$",
     r"\._experiment\.metrics_keys\b",
 )
 """Observations that may differ, whatever the kind."""
@@ -95,6 +97,7 @@ class Server:
             "folder": str(folder),
             "fresh": kind.fresh,
             "limit_s": kind.limit_s,
+            "probes": kind.probes or IS_TORTURE,
         }
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)

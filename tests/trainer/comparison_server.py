@@ -31,7 +31,7 @@ from typing import Any
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
     "bare": None,
     "defaults": {},
-    "windows": {"schedule": (1, 1, 2, 0), "probe_data": "auto"},
+    "windows": {"schedule": (1, 1, 2, 0)},
     "everything": {
         "schedule": (3, 1, 2, 0),
         "probe_data": True,
@@ -50,9 +50,15 @@ CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
 }
 """PerfDoctor's arguments in each configuration; None for a run without it."""
 
-_PROBE_LIMIT_S = 0.1  # of the loader's probe, so that runs stay short
-_SHORT_PROBE = {"SHORT_WAIT_SHARE": -1.0, "SHORT_SHARE": 100.0, "SHORT_LEAST_S": 0.0, "SHORT_MOST_S": 0.6}
-"""Of the short probe of a loader: in every run, however short and whether it waits for its data or not."""
+_PROBE_LIMIT_S = 0.6  # of a loader's probe, so that runs stay short
+_PROBE_CONSTANTS = {
+    "_PROBED_WAIT_SHARE": -1.0,
+    "SHORT_WAIT_SHARE": -1.0,
+    "SHORT_SHARE": 100.0,
+    "SHORT_LEAST_S": 0.0,
+    "SHORT_MOST_S": _PROBE_LIMIT_S,
+}
+"""Of the watch of loaders: loaders are probed in every run, however short and whether it waits for its data or not."""
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
@@ -62,16 +68,18 @@ def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[A
     if arguments is None:
         return []
     module = "lightning_perf.pytorch_lightning" if namespace == "pytorch_lightning" else "lightning_perf"
-    if arguments.get("probe_data") is True:
-        prober = importlib.import_module("lightning_perf.probes.loader.prober")
-        prober.MIN_LIMIT_S = _PROBE_LIMIT_S
-        prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, False)
-    if arguments.get("probe_data") == "auto":
-        watch = importlib.import_module("lightning_perf.probes.loader.watch")
-        for name, value in _SHORT_PROBE.items():
-            setattr(watch, name, value)
-        watch.LoaderWatch._suspicious_loader = _training_loader
     return [importlib.import_module(module).PerfDoctor(**arguments)]
+
+
+def _probe_every_loader() -> None:
+    """Lift the conditions on the run's time; those on what the loader holds stay."""
+    prober = importlib.import_module("lightning_perf.probes.loader.prober")
+    prober.MIN_LIMIT_S = _PROBE_LIMIT_S
+    prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, False)
+    watch = importlib.import_module("lightning_perf.probes.loader.watch")
+    for name, value in _PROBE_CONSTANTS.items():
+        setattr(watch, name, value)
+    watch.LoaderWatch._suspicious_loader = _training_loader
 
 
 def _training_loader(self: Any, settings: Any, share: float, needs_workers: bool = False) -> Any:
@@ -95,6 +103,8 @@ def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) ->
     before = observations.functions_by_owner() if functions is None else functions()
     torch.set_num_threads(1)
     seed_everything(7, verbose=False)
+    if request["probes"]:
+        _probe_every_loader()
     run = Run(folder, _doctors(request["configuration"]), lambda name: _doctors(request["configuration"], name))
     shown: list[Any] = []
     warnings.simplefilter("default")
@@ -125,7 +135,14 @@ def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) ->
             if one.session is not None
             for failure in one.session.probes_off
         },
+        "loader_probes": [_loader_probe(one.session) for one in run.used if one.session is not None],
     }
+
+
+def _loader_probe(session: Any) -> tuple[str, str]:
+    """Return the status of the loader's probe and its reason; why there is none where there is none."""
+    probe = session.loader_probe
+    return ("none", session.missing["loader_probe"]) if probe is None else (probe.status, probe.reason)
 
 
 @contextlib.contextmanager

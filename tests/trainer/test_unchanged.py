@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lightning_perf.probes.loader.guard import landlock_version
 from tests.fuzzing import FUZZ, IS_TORTURE
 
 from .comparison import Server, assert_unchanged
@@ -43,6 +44,19 @@ def server(tmp_path_factory: Any) -> Iterator[Server]:
 def test_training_is_unchanged_when_measured(server: Server, kind: Any, settings: Any, n: int) -> None:
     for configuration in settings:
         assert_unchanged(server, kind, configuration)
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("configuration", ["defaults", "windows", "everything"])
+def test_loader_is_probed_when_trainings_are_compared(server: Server, configuration: str) -> None:
+    probes = server.run(KINDS["random-transforms"], configuration)["loader_probes"]
+    assert probes
+    assert all(status in ("measured", "partial", "failed") for status, _ in probes), probes
+
+
+@pytest.mark.parametrize("configuration", ["defaults", "windows", "everything"])
+def test_loader_is_not_probed_when_the_compared_training_fails(server: Server, configuration: str) -> None:
+    assert [status for status, _ in server.run(KINDS["dataset-raises"], configuration)["loader_probes"]] == ["none"]
 
 
 def test_there_are_at_least_sixty_kinds() -> None:

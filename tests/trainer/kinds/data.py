@@ -44,12 +44,12 @@ def noisy(**arguments: Any) -> DataLoader:
     return DataLoader(Noisy(), batch_size=2, shuffle=True, collate_fn=collate_noisily, **arguments)
 
 
-@kind("random-transforms", core=True)
+@kind("random-transforms", core=True, probes=True)
 def random_transforms(run: Run) -> None:
     run.trainer().fit(Deep(), noisy(), noisy())
 
 
-@kind("workers", core=True)
+@kind("workers", core=True, probes=True)
 def workers(run: Run) -> None:
     run.trainer().fit(Deep(), noisy(num_workers=2, worker_init_fn=seed_worker), noisy(num_workers=1))
 
@@ -100,7 +100,7 @@ class Journaling(Varied):
         return super().__getitem__(index)
 
 
-@kind("samples-write-files", core=True, configurations=("defaults", "windows"))
+@kind("samples-write-files", core=True, probes=True, configurations=("defaults", "windows"))
 def samples_write_files(run: Run) -> None:
     dataset = Journaling()
     dataset.folder = run.folder
@@ -252,7 +252,7 @@ class Data(LightningDataModule):
         return {"n": len(self.notes)}
 
 
-@kind("data-module", core=True)
+@kind("data-module", core=True, probes=True)
 def data_module(run: Run) -> None:
     run.trainer(enable_checkpointing=True).fit(Deep(), datamodule=Data(run.notes))
 
@@ -279,7 +279,7 @@ class FailsAt(Varied):
         return super().__getitem__(index)
 
 
-@kind("dataset-raises", core=True)
+@kind("dataset-raises", core=True, probes=True)
 def dataset_raises(run: Run) -> None:
     run.trainer().fit(Deep(), DataLoader(FailsAt(), batch_size=2))
 
@@ -304,6 +304,7 @@ class Dies(Varied):
 @kind(
     "worker-killed",
     core=True,
+    probes=True,
     ignore=(
         r"^notes: .*\('step'",
         "^objects",

@@ -22,6 +22,7 @@ class Kind:
         name: Its unique name.
         train: Does the training.
         core: Whether ``make test`` runs it; ``make torture`` runs all.
+        probes: Whether ``make test`` probes its loaders as well, as ``make torture`` does in all kinds.
         fresh: Whether each run needs a newly started interpreter instead of a forked one.
         rounds: Times that ``make torture`` runs it at most.
         limit_s: Time limit of one run.
@@ -33,6 +34,7 @@ class Kind:
     name: str
     train: Callable[[Run], None]
     core: bool = False
+    probes: bool = False
     fresh: bool = False
     rounds: int = 1000
     limit_s: float = 60.0
