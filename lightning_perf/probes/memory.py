@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_perf import seams
 from lightning_perf.records import (
     Breakdown,
     DeviceMemory,
@@ -245,6 +246,7 @@ class MemoryProbe:
             oom.describe(error, where, self._loop.main.n_steps, named, self._device.type),
             timeline=tuple(zip(readings.steps, readings.values, strict=True)),
             post_mortem_file=None if folder is None else f"out_of_memory{_rank_of(self._trainer)}.txt",
+            checkpoint=seams.last_checkpoint(self._trainer),
         )
         self._oom = record
         if self._history is not None and folder is not None:

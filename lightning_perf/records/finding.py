@@ -50,6 +50,7 @@ class Prescription(Record, frozen=True, kw_only=True):
         loader_args: Keyword arguments for ``DataLoader``.
         code: What to paste, as Python.
         value: Value of the treatment, if it is neither in ``trainer_flags`` nor in ``loader_args``; None for none.
+        frees_bytes: Memory that it frees, modeled from what memory held; None if unknown.
     """
 
     treatment: str
@@ -60,6 +61,7 @@ class Prescription(Record, frozen=True, kw_only=True):
     loader_args: dict[str, Any] = {}
     code: str = ""
     value: int | str | None = None
+    frees_bytes: int | None = None
 
 
 class Gain(Record, frozen=True, kw_only=True):

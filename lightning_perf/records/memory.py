@@ -263,6 +263,7 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         history_sites: What was held at its end, largest first.
         snapshot_file: The dumped snapshot, in the run's folder; None without one.
         post_mortem_file: Text of all this, in the run's folder; None if it could not be written.
+        checkpoint: Path of the latest checkpoint of this run; None if there is none.
     """
 
     where: Literal["device", "host", "worker", "shm"]
@@ -279,6 +280,7 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
     history_sites: tuple[AllocationSite, ...] = ()
     snapshot_file: str | None = None
     post_mortem_file: str | None = None
+    checkpoint: str | None = None
 
 
 class Memory(Record, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,9 @@ from lightning_perf.records import (
     Trial,
 )
 
-from .brief import brief_epoch, brief_preflight, brief_report
+from . import wording
+from .brief import brief_report
+from .brief_epochs import brief_epoch, brief_preflight
 from .document import Document, Facts, facts, section
 from .render.brief import BriefReport
 from .render.console import DocumentReport
@@ -99,8 +100,4 @@ def model_summary(profile: ModelProfile) -> DocumentReport:
 def short_path(session: Path) -> str:
     """Return the folder of a session file, relative to the current one if it lies below; the file if it is unusual."""
     place = session.parent if session.name == SESSION_FILE else session
-    try:
-        below = os.path.relpath(place)
-    except (OSError, ValueError):  # no current folder, or another drive
-        return str(place)
-    return str(place) if below.startswith("..") else below
+    return wording.short_path(str(place))

@@ -7,6 +7,7 @@ output cannot show them.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 
@@ -207,6 +208,15 @@ def block(text: str, max_lines: int = 40, limit: int = 400) -> list[str]:
 def cut(text: str, limit: int) -> str:
     """The text, at most ``limit`` characters of it."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + ELLIPSIS
+
+
+def short_path(path: str) -> str:
+    """Return a path relative to the current folder if it lies below, otherwise as it is."""
+    try:
+        below = os.path.relpath(path)
+    except (OSError, ValueError):  # no current folder, or another drive
+        return path
+    return path if below.startswith("..") else below
 
 
 def fit_encoding(text: str, encoding: str | None) -> str:

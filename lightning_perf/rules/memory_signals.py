@@ -89,7 +89,7 @@ def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
 
 
 CHECKPOINTING = fix(
-    "checkpoint activations: half of their memory or less, for 20 to 30 % slower steps",
+    "checkpoint activations, at 20 to 30 % slower steps: half of their memory or less",
     "minutes",
     treatment="activation-checkpointing",
     code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
@@ -103,7 +103,7 @@ BF16 = fix(
     code='Trainer(..., precision="bf16-mixed")',
 )
 EXPANDABLE_SEGMENTS = fix(
-    "start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",
     "one line",
     treatment="expandable-segments",
     code="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, NamedTuple
 
@@ -90,6 +91,14 @@ def is_progress_bar(callback: Any) -> bool:
 def is_checkpoint_callback(callback: Any) -> bool:
     """Whether a callback saves checkpoints (derives from Lightning's ``Checkpoint``)."""
     return base_class(type(callback), ("Checkpoint",)) is not None
+
+
+def last_checkpoint(trainer: Any) -> str | None:
+    """Return the path of the latest checkpoint that this run wrote; None if there is none."""
+    known = [vars(each) for each in trainer.callbacks if base_class(type(each), ("ModelCheckpoint",)) is not None]
+    paths = {each.get(name) for each in known for name in ("last_model_path", "best_model_path")}
+    written = {path: os.path.getmtime(path) for path in paths if type(path) is str and os.path.exists(path)}
+    return max(written, key=written.__getitem__, default=None)
 
 
 def base_class(cls: type, names: tuple[str, ...]) -> type | None:

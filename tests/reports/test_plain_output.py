@@ -29,7 +29,8 @@ from lightning_perf.records import (
     Trial,
 )
 from lightning_perf.reports import wording
-from lightning_perf.reports.brief import brief_epoch, brief_report
+from lightning_perf.reports.brief import brief_report
+from lightning_perf.reports.brief_epochs import brief_epoch
 from lightning_perf.reports.console import comparison_report, emit, run_report, to_text, trial_report
 from lightning_perf.reports.fixes import fix_groups, fix_text
 from lightning_perf.reports.sections.about import missing_rows, overhead_fact

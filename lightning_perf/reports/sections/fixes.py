@@ -44,6 +44,15 @@ def speedup_of(session: Session, finding: Finding) -> Value:
     return Value(gain(finding.gain), finding.gain.low if finding.gain is not None else None)
 
 
+def measured_speedup(session: Session, finding: Finding) -> str:
+    """Return the speedup that a trial measured for the finding's first fix, "1.8x measured"; empty if none did."""
+    arm = _measured(session, finding.prescriptions[0].treatment)
+    if arm is None or arm.speedup is None or arm.verdict == "inconclusive":
+        return ""
+    value = arm.speedup.value
+    return f"{value:.{1 if value >= 1.5 else 2}f}x measured"
+
+
 def _measured(session: Session, treatment: str) -> Arm | None:
     """Return the arm of the latest trial that tried this treatment alone."""
     arms: Sequence[Arm] = [arm for trial in reversed(session.trials) for arm in trial.arms]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
@@ -51,19 +55,27 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ..
         return (fewer, _STREAM) if fewer is not None else (_STREAM,)
     if oom.where == "shm":
         return (_MORE_SHARED_MEMORY, fewer) if fewer is not None else (_MORE_SHARED_MEMORY,)
+    return (*(msgspec.structs.replace(one, frees_bytes=n) for one, n in _for_device(session, oom)),)
+
+
+def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescription, int | None]]:
+    """Yield what to change, with the bytes that this frees by the breakdown of the memory."""
     breakdown = session.memory.breakdown
-    chosen: list[Prescription] = []
-    if breakdown is not None:
-        whole = whole_of(breakdown)
-        if (breakdown.activations_bytes or 0) > DOMINANT_PART * whole:
-            chosen += (CHECKPOINTING, *bf16_of(session))
-        elif (breakdown.optimizer_bytes or 0) > DOMINANT_PART * whole:
-            chosen.append(smaller_optimizer(session))
-    if any(
-        d.peak_reserved_bytes - d.peak_allocated_bytes > (oom.requested_bytes or 2**40) for d in session.memory.devices
-    ):
-        chosen.append(EXPANDABLE_SEGMENTS)
-    return (*chosen, smaller_batch(session, oom.n_samples))
+    activations = (breakdown.activations_bytes or 0) if breakdown is not None else 0
+    states = (breakdown.optimizer_bytes or 0) if breakdown is not None else 0
+    if breakdown is not None and activations > DOMINANT_PART * whole_of(breakdown):
+        yield from ((one, activations // 2) for one in (CHECKPOINTING, *bf16_of(session)))
+    elif breakdown is not None and states > DOMINANT_PART * whole_of(breakdown):
+        smaller = smaller_optimizer(session)
+        n_parts = session.run.world_size if "fsdp" in smaller.code else 4  # 8 of 32 bits
+        yield smaller, states - states // n_parts
+    unused = max((d.peak_reserved_bytes - d.peak_allocated_bytes for d in session.memory.devices), default=0)
+    if unused > (oom.requested_bytes or 2**40):
+        yield EXPANDABLE_SEGMENTS, unused
+    smaller = smaller_batch(session, oom.n_samples)
+    n_accumulated = session.settings.trainer.accumulate_grad_batches or 1
+    parts = smaller.trainer_flags.get("accumulate_grad_batches", n_accumulated) // n_accumulated
+    yield smaller, (activations - activations // parts) or None
 
 
 _STREAM = fix("read samples from disk when needed instead of keeping them in memory", "hours")

@@ -1,0 +1,76 @@
+"""Brief reports during a run: 1 to 3 lines at the end of an epoch, and what settings alone make likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+
+from lightning_perf.records import Finding, Session
+
+from . import wording
+from .brief_lines import TITLE, right_aligned, room_of, verdict_finding
+from .fixes import clause, fix_text, instruction
+from .render.brief import BriefReport, Line
+from .render.console import QUIET, SEVERITY_STYLES
+
+_MAX_PREFLIGHT = 3
+_MIN_WAIT_SHARE = 0.05
+_MIN_EPOCH_S = 30.0
+_SAME_STEP = 0.10
+"""A step time that changed by less is not reported at the end of an epoch."""
+
+
+def brief_epoch(session: Session, epoch_index: int, previous: Session | None = None) -> BriefReport | None:
+    """Return the report of an epoch, or None if there is nothing new.
+
+    Args:
+        session: With findings and verdict up to now.
+        epoch_index: ``Epoch.index`` of the epoch that ended.
+        previous: The session at the last report that was shown; None at first.
+    """
+    epoch = next((each for each in session.epochs if each.index == epoch_index), None)
+    if epoch is None or epoch.wall_s < _MIN_EPOCH_S:
+        return None
+    before = next((e for e in reversed(previous.epochs) if e.step_p50_s), None) if previous is not None else None
+    change = None
+    if before is not None and before.step_p50_s and epoch.step_p50_s:
+        change = epoch.step_p50_s / before.step_p50_s - 1
+    is_same = previous is not None and previous.verdict.code == session.verdict.code
+    if is_same and (change is None or abs(change) <= _SAME_STEP):
+        return None
+    told = [f"epoch {epoch_index}"]
+    if epoch.step_p50_s is not None:
+        signed = "" if change is None else f" ({'+' if change >= 0 else '−'}{wording.share(abs(change))})"
+        told.append(f"{wording.seconds(epoch.step_p50_s)}/step{signed}")
+    wait = epoch.phases.get("data_wait", 0.0) / epoch.wall_s
+    if wait >= _MIN_WAIT_SHARE:
+        told.append(f"data wait {wording.share(wait)}")
+    old = previous.verdict.code if previous is not None else None
+    if old is not None and not any(each.code == old and each.severity != "info" for each in session.findings):
+        told.append(f"{wording.line(old, 16)} resolved")
+    finding = verdict_finding(session)
+    if finding is None:
+        told.append(wording.line(session.verdict.text, 60).partition(":")[0])
+    elif is_same:
+        told.append(f"{finding.code} as before")
+    lines = [Line(((TITLE, "bold"), (" · ".join(told), "")))]
+    if finding is not None and not is_same:
+        style = SEVERITY_STYLES[finding.severity]
+        lines.append(Line(((f"  {wording.line(finding.code, 16)} ", style), (clause(finding.summary, 72), ""))))
+        fixes = (fix_text(each, session, 72) for each in finding.prescriptions[:1])
+        lines += [Line((("  fix   ", QUIET), (text, ""))) for text in fixes]
+    return BriefReport(lines)
+
+
+def brief_preflight(findings: Sequence[Finding], session: Session) -> BriefReport:
+    """Return what the settings alone make likely, one line per finding; findings must not be empty."""
+    lines = []
+    for finding in findings[:_MAX_PREFLIGHT]:
+        fix = f": {instruction(finding.prescriptions[0], session)}" if finding.prescriptions else ""
+        text = f"likely {wording.line(finding.name, 60)}"
+        code = wording.line(finding.code, 16)
+        shown = text + fix if cell_len(text + fix) <= room_of(code) else text
+        lines.append(right_aligned(TITLE, shown, code))
+    more = len(findings) - _MAX_PREFLIGHT
+    return BriefReport([*lines, Line(((f"+{more} more", QUIET),))] if more > 0 else lines)

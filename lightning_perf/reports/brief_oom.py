@@ -1,0 +1,96 @@
+"""The brief report of a run whose memory ran out: what filled it, what each fix frees, how to resume."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+
+from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
+
+from . import wording
+from .brief_lines import BLANK, GAP, LAST_GAP, MORE, NEEDED, command, joined, part_of, titled
+from .fixes import clause, first_sentence
+from .render.brief import MAX_WIDTH, Line
+from .render.console import QUIET
+from .sections import memory
+from .sections.post_mortem import WHERE, circumstances
+
+_MAX_FIXES = 3
+_MAX_PARTS = 3
+_BAR = 30
+_FIX = 52
+_FREES = 16
+_CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
+"""Code that only sets arguments."""
+
+
+def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iterator[Line]:
+    """Yield the lines above the commands.
+
+    Args:
+        session: The session.
+        oom: What was known when memory ran out.
+        place: Path of the session; None if it was not saved.
+    """
+    finding = next((each for each in session.findings if each.code == "PD408"), None)
+    text = first_sentence(finding.summary) if finding is not None else f"{WHERE[oom.where]} after step {oom.step}"
+    yield from titled([text], "PD408", "bold red")
+    error = re.split(r"(?<=\.) ", wording.line(oom.error, 400).removeprefix("OutOfMemoryError: "))
+    yield Line(((wording.cut(joined(error, " ")[0], MAX_WIDTH), QUIET),))
+    told = [each for each in circumstances(oom) if not each.startswith("in ") and not each.endswith(" requested")]
+    for i, each in enumerate(joined(told, " · ")[:2]):
+        yield Line(((wording.cut(each, MAX_WIDTH), QUIET),), MORE if i else NEEDED)
+    yield from _parts(session, oom)
+    yield from _fixes(finding)
+    yield Line((), LAST_GAP)
+    if oom.checkpoint:
+        yield command("resume", f"trainer.fit(model, ckpt_path={wording.short_path(oom.checkpoint)!r})")
+    if oom.post_mortem_file:
+        folder = os.path.dirname(place) if place and place.endswith(".json") else place or ""
+        file = os.path.normpath(os.path.join(folder, wording.line(oom.post_mortem_file, 200)))
+        yield command("report", file, "memory state at the failure")
+
+
+def _parts(session: Session, oom: OutOfMemory) -> Iterator[Line]:
+    """Yield what filled the memory that ran out, the largest parts first."""
+    breakdown = session.memory.breakdown
+    if breakdown is None or breakdown.device.startswith("cpu") != (oom.where != "device"):
+        return
+    rows = memory.memory_rows(breakdown)
+    if not rows:
+        return
+    is_gpu = oom.where == "device"
+    label = "GPU memory at failure" if is_gpu else "tensors in memory"
+    for device in session.memory.devices[: int(is_gpu)]:
+        label += f": {part_of(device.peak_reserved_bytes, device.total_bytes)} reserved"
+    yield BLANK
+    yield Line(((f"  {label}", QUIET),))
+    for i, row in enumerate(rows[:_MAX_PARTS]):
+        bar = "█" * max(1, round(_BAR * row.share))
+        text = f"  {row.name:<19}{wording.size(row.n_bytes):>9}  "
+        yield Line(((text, ""), (bar, "cyan")), GAP if i == _MAX_PARTS - 1 else NEEDED)
+
+
+def _fixes(finding: Finding | None) -> Iterator[Line]:
+    fixes = finding.prescriptions[:_MAX_FIXES] if finding is not None else ()
+    if not fixes:
+        return
+    frees = "frees (modeled)" if any(each.frees_bytes for each in fixes) else ""
+    yield BLANK
+    head = "fix, in this order" if len(fixes) > 1 else "fix"
+    yield Line(((f"  {head:<{_FIX}} {frees:<{_FREES}}effort", QUIET),))
+    for i, fix in enumerate(fixes, start=1):
+        text, *rest = textwrap.wrap(_fix_text(fix), _FIX, break_on_hyphens=False)[:2]
+        size = f"about {wording.size(fix.frees_bytes)}" if fix.frees_bytes else ""
+        yield Line(((f"{i} ", QUIET), (f"{text:<{_FIX}} {size:<{_FREES}}{fix.effort}", "")))
+        yield from (Line((("  " + each, ""),)) for each in rest)
+
+
+def _fix_text(fix: Prescription) -> str:
+    """Return the change as code if it only sets arguments, otherwise in words."""
+    calls = [_CALL.fullmatch(each) for each in fix.code.splitlines()]
+    if calls and all(calls):
+        return wording.line(", ".join(f"{each[1]}({each[2]})" for each in calls if each), 2 * _FIX)
+    return clause(fix.summary, _FIX)
