@@ -23,6 +23,7 @@ from lightning_perf.probes.window import WindowProbe
 from lightning_perf.progress import BarFigures
 from lightning_perf.records import Session, TraceRecord, Window
 from lightning_perf.rules.engine import diagnose, hypotheses, preflight
+from lightning_perf.rules.stability import with_stable_advice
 from lightning_perf.run_reports import RunReports
 
 if TYPE_CHECKING:
@@ -257,11 +258,15 @@ class DoctorRun:
         """Return the session with the failures up to now and, unless diagnosing is what fails, its findings."""
         doctor, failures = self._doctor, self.probes.failures
         session = msgspec.structs.replace(session, probes_off=tuple(failures.values()))
-        found = self.probes.call("diagnosis", diagnose, session, doctor.select, doctor.ignore)
+        found = self.probes.call("diagnosis", self._stable_diagnosis, session)
         if found is None:
             found = msgspec.structs.replace(session, probes_off=tuple(failures.values()))
         doctor.session = found
         return doctor.session
+
+    def _stable_diagnosis(self, session: Session) -> Session:
+        doctor = self._doctor
+        return with_stable_advice(diagnose(session, doctor.select, doctor.ignore), doctor.session)
 
     def _replay(self) -> None:
         """Measure in a pause what rules would otherwise have to estimate."""

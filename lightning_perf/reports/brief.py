@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 
-from lightning_perf.records import Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
@@ -52,6 +52,7 @@ _BAR = 30
 _FIX, _SPEEDUP, _EFFORT = 38, 15, 10
 """Widths of the columns of fixes."""
 _MAX_CURVE = 3
+_RANKS_WAIT = "includes waiting for other ranks"
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 
@@ -66,10 +67,9 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
         top = [*out_of_memory(session, session.memory.oom, place)]
         return BriefReport(fitted([*top, *_commands(session, place)]))
     warnings = _warnings(session)
-    top = [*_headline(session), _facts(session)]
+    top = [*_headline(session), *_cautions(session), _facts(session)]
     if session.verdict.category == "healthy" and not warnings:
         return BriefReport([*top, *_details(place)])
-    top[-1:-1] = _cautions(session)
     bottom = [*_state(warnings), *_commands(session, place)]
     lines: list[Line] = []
     for n_fixes, n_phases in _SIZES:
@@ -103,9 +103,8 @@ def _facts(session: Session) -> Line:
     run, steady, word = session.run, session.steady, step_word(session)
     machine, rate = wording.line(machine_text(session), 60), ""
     tail = ""
-    told = [] if run.status in ("finished", "running") else [str(run.status)]
-    if run.status == "failed" and run.error:
-        told = [f"failed ({run.error})"]
+    error = f" ({run.error})" if run.status == "failed" and run.error else ""
+    told = [] if run.status in ("finished", "running") else [f"{run.status}{error}"]
     if run.stage != "fit":
         told.append(run.stage)
     told += [
@@ -121,7 +120,7 @@ def _facts(session: Session) -> Line:
         told += [rate, f"{p50} per {word}{tail}"]
     told += [f"{run.world_size} ranks" if run.world_size > 1 else "", _peak(session), machine]
     told = [wording.line(each, 60) for each in told if each]
-    for spare in (rate, machine, tail):  # the least important first
+    for spare in (rate, machine, error, tail):  # the least important first
         if cell_len(" · ".join(told)) > MAX_WIDTH:
             told = [each.replace(spare, "") for each in told if each != spare]
     return Line(((wording.cut(" · ".join(told), MAX_WIDTH), QUIET),))
@@ -151,7 +150,8 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     rest = [row for row in rows if row not in shown and row.total_s > 0]
     device = session.steady.device
     idle = f"device idle {wording.share(device.starved_share)}" if device is not None else ""
-    cells = [(row.name, row.share, idle if row.phase == "data_wait" else "") for row in shown]
+    notes = {"data_wait": idle, "backward": _RANKS_WAIT if session.verdict.code == "PD701" else ""}
+    cells = [(row.name, row.share, notes.get(row.phase, "")) for row in shown]
     if rest:
         names = ", ".join(row.name for row in rest[:3])
         cells.append(("rest", sum(row.share for row in rest), names))
@@ -187,7 +187,7 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
     yield BLANK
     shown = groups[:n_shown]
     head = f"fix (+{len(groups) - n_shown} more)" if len(groups) > n_shown else "fix"
-    speedups = [measured_speedup(session, group[0]) or wording.gain(group[0].gain) for group in shown]
+    speedups = [_speedup(session, group[0]) for group in shown]
     if any(each.startswith("up to") for each in speedups):
         head += ' · "up to": not measured'
     yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}cause", QUIET),))
@@ -205,6 +205,12 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
         other = alternatives(group, session, MAX_WIDTH - 8)
         if other:
             yield Line(((" " * 8 + other, QUIET),), MORE)
+
+
+def _speedup(session: Session, finding: Finding) -> str:
+    """Return the speedup that a trial measured, or else the expected one."""
+    unknown = "" if finding.category == "memory" else "not measured"
+    return measured_speedup(session, finding) or wording.gain(finding.gain) or unknown
 
 
 def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:

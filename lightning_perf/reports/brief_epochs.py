@@ -36,20 +36,21 @@ def brief_epoch(session: Session, epoch_index: int, previous: Session | None = N
     change = None
     if before is not None and before.step_p50_s and epoch.step_p50_s:
         change = epoch.step_p50_s / before.step_p50_s - 1
-    is_same = previous is not None and previous.verdict.code == session.verdict.code
+    is_same = previous is not None and _advice_of(previous) == _advice_of(session)
     if is_same and (change is None or abs(change) <= _SAME_STEP):
         return None
     told = [f"epoch {epoch_index}"]
     if epoch.step_p50_s is not None:
         signed = "" if change is None else f" ({'+' if change >= 0 else '−'}{wording.share(abs(change))})"
         told.append(f"{wording.seconds(epoch.step_p50_s)}/step{signed}")
+    finding = verdict_finding(session)
     wait = epoch.phases.get("data_wait", 0.0) / epoch.wall_s
-    if wait >= _MIN_WAIT_SHARE:
+    is_in_summary = finding is not None and not is_same and "data_wait" in finding.claims  # there of the whole run
+    if wait >= _MIN_WAIT_SHARE and not is_in_summary:
         told.append(f"data wait {wording.share(wait)}")
     old = previous.verdict.code if previous is not None else None
     if old is not None and not any(each.code == old and each.severity != "info" for each in session.findings):
         told.append(f"{wording.line(old, 16)} resolved")
-    finding = verdict_finding(session)
     if finding is None:
         told.append(wording.line(session.verdict.text, 60).partition(":")[0])
     elif is_same:
@@ -61,6 +62,13 @@ def brief_epoch(session: Session, epoch_index: int, previous: Session | None = N
         fixes = (fix_text(each, session, 72) for each in finding.prescriptions[:1])
         lines += [Line((("  fix   ", QUIET), (text, ""))) for text in fixes]
     return BriefReport(lines)
+
+
+def _advice_of(session: Session) -> tuple[str | None, str]:
+    """Return the code of the verdict and its first fix."""
+    finding = verdict_finding(session)
+    fixes = finding.prescriptions[:1] if finding is not None else ()
+    return session.verdict.code, "".join(fix_text(each, session) for each in fixes)
 
 
 def brief_preflight(findings: Sequence[Finding], session: Session) -> BriefReport:

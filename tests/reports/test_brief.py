@@ -53,6 +53,7 @@ def out_of_memory() -> Session:
         batch_shapes={"batch": (64, 3, 224, 224)},
         n_samples=64,
         post_mortem_file="out_of_memory.txt",
+        checkpoint="/logs/checkpoints/epoch=3.ckpt",
     )
     run = msgspec.structs.replace(base.run, status="failed", error="OutOfMemoryError", n_steps=12)
     memory = msgspec.structs.replace(base.memory, oom=oom)
@@ -227,11 +228,10 @@ def test_out_of_memory_frees_part_of_what_dominates(dominant: dict[str, int], fi
 def test_out_of_memory_says_how_to_resume_when_a_checkpoint_exists() -> None:
     session = out_of_memory()
     assert session.memory.oom is not None
-    assert "resume" not in text_of(session)
-    oom = msgspec.structs.replace(session.memory.oom, checkpoint="/logs/epoch=3.ckpt")
+    assert "resume   trainer.fit(model, ckpt_path='/logs/checkpoints/epoch=3.ckpt')" in text_of(session)
+    oom = msgspec.structs.replace(session.memory.oom, checkpoint=None)
     memory = msgspec.structs.replace(session.memory, oom=oom)
-    text = text_of(msgspec.structs.replace(session, memory=memory))
-    assert "resume   trainer.fit(model, ckpt_path='/logs/epoch=3.ckpt')" in text
+    assert "resume" not in text_of(msgspec.structs.replace(session, memory=memory))
 
 
 def test_out_of_memory_recommends_no_larger_batch_when_memory_seems_to_have_room() -> None:
@@ -302,6 +302,27 @@ def test_epoch_has_three_lines_when_its_finding_is_new() -> None:
     assert lines[0].startswith("PerfDoctor  epoch 2 · 30.0 ms/step")
     assert lines[1].startswith("  PD101 54 % of the time waits for data")
     assert lines[2] == "  fix   num_workers=2 (now 0)"
+
+
+def test_epoch_states_one_share_of_waiting_when_the_finding_is_about_it() -> None:
+    session = starved()
+    shares = {**session.epochs[-1].phases, "data_wait": 0.43 * 60}
+    [epoch] = epochs(session).epochs
+    report = brief_epoch(msgspec.structs.replace(session, epochs=(msgspec.structs.replace(epoch, phases=shares),)), 2)
+    assert report is not None
+    text = to_text(report)
+    assert "54 %" in text
+    assert "43 %" not in text
+
+
+def test_epoch_shows_the_fix_again_when_its_value_has_changed() -> None:
+    session = epochs(starved())
+    [first, *others] = session.findings
+    advice = msgspec.structs.replace(first.prescriptions[0], loader_args={"num_workers": 4})
+    changed = msgspec.structs.replace(first, prescriptions=(advice,))
+    report = brief_epoch(msgspec.structs.replace(session, findings=(changed, *others)), 2, session)
+    assert report is not None
+    assert to_text(report).splitlines()[2] == "  fix   num_workers=4 (now 0)"
 
 
 def test_epoch_has_one_line_when_only_the_step_time_changed() -> None:

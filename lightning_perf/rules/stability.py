@@ -1,0 +1,54 @@
+"""Advice that stays the same over the diagnoses of one run until the evidence changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lightning_perf.records import Finding, Prescription, Session
+
+from .verdict import verdict_of
+
+
+def with_stable_advice(session: Session, previous: Session | None) -> Session:
+    """Return a diagnosis that repeats earlier recommended values unless the evidence has changed.
+
+    A value is recommended anew if the settings have changed, if the speedup is known by another method (measured
+    instead of modeled), or if the intervals of the old and the new speedup do not overlap.
+
+    Args:
+        session: The new diagnosis.
+        previous: The last diagnosis; None if there is none. One of another run is ignored.
+    """
+    if previous is None or previous.run.id != session.run.id:
+        return session
+    if (previous.settings, previous.applied) != (session.settings, session.applied):
+        return session
+    before = {finding.code: finding for finding in previous.findings}
+    findings = tuple(_stable(finding, before.get(finding.code)) for finding in session.findings)
+    if findings == session.findings:
+        return session
+    verdict = verdict_of(session, findings, session.outcomes)
+    return msgspec.structs.replace(session, findings=findings, verdict=verdict)
+
+
+def _stable(finding: Finding, before: Finding | None) -> Finding:
+    if before is None or not _is_same_evidence(finding, before):
+        return finding
+    now, old = finding.prescriptions, before.prescriptions
+    if not now or not old or _without_values(now[0]) != _without_values(old[0]):
+        return finding
+    return msgspec.structs.replace(finding, prescriptions=old, gain=before.gain)
+
+
+def _is_same_evidence(finding: Finding, before: Finding) -> bool:
+    new, old = finding.gain, before.gain
+    if new is None or old is None:
+        return new is old
+    return new.method == old.method and new.low <= old.high and old.low <= new.high
+
+
+def _without_values(fix: Prescription) -> tuple[Any, ...]:
+    """Return what a recommendation is about; two that differ only in their values are the same here."""
+    return fix.treatment, fix.safety, fix.effort, tuple(fix.trainer_flags), tuple(fix.loader_args), bool(fix.code)
