@@ -146,7 +146,7 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     if session.steady is None:
         return
     rows = phases.stage_rows(session.steady, folded_below=0.0)
-    shown = [row for row in rows if row.share >= _LEAST_SHARE][:n_shown]
+    shown = [row for row in rows if row.share >= _LEAST_SHARE and row.phase != "other"][:n_shown]
     rest = [row for row in rows if row not in shown and row.total_s > 0]
     device = session.steady.device
     idle = f"device idle {wording.share(device.starved_share)}" if device is not None else ""
