@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .quick import memory_breakdown
     from .quick_model import measure_ceilings, quick_profile
     from .records import Session, load
-    from .reports.render.notebook import to_html
-    from .reports.text import to_text
+    from .reports.text import to_html, to_text
 
 __version__ = "0.1.0.dev0"
 
@@ -34,7 +33,7 @@ _HOMES = {
     "memory_breakdown": ".quick",
     "quick_profile": ".quick_model",
     "DoctorOptions": ".options",
-    "to_html": ".reports.render.notebook",
+    "to_html": ".reports.text",
     "to_text": ".reports.text",
     "traces": ".traces",
 }

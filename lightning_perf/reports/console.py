@@ -29,7 +29,7 @@ from .sections.memory import memory_title
 from .sections.model import model_document, model_parts, model_title
 from .sections.post_mortem import post_mortem_document
 from .sections.trace import trace_documents
-from .sections.trials import trial_parts
+from .sections.trials import trial_document
 from .session_document import session_document
 
 __all__ = [
@@ -67,7 +67,7 @@ def preflight_report(findings: Sequence[Finding], brief_of: Session | None = Non
 
 def trial_report(trial: Trial) -> DocumentReport:
     """Return the ladder of a trial; it ends with what to copy."""
-    return DocumentReport(Document(None, (), (section("trial", "", trial_parts(trial)),)))
+    return DocumentReport(trial_document(trial))
 
 
 def comparison_report(comparison: Comparison) -> DocumentReport:

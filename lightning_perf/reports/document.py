@@ -6,15 +6,18 @@ All text is cleaned here: one line, no control characters, limited length. Rende
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Literal
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from . import wording
-from .cells import Cell, Column, Heads, Value, text_of
+from .cells import PAGE, Cell, Column, Heads, Value, text_of
 
 MAX_ROWS = 5_000
+PAGE_ROWS = 200
+"""Rows that static pages show; the TensorBoard tab shows all."""
 
 
 class Part(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -66,13 +69,21 @@ class Figure(Part, frozen=True):
 
     name: str
     title: str
-    is_pair: bool = False
 
 
 class Perfetto(Part, frozen=True):
     """The Perfetto viewer with the chosen trace; drawn only in the tab."""
 
     file: str
+
+
+class Grid(NamedTuple):
+    """A table as text: heads, whether each column holds numbers, rows, and the index of the column of bars."""
+
+    heads: list[str]
+    numbers: list[bool]
+    rows: list[list[str]]
+    bar: int | None = None
 
 
 class Table(Part, frozen=True):
@@ -91,6 +102,8 @@ class Table(Part, frozen=True):
         n_chars: Characters of a cell to show there.
         left_out: Rows that were dropped.
         bars: Length of a bar for each row, 0…1; all start at zero.
+        bar_head: Head of the column whose values the bars show.
+        bar_room: Columns of text that a line must have for the bars to be shown.
         is_folded: Whether pages show the table only on request.
     """
 
@@ -106,14 +119,28 @@ class Table(Part, frozen=True):
     n_chars: int = 1_000
     left_out: int = 0
     bars: tuple[float, ...] = ()
+    bar_head: str = ""
+    bar_room: int = 0
     is_folded: bool = False
 
-    def texts(self, width: int, n_rows: int | None = None) -> tuple[list[str], list[bool], list[list[str]]]:
-        """Return heads, number flags and rows as text for a form that is `width` columns wide and cannot scroll."""
+    def grid(self, width: int, draw_bar: Callable[[float], str], escape: Callable[[str], str] = str) -> Grid:
+        """Return the table as text, with the bars in the second column.
+
+        Args:
+            width: Columns of text per line. Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
+            draw_bar: Draws a bar by its length.
+            escape: Escapes the text of a cell.
+        """
+        is_page = width >= PAGE
         kept = [i for i, room in enumerate(self.rooms) if room <= width]
-        rows = self.rows[: self.n_brief or n_rows]
-        cells = [[wording.cut(text_of(row[i]), self.n_chars) for i in kept] for row in rows]
-        return [self.heads[i] for i in kept], [self.numbers[i] for i in kept], cells
+        rows = self.rows[: PAGE_ROWS if is_page else self.n_brief or None]
+        n_chars = 1_000 if is_page else self.n_chars
+        cells = [[escape(wording.cut(text_of(row[i]), n_chars)) for i in kept] for row in rows]
+        heads, numbers = [self.heads[i] for i in kept], [self.numbers[i] for i in kept]
+        if not self.bars or self.bar_room > width:
+            return Grid(heads, numbers, cells)
+        drawn = [[row[0], draw_bar(length), *row[1:]] for row, length in zip(cells, self.bars, strict=False)]
+        return Grid([heads[0], "", *heads[1:]], [numbers[0], False, *numbers[1:]], drawn, bar=1)
 
 
 class Fix(msgspec.Struct, frozen=True):
@@ -129,29 +156,21 @@ class Diagnosis(Part, frozen=True, tag="finding"):
     """A finding with its evidence and recommendations.
 
     Attributes:
+        remarks: Expected speedup, certainty of the cause, and whether it rests on settings alone.
         evidence: Metric, measured value, basis.
-        speedup: Short form, e.g. ``1.7–2.1x``; empty if none is expected.
-        certainty: How certain the cause is.
         basis: What the speedup was estimated from.
-        remark: Set for a finding that rests on settings alone.
+        is_open: Whether pages show it unfolded.
     """
 
     code: str
     title: str
     severity: str
-    certainty: str
+    remarks: str
     summary: str
     evidence: tuple[tuple[str, Value, str], ...]
     fixes: tuple[Fix, ...]
-    speedup: str
     basis: str
-    remark: str
     is_open: bool = False
-
-    @property
-    def expected(self) -> str:
-        """The speedup with its basis; empty if none is expected."""
-        return f"{self.speedup} ({self.basis})" if self.speedup and self.basis else self.speedup
 
 
 class Verdict(Part, frozen=True):
@@ -275,13 +294,23 @@ def table(
     room: int = 0,
     n_brief: int = 0,
     n_chars: int = 1_000,
-    bars: Sequence[float] = (),
+    bars: str = "",
+    full: float | None = None,
+    bar_room: int = 0,
     is_folded: bool = False,
 ) -> Table:
-    """Return a table without the columns that are empty in every row; for the arguments see `Table`."""
+    """Return a table without the columns that are empty in every row; for other arguments see `Table`.
+
+    Args:
+        heads: One per column.
+        rows: As many cells as heads.
+        bars: Head of the column whose values are also drawn as bars.
+        full: The value of a bar of full length; None for the largest of the column.
+    """
     cells = [[wording.line(cell, 1_000) if isinstance(cell, str) else cell for cell in row] for row in rows[:MAX_ROWS]]
     kept = [i for i in range(len(heads)) if any(text_of(row[i]) for row in cells)]
     columns = [Column(head) if isinstance(head, str) else head for head in heads]
+    by = next((i for i in kept if bars and columns[i].name == bars), None)
     return Table(
         heads=tuple(columns[i].name for i in kept),
         numbers=tuple(any(isinstance(row[i], Value) for row in cells) for i in kept),
@@ -294,9 +323,18 @@ def table(
         n_brief=n_brief,
         n_chars=n_chars,
         left_out=len(rows) - len(cells),
-        bars=tuple(bars),
+        bars=() if by is None else _lengths([row[by] for row in cells], full),
+        bar_head=bars if by is not None else "",
+        bar_room=bar_room,
         is_folded=is_folded,
     )
+
+
+def _lengths(cells: Sequence[Cell], full: float | None) -> tuple[float, ...]:
+    values = [cell.value if isinstance(cell, Value) else None for cell in cells]
+    known = [value if value is not None and value > 0 and math.isfinite(value) else 0.0 for value in values]
+    longest = full or max(known) or 1.0
+    return tuple(min(value / longest, 1.0) for value in known)
 
 
 def _told(items: Iterable[str]) -> tuple[str, ...]:

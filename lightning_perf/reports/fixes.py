@@ -143,7 +143,7 @@ def _now(fix: Prescription, session: Session, name: str) -> str:
 
 
 def _is_negligible(finding: Finding) -> bool:
-    return finding.gain is not None and 1 - 1 / finding.gain.high < LOW_SHARE
+    return finding.gain is not None and finding.gain.high * (1 - LOW_SHARE) < 1
 
 
 def _shares_time(session: Session, one: Finding, other: Finding) -> bool:

@@ -43,10 +43,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     yield section("loader", title, loader.loader_parts(session))
     yield section("memory", memory.memory_title(session.memory.breakdown), memory.memory_parts(session))
     title = model.model_title(session.model_profile) if session.model_profile is not None else "Model"
-    is_traced = any(window.trace is not None for window in session.windows)
-    operators = [Figure("operators", "Operators")]
-    model_parts = model.model_parts(session.model_profile, session.run.stage == "fit")
-    yield section("model", title, [*model_parts, *([] if is_traced else operators)])
+    yield section("model", title, model.model_parts(session.model_profile, session.run.stage == "fit"))
     yield section("host", "Host and compiler", [*host.host_parts(session), *phases.named_parts(session)])
     yield section("windows", "Profiler windows", _window_parts(session), room=PAGE)
     yield section("about", "About this measurement", about.about_parts(session, show_all))
@@ -62,9 +59,6 @@ def _window_parts(session: Session) -> Iterator[AnyPart]:
     earlier = len(session.windows) - MAX_WINDOWS
     yield facts([f"{count(earlier, 'earlier window')} not shown" if earlier > 0 else ""])
     yield Figure("trace_steps", "Time per step by category")
-    if any(window.trace is not None for window in session.windows):
-        yield Figure("operators", "Operators")
-    yield Figure("kernels", "Kernels")
     for window in session.windows[-MAX_WINDOWS:]:
         yield heading(f"Window at step {window.first_step}: {count(window.n_steps, 'step')}, {window.status}")
         yield facts([line(window.reason, 200), f"cost {seconds(window.cost_s)}"])

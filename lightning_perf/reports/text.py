@@ -1,4 +1,4 @@
-"""Records as plain text, for ``print`` and the interpreter."""
+"""Records as plain text, for ``print`` and the interpreter, and as HTML, for notebooks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from rich.console import RenderableType
 
 from lightning_perf.records import Breakdown, Comparison, Finding, ModelProfile, Session, Trial
 
-from . import document as doc
-from .console import brief_report, comparison_report, model_report, model_summary, trial_report
+from .console import brief_report, model_summary
 from .console import to_text as rendered
+from .document import Document, section
 from .render.console import DocumentReport
+from .render.html import to_fragment
+from .sections.comparison import comparison_document
 from .sections.findings import diagnosis
+from .sections.model import model_document
+from .sections.trials import trial_document
+from .session_document import session_document
 
 _WIDTH = 100
 _BRIEF_WIDTH = 80
@@ -26,20 +31,34 @@ def to_text(record: Any) -> str | None:
     """
     if isinstance(record, Session):
         return report_text(brief_report(record), _BRIEF_WIDTH)
-    if isinstance(record, Finding):
-        section = doc.Section("", "", (diagnosis(record, is_open=True),))
-        return report_text(DocumentReport(doc.Document(None, (), (section,))))
-    if isinstance(record, Trial):
-        return report_text(trial_report(record))
-    if isinstance(record, Comparison):
-        return report_text(comparison_report(record))
     if isinstance(record, ModelProfile):
         return report_text(model_summary(record))
-    if isinstance(record, Breakdown):
-        return report_text(model_report(None, record))
-    return None
+    document = _document_of(record)
+    return None if document is None else report_text(DocumentReport(document))
+
+
+def to_html(record: Any) -> str | None:
+    """Return a session, finding, trial, comparison, model profile or memory breakdown as HTML; None for others."""
+    document = _document_of(record)
+    return None if document is None else to_fragment(document)
 
 
 def report_text(report: RenderableType, width: int = _WIDTH) -> str:
     """Return a report as text without the empty lines around it."""
     return rendered(report, width=width).strip("\n")
+
+
+def _document_of(record: Any) -> Document | None:
+    if isinstance(record, Session):
+        return session_document(record)
+    if isinstance(record, Finding):
+        return Document(None, (), (section("finding", "", [diagnosis(record, is_open=True)]),))
+    if isinstance(record, Trial):
+        return trial_document(record)
+    if isinstance(record, Comparison):
+        return comparison_document(record)
+    if isinstance(record, ModelProfile):
+        return model_document(record, record.memory)
+    if isinstance(record, Breakdown):
+        return model_document(None, record)
+    return None

@@ -184,16 +184,13 @@ class App:
         name = _asked(request, "name")
         if name == "trace_events":
             return self._events(request, theme)
-        is_pair = "base" in request.args
-        known = figures.PAIR_FIGURES if is_pair else figures.FIGURES
-        if name not in known:
+        if name not in figures.FIGURES:
             raise Refused(404, f"there is no figure {name[:80]!r}")
-        shown = self._pair(request) if is_pair else (self._shown(request, "run", "trace"),)
-        if any(isinstance(one, Reading) for one in shown):
+        shown = self._shown(request, "run", "trace")
+        if isinstance(shown, Reading):
             return _json(request, {"state": "reading", "text": "the trace is being read"})
-        sessions = [_of_chosen(one) for one in shown if isinstance(one, Shown)]
         try:
-            drawn = known[name].draw(*sessions, theme=theme)
+            drawn = figures.FIGURES[name].draw(_of_chosen(shown), theme=theme)
         except Exception as error:  # noqa: BLE001 - the tables are still shown
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
             return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})

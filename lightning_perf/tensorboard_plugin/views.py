@@ -111,7 +111,6 @@ def _nothing(shown: Shown) -> Iterator[AnyPart]:
 
 
 def _operators(shown: Shown) -> Iterator[AnyPart]:
-    yield Figure("operators", "Operators")
     if shown.trace is not None:
         yield from trace.operator_parts(shown.trace)
     if shown.session.model_profile is not None:
@@ -120,7 +119,6 @@ def _operators(shown: Shown) -> Iterator[AnyPart]:
 
 def _kernels(shown: Shown) -> Iterator[AnyPart]:
     if shown.trace is not None and shown.trace.kernels is not None and shown.trace.kernels.top:
-        yield Figure("kernels", "Kernels")
         yield from trace.kernel_parts(shown.trace)
 
 

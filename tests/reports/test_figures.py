@@ -31,13 +31,14 @@ from lightning_perf.records import (
 )
 from lightning_perf.records.ranks import together
 from lightning_perf.reports import figures
-from lightning_perf.reports.figures import FIGURES, PAIR_FIGURES, figure_json, template, why_absent
+from lightning_perf.reports.cells import Value
+from lightning_perf.reports.document import Figure, Table
+from lightning_perf.reports.figures import FIGURES, SHOWN_AS_TABLES, figure_json, template, why_absent
 from lightning_perf.reports.figures.parts import bytes_scale, label, seconds_scale
+from lightning_perf.reports.session_document import session_document
 from reports import trials as made_trials
 from reports.sessions import (
     SESSIONS,
-    ddp,
-    healthy,
     hostile,
     loader_probed,
     memory_looked_at,
@@ -282,13 +283,65 @@ def test_scale_fits_the_largest_value() -> None:
 # -- each figure against its record ----------------------------------------------
 
 
-def test_breakdown_bars_start_at_zero_and_add_up_to_the_span() -> None:
-    [bars] = drawn("breakdown", starved())["data"]
-    assert bars["x"][0] == pytest.approx(54.1)
-    assert bars["x"] == sorted(bars["x"][:-1], reverse=True) + bars["x"][-1:]
-    assert not bars.get("base")
-    assert sum(bars["x"]) == pytest.approx(100, abs=0.2)
-    assert bars["text"][0] == "54.1 %"
+def parts_of(session: Session) -> list[Any]:
+    return [part for each in session_document(session).sections for part in each.parts]
+
+
+def table(session: Session, key: str) -> Table:
+    [found] = [part for part in parts_of(session) if isinstance(part, Table) and part.key == key]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(SHOWN_AS_TABLES) - {"findings"}))
+def test_bar_chart_has_the_rows_of_a_table_with_bars(name: str) -> None:
+    [bars] = drawn(name, FULL[name])["data"]
+    tables = [part for part in parts_of(FULL[name]) if isinstance(part, Table) and part.bars]
+    shown = [part for part in tables if list(part.bars) == bars["x"]]
+    assert shown
+    assert 0 < max(bars["x"]) <= 1
+    by = shown[0].heads.index(shown[0].bar_head)
+    assert bars["text"] == [row[by].text for row in shown[0].rows if isinstance(row[by], Value)]
+
+
+def test_every_figure_is_placed_in_the_document_or_shown_as_a_table() -> None:
+    placed = {part.name for session in FULL.values() for part in parts_of(session) if isinstance(part, Figure)}
+    assert placed == set(FIGURES) - set(SHOWN_AS_TABLES)
+
+
+def test_phase_bars_are_shares_of_the_span() -> None:
+    phases = table(starved(), "phases")
+    assert phases.bars[0] == pytest.approx(0.541)
+    assert sum(phases.bars) == pytest.approx(1, abs=0.002)
+
+
+def test_operator_bars_show_the_time_of_each() -> None:
+    assert table(traced(), "operators").bars == pytest.approx([0.5, 1])
+    assert table(profiled(), "counted-operators").bars == pytest.approx([1, 0.2])
+
+
+def test_module_bars_show_arithmetic_when_times_are_missing() -> None:
+    assert table(profiled(), "modules").bar_head == "time"
+    assert table(profiled(with_times=False), "modules").bar_head == "FLOPs"
+
+
+def test_memory_tables_have_every_part_with_its_basis() -> None:
+    held = table(memory_looked_at(), "holds")
+    assert {str(row[0]): str(row[3]) for row in held.rows}["optimizer states"] != ""
+    assert held.bars[0] == 1
+    growth = table(memory_looked_at(), "growth")
+    assert [row[3] for row in growth.rows] == ["yes", "no"]
+    phases = table(memory_looked_at(), "memory-phases")
+    assert "cuda:0" in phases.title
+    allocated = [row[1].value for row in phases.rows if isinstance(row[1], Value)]
+    assert allocated == pytest.approx([28.4 * 2**30, 20.4 * 2**30, 16.4 * 2**30])
+
+
+def test_loader_table_marks_the_workers_in_use_and_enough() -> None:
+    curve = table(loader_probed(), "curve")
+    marks = " ".join(str(row[-1]) for row in curve.rows)
+    assert "in use" in marks
+    assert "enough" in marks
+    assert max(curve.bars) == 1
 
 
 def test_epochs_add_up_to_their_wall_time_with_small_phases_folded() -> None:
@@ -355,41 +408,6 @@ def test_trace_figures_show_the_last_window() -> None:
     steps = drawn("trace_steps", traced())["data"]
     assert sum(trace["y"][0] for trace in steps) == pytest.approx(100)  # ms
     assert [trace["name"] for trace in steps] == ["kernel", "memcpy", "data loading"]
-    kernels = drawn("kernels", traced())["data"]
-    assert [trace["x"] for trace in kernels] == [[pytest.approx(90)], [pytest.approx(60)]]
-    operators = drawn("operators", traced())
-    assert operators["layout"]["yaxis"]["ticktext"] == ["mm", "add_"]
-    assert operators["data"][1]["x"] == pytest.approx([90, 60])
-
-
-def test_operators_come_from_the_model_profile_when_no_window_was_recorded() -> None:
-    [bars] = drawn("operators", profiled())["data"]
-    assert bars["x"] == pytest.approx([5, 1])
-
-
-def test_peak_shows_every_part_and_hatches_what_was_worked_out() -> None:
-    [bars] = drawn("memory_peak", memory_looked_at())["data"]
-    breakdown = memory_looked_at().memory.breakdown
-    assert breakdown is not None
-    assert max(bars["x"]) == pytest.approx(12.0)
-    names = [row[0] for row in bars["customdata"]]
-    hatched = [name for name, shape in zip(names, bars["marker"]["pattern"]["shape"], strict=True) if shape]
-    assert "optimizer states" in hatched  # expected, not held
-    assert "parameters" not in hatched
-
-
-def test_growth_shows_its_interval_for_a_thousand_steps() -> None:
-    [points] = drawn("memory_growth", memory_looked_at())["data"]
-    assert points["x"][0] == pytest.approx(500.0)
-    assert points["error_x"]["array"][0] == pytest.approx(1000 * 18 / 1024)
-    assert points["marker"]["color"][0] != points["marker"]["color"][1], "growth stands out from none"
-
-
-def test_modules_fall_back_to_arithmetic_when_times_are_missing() -> None:
-    timed, counted = drawn("modules", profiled()), drawn("modules", profiled(with_times=False))
-    assert timed["data"][0]["x"] == pytest.approx([2, 2])
-    assert counted["data"][1]["x"] == [pytest.approx(2.0)]
-    assert "GFLOP" in counted["layout"]["xaxis"]["title"]["text"]
 
 
 def test_roofline_points_lie_where_counts_and_times_put_them() -> None:
@@ -448,37 +466,6 @@ def test_huge_world_stays_small() -> None:
     assert len(json.dumps(document)) < 1_000_000
 
 
-def test_loader_curve_tells_measured_from_predicted() -> None:
-    document = drawn("loader_curve", loader_probed())
-    probe = loader_probed().loader_probe
-    assert probe is not None
-    measured = next(trace for trace in document["data"] if trace["name"] == "measured")
-    assert measured["y"] == pytest.approx([1 / point.batch_s for point in probe.curve])
-    marks = " ".join(note["text"] for note in document["layout"]["annotations"])
-    assert "in use" in marks
-    assert "enough" in marks
-
-
-def test_diff_sets_phases_of_a_step_side_by_side() -> None:
-    figure = PAIR_FIGURES["steps_diff"].draw(starved(), healthy(), theme="dark")
-    assert figure is not None
-    base, new = figure_json(figure)["data"]
-    assert base["name"] == "base"
-    phase = [row[0] for row in base["customdata"]].index("data wait")
-    assert base["x"][phase] == pytest.approx(1000 * 0.541 * 12.28 / 400)
-    assert new["x"][phase] == pytest.approx(1000 * 0.02 * 12.0 / 400)
-    assert base["customdata"][phase][2] == "0.04x against base"  # as everywhere: a factor beyond ten either way
-    assert PAIR_FIGURES["steps_diff"].draw(starved(), too_short()) is None
-
-
-def test_device_memory_by_phase_is_the_devices() -> None:
-    document = drawn("memory_phases", memory_looked_at())
-    allocated = next(trace for trace in document["data"] if trace["name"] == "allocated")
-    assert allocated["y"] == pytest.approx([28.4, 20.4, 16.4])
-    assert "cuda:0 (GiB)" in document["layout"]["yaxis"]["title"]["text"]
-    assert FIGURES["memory_phases"].draw(ddp()) is None
-
-
 # -- figures that no run could have -------------------------------------------------
 
 
@@ -488,9 +475,9 @@ def test_figures_survive_numbers_that_no_run_could_have(number: float) -> None:
         document = {**_with_floats(msgspec.to_builtins(session), number), "run": msgspec.to_builtins(session.run)}
         for zeroed in (document, _with_ints(document)):
             odd = msgspec.convert(zeroed, Session)
-            for figure in (FIGURES[name].draw(odd), PAIR_FIGURES["steps_diff"].draw(odd, odd)):
-                if figure is not None:
-                    json.dumps(figure_json(figure), allow_nan=False)
+            figure = FIGURES[name].draw(odd)
+            if figure is not None:
+                json.dumps(figure_json(figure), allow_nan=False)
 
 
 def _with_floats(value: Any, number: float) -> Any:

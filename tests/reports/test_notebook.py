@@ -57,7 +57,7 @@ EVERYTHING = {
 def test_html_is_whole_and_holds_neither_scripts_nor_anything_to_fetch(name: str) -> None:
     checks = parsed(EVERYTHING[name]())
     assert not checks.tags & {"script", "img", "link", "iframe", "a"}
-    assert checks.attributes <= {"style", "open"}
+    assert checks.attributes <= {"class", "style", "open", "data-head"}
 
 
 def test_session_shows_verdict_phases_and_findings() -> None:
@@ -72,7 +72,7 @@ def test_finding_is_open_with_its_evidence_and_fix() -> None:
     finding = starved().findings[0]
     html = finding._repr_html_()
     assert html is not None
-    assert html.startswith("<div><details open>")
+    assert '<details class="finding high" open>' in html
     assert finding.prescriptions[0].summary in html
 
 

@@ -22,7 +22,7 @@ from reports.trials import climbed
 from traces.shared import FOLDER, needs_shared_traces
 
 from lightning_perf.records import Distribution, LoaderSettings, ModelSettings, Session, Window
-from lightning_perf.reports.figures import FIGURES, PAIR_FIGURES, SHOWN_AS_TABLES
+from lightning_perf.reports.figures import FIGURES, SHOWN_AS_TABLES
 from lightning_perf.tensorboard_plugin import catalogue, perfetto
 from lightning_perf.tensorboard_plugin.catalogue import Catalogue, roots_of
 from lightning_perf.tensorboard_plugin.timeline import MOST_EVENTS, lanes_of
@@ -222,7 +222,7 @@ def test_every_figure_has_its_place_in_a_view(tab: Open, tmp_path: Path) -> None
         for block in one.blocks(view, run)
         if block["type"] == "figure"
     }
-    assert placed - {"trace_events"} == set(FIGURES) - set(SHOWN_AS_TABLES) - {"kernels"}  # these traces have none
+    assert placed - {"trace_events"} == set(FIGURES) - set(SHOWN_AS_TABLES)
 
 
 def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
@@ -432,8 +432,6 @@ def test_diff_compares_two_sessions(tab: Open, tmp_path: Path) -> None:
     blocks = parts(one.ready("diff", **runs))
     assert blocks[0]["type"] == "verdict"
     assert {"times", "finding-changes"} <= {block.get("key") for block in blocks}
-    for name in PAIR_FIGURES:
-        assert one.json("figure", name=name, **runs)["figure"] is not None
 
 
 def test_diff_of_two_traces_puts_operators_beside_each_other(tab: Open, tmp_path: Path) -> None:

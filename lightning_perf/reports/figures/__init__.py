@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_perf.records import Session
 
-from . import findings, loader, memory, model, pair, ranks, steps, trace
+from . import findings, model, ranks, steps, trace
 from .palette import Theme, template
 from .parts import plain
+from .tables import bars_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 __all__ = [
     "FIGURES",
-    "PAIR_FIGURES",
+    "SHOWN_AS_TABLES",
     "NamedFigure",
-    "NamedPairFigure",
     "Theme",
     "figure_json",
     "template",
@@ -30,12 +30,11 @@ __all__ = [
 
 
 class NamedFigure(NamedTuple):
-    """A figure of a session, or of two.
+    """A figure of a session.
 
     Attributes:
         title: Shown above it.
-        draw: ``draw(session, theme="light")``, or ``draw(base, new, theme="light")`` of two sessions; returns None if
-            there is nothing to show.
+        draw: ``draw(session, theme="light")``; returns None if there is nothing to show.
     """
 
     title: str
@@ -43,31 +42,30 @@ class NamedFigure(NamedTuple):
 
 
 FIGURES: dict[str, NamedFigure] = {
-    "breakdown": NamedFigure("Time per phase", steps.breakdown),
+    "breakdown": NamedFigure("Time per phase", bars_of("phases")),
     "findings": NamedFigure("Expected speedup of each fix", findings.findings),
     "epochs": NamedFigure("Time per phase and epoch", steps.epochs),
     "timeline": NamedFigure("Step time over the run", steps.timeline),
-    "startup": NamedFigure("Time to the end of the first step", steps.startup),
+    "startup": NamedFigure("Time to the end of the first step", bars_of("startup")),
     "trace_steps": NamedFigure("Time per step by category", trace.trace_steps),
-    "operators": NamedFigure("Operators", trace.operators),
-    "kernels": NamedFigure("Kernels", trace.kernels),
-    "memory_peak": NamedFigure("Memory at the peak", memory.memory_peak),
-    "memory_phases": NamedFigure("Memory by phase of the step", memory.memory_phases),
-    "memory_modules": NamedFigure("Memory by module", memory.memory_modules),
-    "memory_growth": NamedFigure("Memory growth", memory.memory_growth),
-    "memory_before_oom": NamedFigure("Memory before it ran out", memory.memory_before_oom),
-    "modules": NamedFigure("Time by module", model.modules),
+    "operators": NamedFigure("Operators", bars_of("operators", "counted-operators")),
+    "kernels": NamedFigure("Kernels", bars_of("kernels")),
+    "memory_peak": NamedFigure("Memory at the peak", bars_of("holds")),
+    "memory_phases": NamedFigure("Memory by phase of the step", bars_of("memory-phases")),
+    "memory_modules": NamedFigure("Memory by module", bars_of("memory-modules")),
+    "memory_growth": NamedFigure("Memory growth", bars_of("growth")),
+    "memory_before_oom": NamedFigure("Memory before it ran out", steps.memory_before_oom),
+    "modules": NamedFigure("Time by module", bars_of("modules")),
     "roofline": NamedFigure("Roofline", model.roofline),
     "ranks": NamedFigure("Ranks", ranks.ranks),
-    "loader_curve": NamedFigure("Throughput by number of workers", loader.loader_curve),
+    "loader_curve": NamedFigure("Throughput by number of workers", bars_of("curve")),
     "trials": NamedFigure("Measured speedups", findings.trials),
 }
 """By name, in the order in which a report shows them."""
 
-SHOWN_AS_TABLES = ("breakdown", "findings")
+SHOWN_AS_TABLES = ("breakdown", "findings", "startup", "operators", "kernels", "memory_peak", "memory_phases",
+                   "memory_modules", "memory_growth", "modules", "loader_curve")  # fmt: skip
 """Figures for notebooks: reports show the same values as tables with bars."""
-
-PAIR_FIGURES: dict[str, NamedFigure] = {"steps_diff": NamedFigure("Step time, base and new", pair.steps_diff)}
 
 _WHY: dict[str, tuple[str, str]] = {
     "breakdown": ("steady", "no step was measured in the steady state"),

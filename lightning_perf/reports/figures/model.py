@@ -1,22 +1,22 @@
-"""What the model's arithmetic costs, and how far it is from what the device can do."""
+"""The roofline: compute cost of modules and operators against the limits of the device."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_perf.records import Ceilings, ModelProfile, ModuleProfile, Session
+from lightning_perf.records import Ceilings, Session
 from lightning_perf.reports.sections.model import bound_name, flops_in
 from lightning_perf.reports.wording import line, number, seconds, share
 from lightning_perf.stats.roofline import intensity, module_s, work_of
 
-from .palette import BLUE, GREY, ORANGE, SERIES, SKY, Theme
-from .parts import figure, label, rows_figure, seconds_scale
+from .palette import BLUE, GREY, ORANGE, SERIES, Theme
+from .parts import figure, label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-MAX_MODULES = 16
 _SMALLEST_PX, _LARGEST_PX = 8, 26
 
 
@@ -31,61 +31,21 @@ class _Work(NamedTuple):
     bound: str
 
 
-def modules(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Time of the modules in a step, forward and backward; their arithmetic where they were not timed."""
-    profile = session.model_profile
-    if profile is None:
-        return None
-    timed = [one for one in profile.modules if module_s(one)]
-    if timed:
-        shown = sorted(timed, key=lambda one: -(module_s(one) or 0.0))[:MAX_MODULES]
-        unit, factor = seconds_scale(module_s(one) for one in shown)
-        parts = (("forward", [one.forward_s for one in shown]), ("backward", [one.backward_s for one in shown]))
-        axis = f"time in one step ({unit})"
-    else:
-        counted = [one for one in profile.modules if work_of(one)[0]]
-        if not counted:
-            return None
-        shown = sorted(counted, key=lambda one: -work_of(one)[0])[:MAX_MODULES]
-        factor, axis = 1e-9, "arithmetic of one step (GFLOP); times were not measured"
-        parts = (
-            ("forward", [one.forward_flops for one in shown]),
-            ("backward", [one.backward_flops for one in shown]),
-        )
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": name,
-            "y": list(range(len(shown))),
-            "x": [None if value is None else value * factor for value in values],
-            "marker": {"color": colour},
-            "customdata": [_told(one) for one in shown],
-            "hovertemplate": "%{customdata[0]}<br>forward %{customdata[1]}, backward %{customdata[2]}<br>"
-            "%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
-        }
-        for (name, values), colour in zip(parts, (BLUE, SKY), strict=True)
-        if any(values)
-    ]
-    return rows_figure(
-        data,
-        theme,
-        labels=[label(one.path or "outside modules", 32) for one in shown],
-        axis=axis,
-        barmode="stack",
-    )
-
-
 def roofline(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Modules and operators by operations a byte and a second, under the ceilings measured on the device.
+    """Return modules and operators by FLOP/byte and FLOP/s, with the peaks measured on the device.
 
-    Williams, Waterman, Patterson (2009). Bytes are counted as if nothing stayed in a cache, so a point may lie above
-    the slope: it moved fewer.
+    Williams, Waterman, Patterson (2009), https://doi.org/10.1145/1498765.1498785. Bytes are counted without caches, so
+    a point can be above the slope.
     """
     profile = session.model_profile
     if profile is None:
         return None
-    works = [("modules", BLUE, "circle", _modules(profile)), ("operators", ORANGE, "diamond", _operators(profile))]
+    modules = ((each.path or "outside modules", *work_of(each), module_s(each), each.bound) for each in profile.modules)
+    operators = (
+        (f"{each.name.removeprefix('aten::')} {each.dtype}", each.flops, each.n_bytes, each.total_s, each.bound)
+        for each in profile.operators
+    )
+    works = [("modules", BLUE, "circle", _works(modules)), ("operators", ORANGE, "diamond", _works(operators))]
     points = [work for _, _, _, some in works for work in some]
     if not points:
         return None
@@ -108,49 +68,25 @@ def roofline(session: Session, theme: Theme = "light") -> go.Figure | None:
 
 
 def _decades(data: list[dict[str, Any]], axis: str) -> list[float]:
-    """Whole powers of ten around all values, as exponents."""
+    """Return the whole powers of ten around all values, as exponents."""
     logs = [math.log10(value) for trace in data for value in trace[axis]]
     return [math.floor(min(logs) - 0.1), math.ceil(max(logs) + 0.1)]
 
 
-def _told(module: ModuleProfile) -> list[str]:
-    n_flops, _ = work_of(module)
-    bound = f"{bound_name(module.bound)}-bound" if module.bound else "limit unknown"
-    return [
-        label(f"{module.path or 'outside modules'} {module.class_name}", 80),
-        seconds(module.forward_s),
-        seconds(module.backward_s),
-        flops_in(n_flops, "FLOP"),
-        bound + (f": {label(module.advice, 100)}" if module.advice else ""),
-    ]
-
-
-def _modules(profile: ModelProfile) -> list[_Work]:
+def _works(items: Iterable[tuple[str, int, int, float | None, str | None]]) -> list[_Work]:
+    """Return the points of items given as name, operations, bytes, seconds and limit, if all of these are known."""
+    known = list(items)
+    whole_s = sum(spent_s or 0.0 for _, _, _, spent_s, _ in known)
     found = []
-    whole_s = sum(module_s(one) or 0.0 for one in profile.modules)
-    for one in profile.modules:
-        n_flops, n_bytes = work_of(one)
+    for name, n_flops, n_bytes, spent_s, bound in known:
         at = intensity(n_flops, n_bytes)
-        spent_s = module_s(one)
         if at and spent_s and _has_place(at, n_flops / spent_s):
-            name = line(one.path or "outside modules", 60)
-            found.append(_Work(name, at, n_flops / spent_s, spent_s, spent_s / whole_s, one.bound or ""))
-    return found
-
-
-def _operators(profile: ModelProfile) -> list[_Work]:
-    found = []
-    whole_s = sum(one.total_s or 0.0 for one in profile.operators)
-    for one in profile.operators:
-        at = intensity(one.flops, one.n_bytes)
-        if at and one.total_s and _has_place(at, one.flops / one.total_s):
-            name = line(f"{one.name.removeprefix('aten::')} {one.dtype}", 60)
-            found.append(_Work(name, at, one.flops / one.total_s, one.total_s, one.total_s / whole_s, one.bound or ""))
+            found.append(_Work(line(name, 60), at, n_flops / spent_s, spent_s, spent_s / whole_s, bound or ""))
     return found
 
 
 def _has_place(*values: float) -> bool:
-    """Whether the values lie on logarithmic axes."""
+    """Return whether logarithmic axes can show the values."""
     return all(0 < value < math.inf for value in values)
 
 
@@ -180,12 +116,12 @@ def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str,
             for work in works
         ],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} FLOP/byte, %{customdata[2]}<br>"
-        "%{customdata[3]} a step, %{customdata[4]} of all " + name + "<br>%{customdata[5]}<extra></extra>",
+        "%{customdata[3]} per step, %{customdata[4]} of all " + name + "<br>%{customdata[5]}<extra></extra>",
     }
 
 
 def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[str, Any]]:
-    """The roof of each precision measured: the copy's slope up to the ridge, then level."""
+    """Return the measured peak of each precision: copy bandwidth up to the ridge, then matrix products."""
     rate = ceilings.copy_bytes_per_s
     if not rate:
         return []

@@ -97,29 +97,6 @@ def figure(
     )
 
 
-def rows_figure(
-    data: Sequence[Mapping[str, Any]], theme: Theme, *, labels: Sequence[str], axis: str, barmode: str
-) -> go.Figure:
-    """Return a figure with several bars per row and a legend.
-
-    Args:
-        data: Bars as plotly's JSON, at the rows 0, 1, 2 ….
-        theme: As for ``figure``.
-        labels: One label per row.
-        axis: Title of the horizontal axis, with its unit.
-        barmode: Arrangement of the bars in a row: ``"stack"``, ``"group"`` or ``"overlay"``.
-    """
-    return figure(
-        data,
-        theme,
-        height=rows_height(len(labels)),
-        has_legend=True,
-        barmode=barmode,
-        xaxis={"title": {"text": axis}, "rangemode": "tozero"},
-        yaxis=rows_axis(labels),
-    )
-
-
 def plain(value: Any) -> Any:
     """Return the value as JSON types; numbers that are not finite become None."""
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Time of steps and epochs by phase."""
+"""Time and memory over the run: steps, epochs, and memory until it ran out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import PHASES, STEP_PHASES, Session
-from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE, stage_rows
+from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
-from lightning_perf.reports.wording import phase_name, seconds, share
+from lightning_perf.reports.wording import phase_name, seconds, size
 
-from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, Theme
-from .parts import figure, label, rows_axis, rows_height, seconds_scale
+from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, RED, Theme
+from .parts import bytes_scale, figure, seconds_scale
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -20,37 +20,6 @@ if TYPE_CHECKING:
 
 MAX_EPOCH_BARS = 200
 """Above this number, each bar is the mean of neighboring epochs: bars stay about four pixels wide."""
-
-
-def breakdown(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Return the share of the steady time of each phase, largest first."""
-    steady = session.steady
-    rows = stage_rows(steady) if steady is not None else []
-    if not rows:
-        return None
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(rows))),
-        "x": [100 * row.share for row in rows],
-        "marker": _phase_markers([row.phase for row in rows]),
-        "text": [share(row.share, decimals=1) for row in rows],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "customdata": [
-            [row.name, seconds(row.total_s), seconds(row.p50_s) if row.p50_s is not None else "between steps"]
-            for row in rows
-        ],
-        "hovertemplate": "%{customdata[0]}: %{text}<br>%{customdata[1]} in total<br>"
-        f"p50 per {step_word(session)}: %{{customdata[2]}}<extra></extra>",
-    }
-    return figure(
-        [bars],
-        theme,
-        height=rows_height(len(rows)),
-        xaxis={"title": {"text": "share of the steady time (%)"}, "range": [0, 108], "tickvals": [0, 25, 50, 75, 100]},
-        yaxis=rows_axis([row.name for row in rows]),
-    )
 
 
 def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
@@ -72,7 +41,10 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
                 "x": [(group[0].index + group[-1].index) / 2 for group in groups],
                 "y": [mean * factor for mean in means],
                 "width": width,
-                "marker": _phase_marker(phase),
+                "marker": {
+                    "color": PHASE_COLOURS.get(phase, GREY),
+                    "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
+                },
                 "customdata": [[where, seconds(mean)] for where, mean in zip(names, means, strict=True)],
                 "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
             }
@@ -86,33 +58,6 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
         barmode="stack",
         xaxis={"title": {"text": "epoch"}, "showgrid": False, **ticks},
         yaxis={"title": {"text": f"wall time of an epoch ({unit})"}, "rangemode": "tozero"},
-    )
-
-
-def startup(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Return the parts of the time to the end of the first step, largest first."""
-    parts = sorted(session.run.startup.items(), key=lambda part: -part[1])
-    if not parts:
-        return None
-    unit, factor = seconds_scale(spent_s for _, spent_s in parts)
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(parts))),
-        "x": [spent_s * factor for _, spent_s in parts],
-        "marker": {"color": PHASE_COLOURS["startup"]},
-        "text": [seconds(spent_s) for _, spent_s in parts],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-    largest = parts[0][1] * factor
-    return figure(
-        [bars],
-        theme,
-        height=rows_height(len(parts)),
-        xaxis={"title": {"text": f"time ({unit})"}, "range": [0, 1.15 * largest if largest > 0 else 1]},
-        yaxis=rows_axis([label(name.replace("_", " ")) for name, _ in parts]),
     )
 
 
@@ -197,6 +142,31 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     )
 
 
+def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Return the course of memory up to where it ran out."""
+    oom = session.memory.oom
+    if oom is None or len(oom.timeline) < 2:
+        return None
+    unit, factor = bytes_scale(n_bytes for _, n_bytes in oom.timeline)
+    line = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [step for step, _ in oom.timeline],
+        "y": [n_bytes * factor for _, n_bytes in oom.timeline],
+        "line": {"color": RED},
+        "customdata": [[size(n_bytes)] for _, n_bytes in oom.timeline],
+        "hovertemplate": "step %{x}: %{customdata[0]}<extra></extra>",
+    }
+    axis = f"{'allocated' if oom.where == 'device' else 'resident'} ({unit})"
+    return figure(
+        [line],
+        theme,
+        height=280,
+        xaxis={"title": {"text": "step"}, "showgrid": False},
+        yaxis={"title": {"text": axis}, "rangemode": "tozero"},
+    )
+
+
 def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
     """Return phase, name and values; phases that are small everywhere are added to ``other``."""
     totals = [sum(value for value in values if math.isfinite(value)) for values in zip(*series.values(), strict=True)]
@@ -218,17 +188,3 @@ def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]
 
 def _mean(group: tuple[Epoch, ...], phase: str) -> float:
     return sum(epoch.phases.get(phase, 0.0) for epoch in group) / len(group)
-
-
-def _phase_marker(phase: str) -> dict[str, Any]:
-    return {
-        "color": PHASE_COLOURS.get(phase, GREY),
-        "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
-    }
-
-
-def _phase_markers(phases: list[str]) -> dict[str, Any]:
-    return {
-        "color": [PHASE_COLOURS.get(phase, GREY) for phase in phases],
-        "pattern": {"shape": [PHASE_PATTERNS.get(phase, "") for phase in phases], "size": 6, "solidity": 0.35},
-    }

@@ -107,8 +107,7 @@ class Page:
 
     def _finding(self, finding: doc.Diagnosis) -> Iterator[RenderableType]:
         heading = self._text(finding.title, "bold")
-        remarks = [f"speedup {finding.speedup}" if finding.speedup else "", f"cause {finding.certainty}"]
-        heading.append_text(self._text("  " + ", ".join(filter(None, [*remarks, finding.remark])), QUIET))
+        heading.append_text(self._text(f"  {finding.remarks}", QUIET))
         grid = Grid.grid()
         grid.add_column(width=_INDENT, no_wrap=True)
         grid.add_column(overflow="fold")
@@ -127,15 +126,10 @@ class Page:
     def _table(self, table: doc.Table) -> Iterator[RenderableType]:
         if table.title:
             yield self._text(table.title, "bold")
-        heads, numbers, rows = table.texts(self._width)
         if table.about:
             yield self._text(table.about, QUIET)
-        if table.bars:
-            heads.insert(1, "")
-            numbers.insert(1, False)
-            for row, length in zip(rows, table.bars, strict=False):
-                row.insert(1, _bar(length, self._bar_width))
-        yield self._grid(rows, numbers, heads, bar=1 if table.bars else None)
+        heads, numbers, rows, bar = table.grid(self._width, lambda length: _bar(length, self._bar_width))
+        yield self._grid(rows, numbers, heads, bar=bar)
 
     def _grid(
         self,

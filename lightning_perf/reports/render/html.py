@@ -1,7 +1,7 @@
-"""The diagnosis as one HTML file: opens from disk, makes no network requests, runs only its own script.
+"""Documents as HTML: the report in one file, which makes no network requests, and a fragment for notebooks.
 
-Verdict, tables and findings are plain HTML and need no script. Figures are drawn by plotly's script from the installed
-wheel. Foreign text is shortened, stripped of control characters and escaped.
+Verdict, tables and findings need no script. Figures of the report are drawn by plotly's script from the
+installed wheel. Foreign text is shortened, stripped of control characters and escaped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from typing import Any
 from lightning_perf.records import Session
 from lightning_perf.reports import figures, wording
 from lightning_perf.reports.cells import PAGE
-from lightning_perf.reports.document import Document, Figure, Section, section, table, visible
+from lightning_perf.reports.document import Document, Section, section, table, visible
 from lightning_perf.reports.sections.verdict import run_name
 from lightning_perf.reports.session_document import session_document
-
-MAX_ROWS = 200
-"""Rows of a table; `perf_session.json` has all of them."""
 
 MAX_FIGURES_BYTES = 800_000
 """Size of all figures: with plotly's 4.8 MB the file stays below 6 MB, which mail servers accept. The largest figures
 are left out first and listed with the reason."""
 
-_WIDTH = PAGE
+_NOTEBOOK_WIDTH = 100
 
 _STATIC = importlib.resources.files(__package__) / "static"
 
@@ -47,16 +44,17 @@ def to_page(session: Session, name: str = "") -> str:
 
 def _page(session: Session, name: str) -> str:
     document = session_document(session, show_all=True)
-    drawn, left_out = _drawn(session, document)
+    drawn, left_out = _drawn(session)
     assert document.verdict is not None
     scripts = [_plotly(), _static("report.js")] if drawn else []
     themes = {"light": figures.template("light"), "dark": figures.template("dark")}
-    page: str = _template().render(
+    page: str = _template("report.html").render(
         title=f"PerfDoctor: {document.verdict.text}",
         run=run_name(session, name),
         verdict=document.verdict,
         facts=document.facts,
-        sections=[*visible(document, _WIDTH, drawn), *_absent(left_out)],
+        shown=[*visible(document, PAGE, drawn), *_absent(left_out)],
+        width=PAGE,
         scripts=scripts,
         policy=_policy(scripts),
         css=_static("report.css"),
@@ -65,21 +63,28 @@ def _page(session: Session, name: str) -> str:
     return page
 
 
+def to_fragment(document: Document) -> str:
+    """Return a document for a notebook: in the notebook's own colors, without figures and scripts."""
+    shown = list(visible(document, _NOTEBOOK_WIDTH))
+    template = _template("notebook.html")
+    fragment: str = template.render(document=document, shown=shown, width=_NOTEBOOK_WIDTH, css=_static("notebook.css"))
+    return fragment
+
+
 def _absent(left_out: dict[str, str]) -> list[Section]:
     rows = [(figures.FIGURES[name].title, wording.line(why, 300)) for name, why in left_out.items()]
     absent = table(("figure", "reason"), rows, title="Figures not shown", is_folded=True)
     return [section("figures", "Figures not shown", [absent])] if rows else []
 
 
-def _drawn(session: Session, document: Document) -> tuple[dict[str, Any], dict[str, str]]:
+def _drawn(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures as JSON, by name, and the reason why others are not shown."""
     found: dict[str, Any] = {}
     absent: dict[str, str] = {}
-    placed = {part.name for each in document.sections for part in each.parts if isinstance(part, Figure)}
     for name, (_, draw) in figures.FIGURES.items():
         if name in figures.SHOWN_AS_TABLES:
             continue
-        figure = draw(session) if name in placed else None
+        figure = draw(session)
         if figure is None:
             absent[name] = figures.why_absent(name, session)
         else:
@@ -133,13 +138,16 @@ def _inline(text: str) -> str:
 
 
 @functools.cache
-def _template() -> Any:
+def _template(name: str) -> Any:
     import jinja2
+    from markupsafe import Markup
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals.update(max_rows=MAX_ROWS, width=_WIDTH)
+        loader=jinja2.FunctionLoader(lambda each: (_STATIC / each).read_text("utf-8")),
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    bar = '<span style="width:{:.2f}%"></span>'
+    environment.globals["draw_bar"] = lambda length: Markup(bar.format(100 * length))
     environment.filters["evidence"] = lambda part: [(name, value.text, basis) for name, value, basis in part.evidence]
     environment.filters["kind"] = lambda part: type(part).__name__.lower()
-    return environment.from_string((_STATIC / "report.html").read_text("utf-8"))
+    return environment.get_template(name)

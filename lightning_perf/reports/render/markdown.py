@@ -85,8 +85,8 @@ def _part(part: doc.AnyPart) -> Iterator[str]:
 
 
 def _finding(finding: doc.Diagnosis) -> Iterator[str]:
-    remark = f" ({finding.remark})" if finding.remark else ""
-    yield escape(finding.summary) + remark
+    yield f"*{escape(finding.remarks)}*"
+    yield escape(finding.summary)
     if finding.evidence:
         yield "\n".join(
             f"- {escape(name)}: {escape(value.text)}" + (f" ({escape(basis)})" if basis else "")
@@ -96,8 +96,8 @@ def _finding(finding: doc.Diagnosis) -> Iterator[str]:
         yield f"**Fix:** {escape(fix.text)} ({fix.kind})"
         if fix.code:
             yield _fenced(fix.code)
-    if finding.expected:
-        yield f"**Expected speedup:** {escape(finding.expected)}, cause {finding.certainty}"
+    if finding.basis:
+        yield f"**Basis of the speedup:** {escape(finding.basis)}"
 
 
 def _table(one: doc.Table) -> Iterator[str]:
@@ -105,15 +105,9 @@ def _table(one: doc.Table) -> Iterator[str]:
         yield f"#### {escape(one.title)}"
     if one.about:
         yield escape(one.about)
-    heads, numbers, rows = one.texts(_WIDTH)
-    cells = [[escape(cell) for cell in row] for row in rows]
-    if one.bars:
-        heads.insert(1, "")
-        numbers.insert(1, False)
-        for row, length in zip(cells, one.bars, strict=False):
-            row.insert(1, "▇" * round(_BAR_WIDTH * length))
+    heads, numbers, rows, _ = one.grid(_WIDTH, lambda length: "▇" * round(_BAR_WIDTH * length), escape)
     rule = ["---:" if is_number else "---" for is_number in numbers]
-    yield "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *cells))
+    yield "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
 
 
 def _folded(title: str, parts: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ from lightning_perf.records import (
     Interval,
     TimeChange,
 )
-from lightning_perf.reports.cells import Cell, Heads, Rows, Value
+from lightning_perf.reports.cells import PAGE, Cell, Heads, Rows, Value
 from lightning_perf.reports.cells import seconds as seconds_cell
-from lightning_perf.reports.document import AnyPart, Document, Figure, Verdict, facts, listing, section, table
+from lightning_perf.reports.document import AnyPart, Document, Verdict, facts, listing, section, table
 from lightning_perf.reports.wording import (
     NOT_TOLD,
     TOO_WIDE,
@@ -65,8 +65,8 @@ def _notes(comparison: Comparison) -> Iterator[AnyPart]:
 
 
 def _times(comparison: Comparison) -> Iterator[AnyPart]:
-    yield Figure("steps_diff", "Step time, base and new", is_pair=True)
-    yield table(("", "base", "new", "change", "95 % CI", "verdict"), time_rows(comparison), about=_BASIS, key="times")
+    heads: Heads = ("", "base", "new", "change", "95 % CI", "verdict")
+    yield table(heads, time_rows(comparison), about=_BASIS, key="times", bars="new", bar_room=PAGE)
 
 
 def _findings(comparison: Comparison) -> Iterator[AnyPart]:

@@ -32,11 +32,14 @@ def finding_parts(session: Session) -> Iterator[AnyPart]:
 
 def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
     """Return a finding with everything it rests on."""
+    speedup = gain(finding.gain)
+    remarks = (f"speedup {speedup}" if speedup else "", f"cause {certainty(finding)}",
+               "from settings alone, not measured" if finding.is_preflight else "")  # fmt: skip
     return Diagnosis(
         code=line(finding.code, 16),
         title=finding_title(finding),
         severity=finding.severity,
-        certainty=certainty(finding),
+        remarks=", ".join(filter(None, remarks)),
         summary=line(finding.summary, 600),
         evidence=tuple(
             (line(each.metric, 200), Value(evidence_value(each), _number(each.value)), evidence_basis(each))
@@ -47,9 +50,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
                 tuple(block(p.code)))
             for p in finding.prescriptions
         ),
-        speedup=gain(finding.gain),
         basis=line(finding.gain.basis) if finding.gain is not None else "",
-        remark="from settings alone, not measured" if finding.is_preflight else "",
         is_open=is_open,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lightning_perf.records import LoaderProbe, Session
 from lightning_perf.reports.cells import TAB, Heads, Value
 from lightning_perf.reports.cells import share as share_cell
-from lightning_perf.reports.document import AnyPart, Figure, facts, listing, table
+from lightning_perf.reports.document import AnyPart, facts, listing, table
 from lightning_perf.reports.wording import count, line, number, seconds, share, size
 from lightning_perf.rules.loader_curve import Feeding, feeding_of
 from lightning_perf.rules.loader_signals import blamed, function_place
@@ -50,7 +50,6 @@ def loader_parts(session: Session) -> Iterator[AnyPart]:
     if probe is None:
         return
     yield facts(ceiling_facts(session), "Throughput")
-    yield Figure("loader_curve", "Throughput by number of workers")
     rows = curve_rows(session)
     cells = [
         (Value(str(row.num_workers), row.num_workers),
@@ -59,7 +58,7 @@ def loader_parts(session: Session) -> Iterator[AnyPart]:
         for row in rows
     ]  # fmt: skip
     heads: Heads = ("workers", "batches/s alone", "expected step", "")
-    yield table(heads, cells, key="curve", bars=[row.fill for row in rows])
+    yield table(heads, cells, key="curve", bars="batches/s alone")
     yield listing(function_facts(probe))
     yield facts(sample_facts(probe), "Sample")
     functions = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lightning_perf.records import Breakdown, Growth, Headroom, Session
+from lightning_perf.records import Breakdown, Growth, Headroom, ModuleMemory, Session
 from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
@@ -38,13 +38,12 @@ def memory_parts(session: Session) -> Iterator[AnyPart]:
     memory = session.memory
     yield _devices(session)
     yield Figure("memory_before_oom", "Memory before it ran out")
-    yield Figure("memory_peak", "Memory at the peak")
     if memory.breakdown is not None:
         yield from breakdown_parts(memory.breakdown)
-    yield Figure("memory_phases", "Memory by phase of the step")
     yield facts(phase_facts(session), "By phase")
-    yield Figure("memory_growth", "Memory growth")
+    yield _phases(session)
     yield facts([growth_text(growth) for growth in memory.growth], "Growth")
+    yield _growth(session)
     yield facts([headroom_fact(memory.headroom)], "Batch size")
 
 
@@ -52,16 +51,15 @@ def breakdown_parts(breakdown: Breakdown) -> Iterator[AnyPart]:
     """Yield the components of the memory in use, and the modules that hold most."""
     cells = [(row.name, Value(share(row.share, decimals=1), row.share), size_cell(row.n_bytes), row.note)
              for row in memory_rows(breakdown)]  # fmt: skip
-    yield table(("component", "share", "size", "basis"), cells, key="holds")
-    yield Figure("memory_modules", "Memory by module")
+    yield table(("component", "share", "size", "basis"), cells, key="holds", bars="size", bar_room=PAGE)
     yield facts(module_facts(breakdown), "By module")
     rows: Rows = [
-        (each.name or "outside its modules", *map(size_cell, (each.parameters_bytes, each.gradients_bytes,
-         each.optimizer_bytes, each.buffers_bytes, each.activations_bytes)))
-        for each in breakdown.modules
+        (name, *map(size_cell, (total, each.parameters_bytes, each.gradients_bytes, each.optimizer_bytes,
+                                each.buffers_bytes, each.activations_bytes)))
+        for name, total, each in _by_module(breakdown)
     ]  # fmt: skip
-    heads: Heads = ("module", "parameters", "gradients", "optimizer", "buffers", "activations")
-    yield table(heads, rows, title="Memory by module", key="memory-modules", room=PAGE, is_folded=True)
+    heads: Heads = ("module", "total", "parameters", "gradients", "optimizer", "buffers", "activations")
+    yield table(heads, rows, title="Memory by module", key="memory-modules", room=PAGE, bars="total")
 
 
 def _devices(session: Session) -> Table:
@@ -79,6 +77,35 @@ def _devices(session: Session) -> Table:
         Column("allocation retries", TAB),
     )
     return table(heads, rows, title="Devices", key="devices", room=PAGE)
+
+
+def _phases(session: Session) -> Table:
+    """Return the memory after each phase: of the first device with readings, else of the host."""
+    host, device = session.memory.host, next((each for each in session.memory.devices if each.phases), None)
+    key, title = "memory-phases", f"Memory by phase of the step ({device.device if device is not None else 'host'})"
+    if device is None:
+        rows: Rows = [(f"after {each.phase}", size_cell(each.rss_bytes), number(each.n))
+                      for each in (host.phases if host is not None else ())]  # fmt: skip
+        heads: Heads = ("phase", "resident", "sampled steps")
+        return table(heads, rows, title=title, key=key, room=PAGE, bars="resident")
+    rows = [
+        (f"after {each.phase}", size_cell(each.allocated_bytes), size_cell(each.reserved_bytes),
+         size_cell(each.peak_bytes or None), number(each.n))
+        for each in device.phases
+    ]  # fmt: skip
+    heads = ("phase", "allocated", "reserved", "peak raised here", "sampled steps")
+    return table(heads, rows, title=title, key=key, room=PAGE, bars="allocated")
+
+
+def _growth(session: Session) -> Table:
+    rows: Rows = [
+        (each.where, size_cell(1000 * each.bytes_per_step),
+         f"{size(1000 * each.low_bytes_per_step)} to {size(1000 * each.high_bytes_per_step)}",
+         "yes" if grows(each) else "no", number(each.n), f"{each.first_step:,} to {each.last_step:,}")
+        for each in session.memory.growth
+    ]  # fmt: skip
+    heads: Heads = ("memory", "per 1,000 steps", "95 % CI", "steady growth", "readings", "steps")
+    return table(heads, rows, title="Memory growth", key="growth", room=PAGE, bars="per 1,000 steps")
 
 
 def memory_rows(breakdown: Breakdown) -> list[MemoryRow]:
@@ -112,16 +139,22 @@ def memory_title(breakdown: Breakdown | None) -> str:
 
 def module_facts(breakdown: Breakdown) -> list[str]:
     """Return the modules that hold most, activations included."""
-    totals = [
-        (m.name or "outside its modules", m.parameters_bytes + m.gradients_bytes + m.optimizer_bytes + m.buffers_bytes
-         + (m.activations_bytes or 0)) for m in breakdown.modules
-    ]  # fmt: skip
-    ordered = sorted((t for t in totals if t[1]), key=lambda t: -t[1])
+    ordered = _by_module(breakdown)
     if len(ordered) < 2:
         return []
-    shown = [f"{line(name, 40)} {size(n_bytes)}" for name, n_bytes in ordered[:_MAX_MODULES]]
+    shown = [f"{line(name, 40)} {size(total)}" for name, total, _ in ordered[:_MAX_MODULES]]
     rest = len(ordered) - _MAX_MODULES
     return [*shown, count(rest, "more module")] if rest > 0 else shown
+
+
+def _by_module(breakdown: Breakdown) -> list[tuple[str, int, ModuleMemory]]:
+    """Return name, size and parts of the modules that hold memory, largest first."""
+    totals = [
+        (each.name or "outside its modules", each.parameters_bytes + each.gradients_bytes + each.optimizer_bytes
+         + each.buffers_bytes + (each.activations_bytes or 0), each)
+        for each in breakdown.modules
+    ]  # fmt: skip
+    return sorted((each for each in totals if each[1]), key=lambda each: -each[1])
 
 
 def phase_facts(session: Session) -> list[str]:
@@ -169,8 +202,8 @@ def growth_text(growth: Growth) -> str:
     slope, low, high = (
         size(1000 * each) for each in (growth.bytes_per_step, growth.low_bytes_per_step, growth.high_bytes_per_step)
     )
-    (low, unit), end = low.split(" "), high.split(" ")[1]
-    return f"{where} memory grows {slope} per 1,000 steps (95 % CI {low if unit == end else f'{low} {unit}'}–{high})"
+    same_unit = " " + high.rpartition(" ")[2]
+    return f"{where} memory grows {slope} per 1,000 steps (95 % CI {low.removesuffix(same_unit)}–{high})"
 
 
 def grows(growth: Growth) -> bool:

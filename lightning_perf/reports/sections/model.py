@@ -52,7 +52,6 @@ def model_parts(profile: ModelProfile | None, in_run: bool = True) -> Iterator[A
     yield facts(utilisation_facts(profile.utilisation), "Utilization")
     yield facts(_bound_facts(profile), "Limit")
     yield Figure("roofline", "Roofline")
-    yield Figure("modules", "Time by module")
     yield module_table(profile)
     yield operator_table(profile)
 
@@ -156,7 +155,9 @@ def module_table(profile: ModelProfile) -> Table:
              Column("forward", PAGE), Column("backward", PAGE), "time", Column("FLOP/s", _WIDE), "bound",
              Column("advice", TAB))  # fmt: skip
     about = "one step, forward and backward; each module without the modules listed inside it"
-    return table(heads, rows, title="Modules", about=about, key="modules", n_brief=_MAX_MODULES)
+    bars = "time" if any(map(module_s, profile.modules)) else "FLOPs"
+    return table(heads, rows, title="Modules", about=about, key="modules", n_brief=_MAX_MODULES, bars=bars,
+                 bar_room=PAGE)  # fmt: skip
 
 
 def operator_table(profile: ModelProfile) -> Table:
@@ -171,7 +172,8 @@ def operator_table(profile: ModelProfile) -> Table:
              Column("FLOP/s", _WIDE), "bound")  # fmt: skip
     about = "one sampled step, forward and backward; not the step that the table of modules was timed in"
     title = "Compute cost by operator"
-    return table(heads, rows, title=title, about=about, key="counted-operators", n_brief=_MAX_OPERATORS)
+    return table(heads, rows, title=title, about=about, key="counted-operators", n_brief=_MAX_OPERATORS, bars="time",
+                 bar_room=PAGE)  # fmt: skip
 
 
 def _flops(value: float | None) -> Value:

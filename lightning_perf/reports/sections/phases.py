@@ -117,7 +117,10 @@ def history_parts(session: Session) -> Iterator[AnyPart]:
     yield Figure("timeline", "Step time over the run")
     yield Figure("epochs", "Time per phase and epoch")
     yield _epochs(session)
-    yield Figure("startup", "Time to the end of the first step")
+    rows: Rows = [(name.replace("_", " "), seconds(spent_s)) for name, spent_s in
+                  sorted(session.run.startup.items(), key=lambda part: -part[1])]  # fmt: skip
+    title = "Time to the end of the first step"
+    yield table(("part", "time"), rows, title=title, key="startup", room=PAGE, bars="time")
 
 
 def stage_parts(stage: StageTimes, word: str, key: str) -> Iterator[AnyPart]:
@@ -130,7 +133,6 @@ def stage_parts(stage: StageTimes, word: str, key: str) -> Iterator[AnyPart]:
 
 def breakdown(rows: list[PhaseRow], word: str = "step", key: str = "", p95_s: Mapping[str, float | None] = {}) -> Table:
     """Return phases as a table with bars."""
-    whole = sum(row.total_s for row in rows) or 1.0
     cells = [
         (row.name, Value(share_text(row.share, decimals=1), row.share), Value(total, row.total_s),
          Value(p50, row.p50_s), seconds(p95_s.get(row.phase)))
@@ -138,7 +140,7 @@ def breakdown(rows: list[PhaseRow], word: str = "step", key: str = "", p95_s: Ma
                                    seconds_column([row.p50_s for row in rows]), strict=True)
     ]  # fmt: skip
     heads: Heads = ("phase", "share", "total", f"p50 per {word}", Column(f"p95 per {word}", PAGE))
-    return table(heads, cells, key=key, bars=[row.total_s / whole for row in rows])
+    return table(heads, cells, key=key, bars="share", full=1.0)
 
 
 def _epochs(session: Session) -> Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean, median
+from statistics import median
 
 from lightning_perf.records import CollectiveTime, TraceRank, TraceRanks, TraceRecord
 from lightning_perf.reports import wording
-from lightning_perf.reports.cells import TAB, Cell, Column, Heads, Rows, Value, number, seconds, share, size
+from lightning_perf.reports.cells import PAGE, TAB, Cell, Column, Heads, Rows, Value, number, seconds, share, size
 from lightning_perf.reports.document import AnyPart, Document, Table, pairs, section, table
 
 from .findings import diagnosis
@@ -125,10 +125,9 @@ def categories_table(record: TraceRecord) -> Table:
              for name in (windows[0].categories if windows else ())}  # fmt: skip
     spent = {name: s for name, s in spent.items() if s >= _LEAST_SHARE * total}
     rows: Rows = [(name.replace("_", " "), seconds(s / n), share(s / total)) for name, s in spent.items()]
-    bars = [min(1.0, s / total) for s in spent.values()]
     heads: Heads = ("category", "mean", "share")
     about = "each moment counts for the first category that applies, from the top"
-    return table(heads, rows, title=_time_title(record), about=about, key="categories", bars=bars)
+    return table(heads, rows, title=_time_title(record), about=about, key="categories", bars="share", full=1.0)
 
 
 def _time_title(record: TraceRecord) -> str:
@@ -139,7 +138,7 @@ def _time_title(record: TraceRecord) -> str:
     total = sum(durations)
     title = f"Time of the trace: {wording.seconds(total)}"
     if record.steps:
-        title = f"Time per step: {wording.seconds(fmean(durations))}"
+        title = f"Time per step: {wording.seconds(total / len(durations))}"
         if len(windows) > 1:
             title += f" (p50 {wording.seconds(median(durations))}, max {wording.seconds(max(durations))})"
     if total > 0 and any(window.busy_fraction is not None for window in windows):
@@ -203,7 +202,8 @@ def kernel_parts(record: TraceRecord) -> Iterator[AnyPart]:
             for each in seen.top
         ]  # fmt: skip
         heads: Heads = ("kernel", "kind", "n", "time", Column("mean", TAB), "share")
-        yield table(heads, rows, title="Kernels", key="kernels", n_brief=_N_ROWS, n_chars=_N_CHARS, is_folded=True)
+        yield table(heads, rows, title="Kernels", key="kernels", n_brief=_N_ROWS, n_chars=_N_CHARS, bars="time",
+                    bar_room=PAGE)  # fmt: skip
         kinds = [(name, number(kind.n), seconds(kind.total_s), share(kind.share))
                  for name, kind in sorted(seen.kinds.items(), key=lambda item: -item[1].total_s)]  # fmt: skip
         yield table(("kind", "n", "time", "share"), kinds, title="Kernels by kind", key="kinds", room=TAB)
@@ -236,7 +236,7 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
     )
     about = f"in {wording.seconds(record.span_s)} of the trace"
     yield table(heads, rows, title="Operators", about=about, key="operators", n_brief=_N_ROWS, n_chars=_N_CHARS,
-                is_folded=True)  # fmt: skip
+                bars="device self" if on_device else "host self", bar_room=PAGE)  # fmt: skip
     rows = [
         (each.operator, each.shapes, each.dtype, number(each.calls), seconds(each.host_s), seconds(each.device_s),
          "" if each.is_aligned is None else "yes" if each.is_aligned else "no")

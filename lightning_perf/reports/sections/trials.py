@@ -8,7 +8,7 @@ from statistics import fmean, median
 from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Trial
 from lightning_perf.reports.cells import Cell, Column, Heads, Rows, Value
 from lightning_perf.reports.cells import size as size_cell
-from lightning_perf.reports.document import AnyPart, code, facts, heading, note, table
+from lightning_perf.reports.document import AnyPart, Document, code, facts, heading, note, section, table
 from lightning_perf.reports.wording import (
     block,
     count,
@@ -35,6 +35,11 @@ _MAX_SPREAD = 1.25
 """Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be seen."""
 _NAME = 60
 _PASTED = 60
+
+
+def trial_document(trial: Trial) -> Document:
+    """Return everything about one trial."""
+    return Document(None, (), (section("trial", "", trial_parts(trial)),))
 
 
 def trial_parts(trial: Trial) -> Iterator[AnyPart]:

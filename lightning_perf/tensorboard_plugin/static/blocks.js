@@ -40,19 +40,19 @@ function copier(text) {
 }
 
 function finding(block) {
-  const remarks = [block.speedup && `speedup ${block.speedup}`, `cause ${block.certainty}`, block.remark].filter(Boolean).join(', ');
   const evidence = el('table', {class: 'evidence'}, el('tbody', {}, ...block.evidence.map(([metric, [text, value], basis]) =>
     el('tr', {}, el('th', {scope: 'row', text: metric}), el('td', {class: 'number', text, 'data-value': value}), el('td', {text: basis})))));
   const fixes = block.fixes.flatMap((fix) => [
-    el('p', {class: 'fix'}, el('b', {text: 'Fix '}), el('span', {text: fix.text}), el('span', {class: 'about', text: ` (${fix.kind})`})),
+    el('p', {class: 'fix'}, el('b', {text: 'Fix: '}), el('span', {text: fix.text}), el('span', {class: 'about', text: ` (${fix.kind}) `}),
+      fix.treatment ? el('code', {text: fix.treatment}) : null),
     fix.code.length ? code({lines: fix.code}) : null,
   ]);
   return el('details', {class: `finding ${block.severity}`, 'data-code': block.code, open: block.is_open},
     el('summary', {}, el('span', {class: 'severity', text: block.severity}), el('b', {text: block.title}),
-      el('span', {class: 'about', text: remarks}), el('span', {class: 'says', text: block.summary})),
+      el('span', {class: 'about', text: block.remarks}), el('span', {class: 'says', text: block.summary})),
     el('div', {class: 'inside'},
       el('div', {class: 'scroll plain', tabindex: '0'}, evidence), ...fixes,
-      block.speedup ? el('p', {class: 'fix'}, el('b', {text: 'Expected speedup '}), el('span', {text: block.basis ? `${block.speedup} (${block.basis})` : block.speedup})) : null,
+      block.basis ? el('p', {class: 'fix'}, el('b', {text: 'Basis of the speedup: '}), el('span', {text: block.basis})) : null,
       el('p', {class: 'about', text: `Details: lightning-perf explain ${block.code}`})));
 }
 
