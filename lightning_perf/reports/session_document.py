@@ -50,7 +50,8 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
 
 
 def _trial_parts(session: Session) -> Iterator[AnyPart]:
-    yield Figure("trials", "Measured speedups")
+    if session.trials:
+        yield Figure("trials", "Measured speedups")
     for trial in session.trials:
         yield from trials.trial_parts(trial)
 

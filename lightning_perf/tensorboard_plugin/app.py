@@ -26,7 +26,7 @@ from lightning_perf.reports.document import Section, note, section
 
 from . import perfetto
 from .catalogue import Catalogue, Entry, roots_of, trial_of
-from .library import Library, Reading, Shown
+from .library import Library, Reading, Shown, read_lanes, read_ranks
 from .plugin import PLUGIN_NAME
 
 STATIC = {
@@ -152,7 +152,8 @@ class App:
         if isinstance(shown, Reading):
             return _json(request, {"state": "reading", "text": shown.text})
         if name == "ranks" and entry.kind == "traces" and len(entry.files) > 1:
-            together = self._library.ranks(entry)
+            files = [os.path.join(entry.path, file) for file in entry.files]
+            together = self._library.traces.ask(read_ranks, files)
             if isinstance(together, Reading):
                 return _json(request, {"state": "reading", "text": together.text})
             return _json(request, _ready([section("ranks", "", trace_ranks_parts(together), is_short=True)]))
@@ -203,7 +204,7 @@ class App:
         from .timeline import draw
 
         shown = self._shown(request, "run", "trace")
-        lanes = self._library.traces.lanes(shown.file) if isinstance(shown, Shown) and shown.file else ()
+        lanes = self._library.traces.ask(read_lanes, [shown.file]) if isinstance(shown, Shown) and shown.file else ()
         if isinstance(shown, Reading) or isinstance(lanes, Reading):
             return _json(request, {"state": "reading", "text": "the trace is being read"})
         drawn = draw(lanes, theme)

@@ -9,7 +9,7 @@ from lightning_perf.records import TraceRecord
 from lightning_perf.reports import wording
 from lightning_perf.reports.cells import Rows, Value, seconds
 from lightning_perf.reports.document import AnyPart, Section, Table, facts, note, section, table
-from lightning_perf.reports.sections.comparison import comparison_document, percent_change
+from lightning_perf.reports.sections.comparison import change, comparison_document
 from lightning_perf.stats.comparison import compare_sessions
 
 from .library import Shown
@@ -70,7 +70,7 @@ def _beside(title: str, head: str, base: Mapping[str, float], new: Mapping[str, 
     ordered = sorted(names, key=lambda name: -abs(new.get(name, 0.0) - base.get(name, 0.0)))
     rows: Rows = [
         (name, seconds(base.get(name)), seconds(new.get(name)),
-         _signed_seconds(new.get(name, 0.0) - base.get(name, 0.0)), _change(base.get(name), new.get(name)))
+         _signed_seconds(new.get(name, 0.0) - base.get(name, 0.0)), change(base.get(name), new.get(name)))
         for name in ordered
         if max(base.get(name, 0.0), new.get(name, 0.0)) >= least
     ]  # fmt: skip
@@ -79,9 +79,3 @@ def _beside(title: str, head: str, base: Mapping[str, float], new: Mapping[str, 
 
 def _signed_seconds(value: float) -> Value:
     return Value(f"{'+' if value > 0 else '−' if value < 0 else ''}{wording.seconds(abs(value))}", value)
-
-
-def _change(base: float | None, new: float | None) -> Value:
-    if base is None or new is None or base <= 0:
-        return Value("")
-    return Value(percent_change(new / base), new / base)

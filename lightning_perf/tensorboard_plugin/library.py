@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -48,7 +48,7 @@ class Shown(NamedTuple):
     trial_label: str = ""
 
 
-Known = tuple[TraceRecord, ...]
+Content = TypeVar("Content")
 
 
 class Reading(NamedTuple):
@@ -58,54 +58,36 @@ class Reading(NamedTuple):
 
 
 class Traces:
-    """A queue that analyzes trace files one at a time, the latest request first."""
+    """A queue that reads trace files in a background thread, the latest request first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Hashable, tuple[Any, ...] | PerfDoctorError | None] = OrderedDict()
-        self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], tuple[Any, ...]]]] = queue.LifoQueue()
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+        self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], Any]]] = queue.LifoQueue()
         self._reader: threading.Thread | None = None
 
-    def get(self, path: str) -> TraceRecord | Reading:
-        """Return the diagnosed record of a trace, or ``Reading`` until it is available.
+    def ask(self, read: Callable[[Sequence[str]], Content], paths: Sequence[str]) -> Content | Reading:
+        """Return what a function reads from traces, or ``Reading`` until it is available.
+
+        Args:
+            read: Called with the paths in the background; its result is cached until a file changes.
+            paths: The trace files.
 
         Raises:
-            PerfDoctorError: The trace cannot be read.
+            PerfDoctorError: The traces cannot be read.
         """
-        known: tuple[TraceRecord] | Reading = self._asked("record", (path,), lambda: (_analysed(path),))
-        return known if isinstance(known, Reading) else known[0]
-
-    def lanes(self, path: str) -> tuple[Lane, ...] | Reading:
-        """Return the longest events of a trace by thread and stream.
-
-        Raises:
-            PerfDoctorError: The trace cannot be read.
-        """
-        lanes: tuple[Lane, ...] | Reading = self._asked("lanes", (path,), lambda: _lanes(path))
-        return lanes
-
-    def together(self, paths: Sequence[str]) -> tuple[TraceRecord, ...] | Reading:
-        """Return the records of several traces by rank; the first one holds the comparison of ranks.
-
-        Raises:
-            PerfDoctorError: None of them can be read.
-        """
-        records: Known | Reading = self._asked("together", tuple(paths), lambda: _analysed_together(paths))
-        return records
-
-    def _asked(self, what: str, paths: tuple[str, ...], read: Callable[[], tuple[Any, ...]]) -> Any:
         stamps = [_stamp(path) for path in paths]
-        key = (what, paths, tuple(stamps))
+        key = (read, tuple(paths), tuple(stamps))
         with self._lock:
-            known = self._known.get(key)
-            if known is None:
+            if self._known.get(key) is None:
                 if key not in self._known:
                     self._known[key] = None
-                    self._waiting.put((key, read))
+                    self._waiting.put((key, lambda: read(paths)))
                     self._start()
                 name = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} traces"
                 return Reading(f"Reading {name} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
             self._known.move_to_end(key)
+            known: Content | PerfDoctorError = self._known[key]
         if isinstance(known, PerfDoctorError):
             raise known
         return known
@@ -119,7 +101,6 @@ class Traces:
     def _read(self) -> None:
         while True:
             key, read = self._waiting.get()
-            result: tuple[Any, ...] | PerfDoctorError
             try:
                 result = read()
             except PerfDoctorError as error:
@@ -133,14 +114,16 @@ class Traces:
                     del self._known[old]
 
 
-def _analysed(path: str) -> TraceRecord:
+def read_record(paths: Sequence[str]) -> TraceRecord:
+    """Return the diagnosed record of one trace."""
     from lightning_perf.rules.engine import diagnose_trace
     from lightning_perf.traces import analyze
 
-    return diagnose_trace(analyze(path))
+    return diagnose_trace(analyze(paths[0]))
 
 
-def _analysed_together(paths: Sequence[str]) -> Known:
+def read_ranks(paths: Sequence[str]) -> tuple[TraceRecord, ...]:
+    """Return the records of several traces by rank; the first one holds the comparison of ranks."""
     from lightning_perf.traces import analyze_many
 
     records, errors = analyze_many(paths)
@@ -149,12 +132,13 @@ def _analysed_together(paths: Sequence[str]) -> Known:
     return tuple(records)
 
 
-def _lanes(path: str) -> tuple[Lane, ...]:
+def read_lanes(paths: Sequence[str]) -> tuple[Lane, ...]:
+    """Return the longest events of one trace by thread and stream."""
     from lightning_perf.traces import read
 
     from .timeline import lanes_of
 
-    return lanes_of(read(path))
+    return lanes_of(read(paths[0]))
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -223,14 +207,6 @@ class Library:
             return None
         return shown.file if isinstance(shown, Shown) else None
 
-    def ranks(self, entry: Entry) -> Known | Reading:
-        """Return all traces of a folder together.
-
-        Raises:
-            PerfDoctorError: None of them can be read.
-        """
-        return self.traces.together([os.path.join(entry.path, file) for file in entry.files])
-
     def _session(self, entry: Entry) -> Session:
         key = (entry.id, entry.stamp)
         with self._lock:
@@ -249,7 +225,7 @@ class Library:
     def _of_traces(self, entry: Entry, chosen: int | None) -> Shown | Reading:
         index = _chosen(chosen, len(entry.files))
         file = os.path.join(entry.path, entry.files[index])
-        record = self.traces.get(file)
+        record = self.traces.ask(read_record, [file])
         if isinstance(record, Reading):
             return record
         return Shown(entry.label, session_of(record), record, entry.files, index, is_trace_only=True, file=file)

@@ -375,11 +375,11 @@ def test_timeline_stacks_phases_and_shows_windows() -> None:
 
 def test_findings_show_their_interval_and_code() -> None:
     [bars] = drawn("findings", starved())["data"]
-    assert bars["customdata"][0][:2] == ["PD101", "starved-by-loader"]
+    assert bars["customdata"][0][0] == "PD101 starved-by-loader"
     assert bars["base"][0] == 1.7
     assert bars["base"][0] + bars["x"][0] == pytest.approx(2.1)
     assert bars["text"][0] == "1.7–2.1x"
-    assert bars["customdata"][0][4] == "54 % of the steady time"
+    assert bars["customdata"][0][3] == "54 % of the steady time"
 
 
 def test_findings_without_a_gain_are_left_out() -> None:

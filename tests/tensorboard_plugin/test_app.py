@@ -222,7 +222,7 @@ def test_every_figure_has_its_place_in_a_view(tab: Open, tmp_path: Path) -> None
         for block in one.blocks(view, run)
         if block["type"] == "figure"
     }
-    assert placed - {"trace_events"} == set(FIGURES) - set(SHOWN_AS_TABLES)
+    assert placed - {"trace_events"} == set(FIGURES) - {*SHOWN_AS_TABLES, "memory_before_oom"}
 
 
 def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
@@ -796,3 +796,10 @@ def test_a_provider_that_fails_leaves_what_is_on_disk(tab: Open, tmp_path: Path)
 
     save(starved(), tmp_path)
     assert len(tab(provider=Failing()).runs()) == 1
+
+
+def test_view_shows_no_heading_without_content_when_only_peaks_are_known(tab: Open, tmp_path: Path) -> None:
+    save(starved(), tmp_path)
+    one = tab()
+    [run] = one.runs()
+    assert [section["key"] for section in one.ready("view", view="memory", run=run)["sections"]] == ["memory"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from lightning_perf.records import Interval, Session
+from lightning_perf.records import Gain, Interval, Session
 from lightning_perf.reports import wording
 from lightning_perf.reports.sections.findings import ordered_findings
 
@@ -23,46 +25,41 @@ _KEPT = {"improved": GREEN, "regressed": RED}
 
 def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
     """Return the expected speedup of each finding, the verdict's first."""
-    shown = [one for one in ordered_findings(session) if wording.gain(one.gain)][:MAX_FINDINGS]
+    known = ((one, one.gain) for one in ordered_findings(session) if one.gain is not None and wording.gain(one.gain))
+    shown = list(islice(known, MAX_FINDINGS))
     if not shown:
         return None
     span_s = session.steady.span_s if session.steady is not None else 0.0
-    lows = [min(one.gain.low, _WIDEST_GAIN) for one in shown if one.gain is not None]
-    highs = [min(one.gain.high, _WIDEST_GAIN) for one in shown if one.gain is not None]
-    claimed = [sum(one.claims.values()) for one in shown]
-    claims = [f"{wording.share(c / span_s)} of the steady time" if c and span_s > 0 else "not told" for c in claimed]
+    claims = [sum(one.claims.values()) / span_s if span_s > 0 else 0.0 for one, _ in shown]
     bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(shown))),
-        "base": lows,
-        "x": [max(high - low, 0.0) for low, high in zip(lows, highs, strict=True)],
-        "marker": {
-            "color": [SEVERITY_COLOURS[one.severity] for one in shown],
-            "line": {"color": [SEVERITY_COLOURS[one.severity] for one in shown], "width": 2},
-        },
-        "text": [wording.gain(one.gain) for one in shown],
+        **_ranges(list(enumerate(gain for _, gain in shown))),
+        "marker": {"color": [SEVERITY_COLOURS[one.severity] for one, _ in shown]},
+        "text": [wording.gain(gain) for _, gain in shown],
         "textposition": "outside",
         "cliponaxis": False,
         "customdata": [
-            [label(one.code, 16), label(one.name, 60), one.severity, wording.certainty(one), told]
-            for one, told in zip(shown, claims, strict=True)
+            [label(f"{one.code} {one.name}", 80), one.severity, wording.certainty(one),
+             f"{wording.share(claim)} of the steady time" if claim else "unknown"]
+            for (one, _), claim in zip(shown, claims, strict=True)
         ],
-        "hovertemplate": "%{customdata[0]} %{customdata[1]}<br>speedup %{text}, cause %{customdata[3]}<br>"
-        "time it accounts for: %{customdata[4]}<br>severity: %{customdata[2]}<extra></extra>",
+        "hovertemplate": "%{customdata[0]}<br>speedup %{text}, cause %{customdata[2]}<br>"
+        "time it accounts for: %{customdata[3]}<br>severity: %{customdata[1]}<extra></extra>",
+    }  # fmt: skip
+    widest = max(min(gain.high, _WIDEST_GAIN) for _, gain in shown)
+    axis = {"title": {"text": "expected speedup (x)"}, "range": [1, 1 + 1.25 * max(widest - 1, 0.1)], "zeroline": False}
+    names = [label(f"{one.code} {one.name}") for one, _ in shown]
+    return figure([bars], theme, height=rows_height(len(shown)), xaxis=axis, yaxis=rows_axis(names))
+
+
+def _ranges(rows: Sequence[tuple[int, Gain]]) -> dict[str, Any]:
+    """Return horizontal bars from the lowest to the highest speedup, by row."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": [row for row, _ in rows],
+        "base": [min(gain.low, _WIDEST_GAIN) for _, gain in rows],
+        "x": [max(min(gain.high, _WIDEST_GAIN) - min(gain.low, _WIDEST_GAIN), 0.004) for _, gain in rows],
     }
-    widest = max(highs)
-    return figure(
-        [bars],
-        theme,
-        height=rows_height(len(shown)),
-        xaxis={
-            "title": {"text": "expected speedup (x)"},
-            "range": [1, 1 + 1.25 * max(widest - 1, 0.1)],
-            "zeroline": False,
-        },
-        yaxis=rows_axis([label(f"{one.code} {one.name}") for one in shown]),
-    )
 
 
 def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
@@ -80,12 +77,8 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
     if predicted:
         data.append(
             {
-                "type": "bar",
-                "orientation": "h",
+                **_ranges(predicted),
                 "name": "predicted for the treatment alone",
-                "y": [row for row, _ in predicted],
-                "base": [gain.low for _, gain in predicted],
-                "x": [max(min(gain.high, _WIDEST_GAIN) - gain.low, 0.004) for _, gain in predicted],
                 "width": 0.7,
                 "marker": {"color": ORANGE, "opacity": 0.35},
                 "customdata": [[wording.gain(gain)] for _, gain in predicted],

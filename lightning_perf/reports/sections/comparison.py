@@ -74,7 +74,7 @@ def _findings(comparison: Comparison) -> Iterator[AnyPart]:
     yield table(heads, [_finding(one) for one in comparison.findings if one.base != one.new], key="finding-changes")
     same = [f"{line(one.code, 16)} {line(one.name, 60)} ({one.new})" for one in comparison.findings
             if one.base == one.new]  # fmt: skip
-    yield facts(["unchanged: " + ", ".join(same)] if same else [], "Unchanged")
+    yield facts(["unchanged: " + ", ".join(same)] if same else [])
 
 
 def headline(comparison: Comparison) -> str:
@@ -124,7 +124,7 @@ def time_rows(comparison: Comparison) -> list[tuple[Cell, ...]]:
         if is_phase and one.change not in _CLEAR and abs((one.new_s or 0.0) - (one.base_s or 0.0)) < least:
             continue
         interval, verdict = (_range(one.ratio), one.change.replace("_", " ")) if one.ratio is not None else ("", "")
-        times_s = (seconds_cell(one.base_s), seconds_cell(one.new_s), _change(one.base_s, one.new_s))
+        times_s = (seconds_cell(one.base_s), seconds_cell(one.new_s), change(one.base_s, one.new_s))
         rows.append((_time_name(one.name, comparison.per), *times_s, Value(interval), verdict))
     return rows
 
@@ -212,7 +212,7 @@ def _figure(one: FigureChange) -> tuple[Cell, ...]:
     def told(value: float | None) -> Value:
         return Value(NOT_TOLD if value is None else quantity(value, one.unit), value)
 
-    return line(one.name, 60), told(one.base), told(one.new), _change(one.base, one.new)
+    return line(one.name, 60), told(one.base), told(one.new), change(one.base, one.new)
 
 
 def _value(text: str | None) -> str:
@@ -226,7 +226,8 @@ def _speedup(interval: Interval | None, verdict: str | None) -> str:
     return told + verdict.replace("_", " ")
 
 
-def _change(base: float | None, new: float | None) -> Value:
+def change(base: float | None, new: float | None) -> Value:
+    """Return the relative change as a cell; empty if it is unknown."""
     if base is None or new is None or base <= 0:
         return Value("")
     return Value(percent_change(new / base), new / base)

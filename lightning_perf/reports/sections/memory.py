@@ -37,7 +37,8 @@ def memory_parts(session: Session) -> Iterator[AnyPart]:
     """Yield the peak by component and module, memory per phase, growth, and the largest batch that fits."""
     memory = session.memory
     yield _devices(session)
-    yield Figure("memory_before_oom", "Memory before it ran out")
+    if memory.oom is not None:
+        yield Figure("memory_before_oom", "Memory before it ran out")
     if memory.breakdown is not None:
         yield from breakdown_parts(memory.breakdown)
     yield facts(phase_facts(session), "By phase")
