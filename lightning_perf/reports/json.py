@@ -11,12 +11,12 @@ from lightning_perf.records import Session
 
 
 def to_json(session: Session, fields: Sequence[str] | None = None) -> str:
-    """The session, or some of its fields, as indented JSON. What is not a finite number becomes null.
+    """Return the session, or some of its fields, as indented JSON; numbers that are not finite become null.
 
     Args:
         session: The session.
-        fields: Names of top-level fields, e.g. ``["verdict", "findings"]``; ``schema_version`` always comes along.
-            None for all.
+        fields: Names of top-level fields, e.g. ``["verdict", "findings"]``; ``schema_version`` is
+            always included. None for all.
 
     Raises:
         ConfigError: There is no such field.

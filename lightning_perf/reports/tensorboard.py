@@ -1,4 +1,4 @@
-"""The session as plain floats for any logger; for TensorBoard as scalars, as text, and whole for the PERFDOCTOR tab."""
+"""The session as scalars for any logger, and as text and as a whole for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .render.markdown import to_markdown
 
 TEXT_TAG = "perf/diagnosis"
 PLUGIN_NAME = "perfdoctor"
-"""Of the tab that reads what ``SessionWriter`` writes."""
+"""The tab that reads what `SessionWriter` writes."""
 
 EVENT_BYTES = 8 * 2**20
-"""Up to so much of an event file is filled with sessions at every report; after that ever more rarely."""
+"""Sessions are written at every report up to this size of an event file, then less and less often."""
 
 _GIB = 1024**3
 
 
 class Writer(Protocol):
-    """What a TensorBoard ``SummaryWriter`` offers of interest here."""
+    """The methods of TensorBoard's ``SummaryWriter`` used here."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = ...) -> Any: ...
 
@@ -30,15 +30,14 @@ class Writer(Protocol):
 
 
 def scalars(session: Session) -> dict[str, float]:
-    """The figures of a session by tag, all finite; what was not measured has no tag.
+    """Return the figures of a session by tag, all finite; what was not measured has no tag.
 
     ``perf/step_ms/p50`` (also p95, p99), ``perf/samples_per_s``, ``perf/share/<phase>`` (0…1 of the steady span),
-    ``perf/starved_share`` (the device's clock), ``perf/overhead_us`` (a step) and ``perf/overhead_share``,
+    ``perf/starved_share`` (the device's clock), ``perf/overhead_us`` (per step) and ``perf/overhead_share``,
     ``perf/memory_gib/<device>`` (peak allocated), ``perf/memory_reserved_gib/<device>`` and ``perf/memory_gib/host``
     (peaks; the host's is its resident memory), ``perf/gpu_util/<device>`` (0…1) with ``gpu_power_w``,
     ``gpu_temperature_c`` and ``gpu_clock_mhz``, ``perf/cpu_busy``, ``perf/iowait`` (0…1), ``perf/energy_j``.
-    Validation inside fit stands under ``perf/validation/…``, other stages under
-    ``perf/<stage>/…``.
+    Tags of validation inside fit begin with ``perf/validation/``, those of other stages with ``perf/<stage>/``.
     """
     figures: dict[str, float | None] = {}
     if session.steady is not None:
@@ -56,21 +55,21 @@ def scalars(session: Session) -> dict[str, float]:
 
 
 def write_scalars(writer: Writer, session: Session, step: int) -> None:
-    """Writes ``scalars(session)`` at ``step``."""
+    """Write ``scalars(session)`` at ``step``."""
     for tag, value in scalars(session).items():
         writer.add_scalar(tag, value, step)
 
 
 def write_text(writer: Writer, session: Session, step: int) -> None:
-    """Writes the diagnosis as Markdown at ``step``, under ``perf/diagnosis``."""
+    """Write the diagnosis as Markdown at ``step``, under ``perf/diagnosis``."""
     writer.add_text(TEXT_TAG, to_markdown(session), step)
 
 
 class SessionWriter:
-    """Writes sessions as summaries of the PERFDOCTOR tab: a run whose event file is all that is at hand has its tab.
+    """Writer of sessions as summaries of the PERFDOCTOR tab, which then needs only the event file of a run.
 
-    Each summary holds the whole session, and event files only grow: once ``EVENT_BYTES`` are written, a session follows
-    only after as many reports as came before it. ``perf_session.json`` is always of the last one.
+    Each summary holds the whole session, and event files only grow. So after ``EVENT_BYTES``, the number of reports
+    doubles from one summary to the next. ``perf_session.json`` always holds the last session.
     """
 
     def __init__(self) -> None:
@@ -79,12 +78,12 @@ class SessionWriter:
         self._n_bytes = 0
 
     def write(self, writer: Any, session: Session, step: int) -> bool:
-        """Writes the session at ``step`` where it is due; whether it was.
+        """Write the session at ``step`` if it is due; return whether it was written.
 
         Args:
-            writer: torch's ``SummaryWriter``; of another one, which keeps its file out of reach, nothing is asked.
-            session: Tagged with the id of its run.
-            step: Of the other figures.
+            writer: torch's ``SummaryWriter``; others do not give access to their file and are skipped.
+            session: The session, tagged with the id of its run.
+            step: The step of the other figures.
         """
         file_writer = getattr(writer, "_get_file_writer", None)
         if file_writer is None:
@@ -109,7 +108,7 @@ class SessionWriter:
 
 
 class HparamsWriter(Protocol):
-    """What a TensorBoard ``SummaryWriter`` offers for its HPARAMS tab."""
+    """The method of TensorBoard's ``SummaryWriter`` that fills its HPARAMS tab."""
 
     def add_hparams(
         self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], *, run_name: str | None = ...
@@ -117,13 +116,10 @@ class HparamsWriter(Protocol):
 
 
 def write_trial(writer: HparamsWriter, trial: Trial) -> int:
-    """Writes each arm that was measured as a row of TensorBoard's HPARAMS tab: treatments before, figures behind.
+    """Write each measured arm as a row of TensorBoard's HPARAMS tab; return the number of arms.
 
-    Treatments are columns: their value, ``on`` for those without one, ``off`` where the arm goes without. Figures are
-    ``perf/step_ms``, ``perf/speedup`` (over the baseline, which has 1) and ``perf/peak_gib``.
-
-    Returns:
-        How many arms were written.
+    Each treatment is a column with its value, ``on`` if it has none, or ``off``. Figures are ``perf/step_ms``,
+    ``perf/speedup`` (the baseline has 1) and ``perf/peak_gib``.
     """
     known = sorted({_named(text)[0] for arm in trial.arms for text in arm.treatments})
     measured = [arm for arm in trial.arms if arm.step_s is not None]
@@ -141,7 +137,7 @@ def _named(treatment: str) -> tuple[str, str]:
 
 
 def _run_name(arm: str) -> str:
-    """A name that is one folder on every system."""
+    """Return a name that is valid for a folder on every system."""
     return "".join(sign if sign.isalnum() or sign in "+-_=." else "_" for sign in arm)[:150]
 
 

@@ -1,1 +1,1 @@
-"""The PERFDOCTOR tab of TensorBoard. Imports neither torch nor lightning, and nothing at all before it is opened."""
+"""The PERFDOCTOR tab of TensorBoard. Imports neither torch nor lightning; loaded when it is opened."""

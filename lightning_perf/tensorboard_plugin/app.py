@@ -90,6 +90,8 @@ class App:
             response = self._answer(request)
         except Refused as refusal:
             response = _json(request, {"error": str(refusal)}, refusal.status)
+        except Reading as reading:
+            response = _json(request, {"state": "reading", "text": str(reading)})
         except PerfDoctorError as error:
             # The request is valid; the error is shown in the view of that run.
             response = _json(request, {"state": "failed", "error": wording.line(str(error), 1_000)})
@@ -149,19 +151,15 @@ class App:
             raise Refused(404, f"there is no view {name[:80]!r}; expected one of {', '.join(VIEWS)}")
         entry = self._entry(request, "run")
         shown = self._shown(request, "run", "trace")
-        if isinstance(shown, Reading):
-            return _json(request, {"state": "reading", "text": shown.text})
         if name == "ranks" and entry.kind == "traces" and len(entry.files) > 1:
             files = [os.path.join(entry.path, file) for file in entry.files]
-            together = self._library.traces.ask(read_ranks, files)
-            if isinstance(together, Reading):
-                return _json(request, {"state": "reading", "text": together.text})
-            return _json(request, _ready([section("ranks", "", trace_ranks_parts(together), is_short=True)]))
+            parts = trace_ranks_parts(self._library.traces.ask(read_ranks, files))
+            return _json(request, _ready([section("ranks", "", parts, is_short=True)]))
         try:
             sections, empty = draw(name, shown)
         except Exception as error:  # noqa: BLE001 - shown in the view, below the verdict
-            parts = [verdict_of(shown.session), *_problem(error).parts]
-            sections, empty = [section("verdict", "", parts, is_short=True)], {}
+            problem = [verdict_of(shown.session), *_problem(error).parts]
+            sections, empty = [section("verdict", "", problem, is_short=True)], {}
         if entry.kind == "traces" and len(entry.files) > 1:
             empty.pop("ranks", None)
         return _json(request, _ready(sections) | {"empty": empty, "traces": shown.traces, "trace": shown.chosen})
@@ -169,46 +167,29 @@ class App:
     def _diff(self, request: Request) -> Response:
         from .diff import diff
 
-        pair = self._pair(request)
-        for one in pair:
-            if isinstance(one, Reading):
-                return _json(request, {"state": "reading", "text": one.text})
-        base, new = (one for one in pair if isinstance(one, Shown))
+        base, new = self._shown(request, "base", "base_trace"), self._shown(request, "new", "new_trace")
         return _json(request, _ready(diff(base, new)))
 
     def _figure(self, request: Request) -> Response:
         from lightning_perf.reports import figures
 
+        from . import timeline
+
         theme: Theme = request.args.get("theme", "light")  # type: ignore[assignment]
         if theme not in ("light", "dark"):
             raise Refused(400, f"theme={theme[:40]!r}; expected light or dark")
         name = _asked(request, "name")
-        if name == "trace_events":
-            return self._events(request, theme)
-        if name not in figures.FIGURES:
+        is_events = name == "trace_events"  # read from the file of the trace
+        if name not in figures.FIGURES and not is_events:
             raise Refused(404, f"there is no figure {name[:80]!r}")
         shown = self._shown(request, "run", "trace")
-        if isinstance(shown, Reading):
-            return _json(request, {"state": "reading", "text": "the trace is being read"})
+        lanes = self._library.traces.ask(read_lanes, [shown.file]) if is_events and shown.file else ()
         try:
-            drawn = figures.FIGURES[name].draw(_of_chosen(shown), theme=theme)
+            drawn = timeline.draw(lanes, theme) if is_events else figures.FIGURES[name].draw(_of_chosen(shown), theme)
         except Exception as error:  # noqa: BLE001 - the tables are still shown
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
             return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})
         return _json(request, {"state": "ready", "figure": None if drawn is None else figures.figure_json(drawn)})
-
-    def _events(self, request: Request, theme: Theme) -> Response:
-        """Respond with the figure of a trace's events, which are read from its file."""
-        from lightning_perf.reports.figures import figure_json
-
-        from .timeline import draw
-
-        shown = self._shown(request, "run", "trace")
-        lanes = self._library.traces.ask(read_lanes, [shown.file]) if isinstance(shown, Shown) and shown.file else ()
-        if isinstance(shown, Reading) or isinstance(lanes, Reading):
-            return _json(request, {"state": "reading", "text": "the trace is being read"})
-        drawn = draw(lanes, theme)
-        return _json(request, {"state": "ready", "figure": None if drawn is None else figure_json(drawn)})
 
     def _trace(self, request: Request) -> Response:
         """Respond with the file of a trace, for Perfetto."""
@@ -275,7 +256,7 @@ class App:
             raise Refused(404, f"there is no run {name[:80]!r}")
         return entry
 
-    def _shown(self, request: Request, run: str, trace: str) -> Shown | Reading:
+    def _shown(self, request: Request, run: str, trace: str) -> Shown:
         entry = self._entry(request, run)
         index = self._number(request, trace)
         try:
@@ -290,9 +271,6 @@ class App:
         if not (text.isascii() and text.isdigit() and len(text) < 9):
             raise Refused(400, f"{name}={text[:40]!r}; expected a number")
         return int(text)
-
-    def _pair(self, request: Request) -> tuple[Shown | Reading, Shown | Reading]:
-        return self._shown(request, "base", "base_trace"), self._shown(request, "new", "new_trace")
 
     def _warm_up(self) -> None:
         """Import modules for drawing in the background while the page loads."""

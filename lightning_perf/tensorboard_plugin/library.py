@@ -51,10 +51,8 @@ class Shown(NamedTuple):
 Content = TypeVar("Content")
 
 
-class Reading(NamedTuple):
-    """The content is still being read."""
-
-    text: str
+class Reading(Exception):
+    """The content is still being read; the text says what."""
 
 
 class Traces:
@@ -66,14 +64,15 @@ class Traces:
         self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], Any]]] = queue.LifoQueue()
         self._reader: threading.Thread | None = None
 
-    def ask(self, read: Callable[[Sequence[str]], Content], paths: Sequence[str]) -> Content | Reading:
-        """Return what a function reads from traces, or ``Reading`` until it is available.
+    def ask(self, read: Callable[[Sequence[str]], Content], paths: Sequence[str]) -> Content:
+        """Return what a function reads from traces.
 
         Args:
             read: Called with the paths in the background; its result is cached until a file changes.
             paths: The trace files.
 
         Raises:
+            Reading: The result is not available yet.
             PerfDoctorError: The traces cannot be read.
         """
         stamps = [_stamp(path) for path in paths]
@@ -85,7 +84,7 @@ class Traces:
                     self._waiting.put((key, lambda: read(paths)))
                     self._start()
                 name = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} traces"
-                return Reading(f"Reading {name} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
+                raise Reading(f"Reading {name} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
             self._known.move_to_end(key)
             known: Content | PerfDoctorError = self._known[key]
         if isinstance(known, PerfDoctorError):
@@ -162,7 +161,7 @@ class Library:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
-    def show(self, entry: Entry, chosen: int | None, trial: Entry | None = None) -> Shown | Reading:
+    def show(self, entry: Entry, chosen: int | None, trial: Entry | None = None) -> Shown:
         """Return what a view of an entry is drawn from.
 
         Args:
@@ -171,6 +170,7 @@ class Library:
             trial: The entry that holds the trials of this training, if that is another one.
 
         Raises:
+            Reading: The trace is being read.
             PerfDoctorError: The entry cannot be read.
             IndexError: The entry has no such trace.
         """
@@ -202,10 +202,9 @@ class Library:
         try:
             if entry.kind == "traces":
                 return os.path.join(entry.path, entry.files[_chosen(chosen, len(entry.files))])
-            shown = self.show(entry, chosen)
+            return self._of_session(entry, chosen).file
         except IndexError:
             return None
-        return shown.file if isinstance(shown, Shown) else None
 
     def _session(self, entry: Entry) -> Session:
         key = (entry.id, entry.stamp)
@@ -222,12 +221,10 @@ class Library:
                 self._sessions.popitem(last=False)
         return session
 
-    def _of_traces(self, entry: Entry, chosen: int | None) -> Shown | Reading:
+    def _of_traces(self, entry: Entry, chosen: int | None) -> Shown:
         index = _chosen(chosen, len(entry.files))
         file = os.path.join(entry.path, entry.files[index])
         record = self.traces.ask(read_record, [file])
-        if isinstance(record, Reading):
-            return record
         return Shown(entry.label, session_of(record), record, entry.files, index, is_trace_only=True, file=file)
 
 

@@ -84,7 +84,7 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
         tops.append(len(names))
         names += [lane.title] + [""] * max(event.depth for event in lane.events)
     bars = []
-    for kind, (title, colour) in _KINDS.items():
+    for kind, (title, color) in _KINDS.items():
         shown = [
             (top + event.depth, event)
             for top, lane in zip(tops, lanes, strict=True)
@@ -101,7 +101,7 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
                     "base": [event.start_s * factor for _, event in shown],
                     "x": [event.duration_s * factor for _, event in shown],
                     "width": 0.9,  # plotly would otherwise fill the gaps between rows
-                    "marker": {"color": colour, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
+                    "marker": {"color": color, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
                     "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
                     "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
                 }

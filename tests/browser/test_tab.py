@@ -118,7 +118,7 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     browser.shot("tab-overview-light-1400")
     [trace] = [window.trace for window in session.windows if window.trace is not None]
     show(browser, "operators")
-    shown = numbers(browser, "operators", 3)
+    shown = numbers(browser, "operators", 4)
     assert shown == [each.host_self_s for each in trace.operators][: len(shown)]
     browser.shot("tab-operators-light-1400")
     show(browser, "kernels")
@@ -126,11 +126,11 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     assert "empty" in browser.find("#tab-kernels").get_attribute("class")
     show(browser, "memory")
     assert session.memory.breakdown is not None
-    assert numbers(browser, "holds", 3) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
+    assert numbers(browser, "holds", 4) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
     browser.shot("tab-memory-light-1400")
     show(browser, "modules")
     assert session.model_profile is not None
-    assert numbers(browser, "modules", 3) == [module.n_parameters for module in session.model_profile.modules]
+    assert numbers(browser, "modules", 4) == [module.n_parameters for module in session.model_profile.modules]
     browser.shot("tab-modules-light-1400")
     show(browser, "data")
     assert numbers(browser, "named", 6) == [named.total_s for named in session.steady.named]
@@ -170,12 +170,12 @@ def test_tables_are_sorted_and_filtered_by_keyboard(browser: Browser, board: Boa
     tab.send_keys(Keys.ARROW_RIGHT)
     browser.find('main[data-view="operators"]')
     assert browser.driver.switch_to.active_element.get_attribute("id") == "tab-operators"
-    calls = browser.find('[data-table="operators"] thead th:nth-child(2) button')
+    calls = browser.find('[data-table="operators"] thead th:nth-child(3) button')
     calls.send_keys(Keys.ENTER)
-    down = numbers(browser, "operators", 2)
+    down = numbers(browser, "operators", 3)
     assert down == sorted(down, key=lambda value: -(value or 0))
     calls.send_keys(Keys.SPACE)
-    assert numbers(browser, "operators", 2) == sorted(down, key=lambda value: value or 0)
+    assert numbers(browser, "operators", 3) == sorted(down, key=lambda value: value or 0)
     assert calls.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
     [trace] = [window.trace for window in session.windows if window.trace is not None]
     word = trace.operators[-1].name
@@ -301,7 +301,7 @@ def test_tab_is_there_for_traces_of_runs_that_nobody_watched(browser: Browser, t
             choose(browser, "made up/traces")
             show(browser, "operators")
             assert browser.find('[data-table="operators"] tbody td').text == "aten::<b>bold</b>"
-            assert numbers(browser, "operators", 3) == [0.3]
+            assert numbers(browser, "operators", 4) == [0.3]
             if real.is_file():
                 _shows(browser, logs / "real" / "host.2.pt.trace.json.gz")
         finally:
@@ -327,11 +327,11 @@ def _shows(browser: Browser, path: Path) -> None:
     assert sum(means[: -len(shown)]) < 0.01 * sum(means)  # categories that took no time to speak of are left out
     browser.shot("tab-trace-overview-light-1400")
     show(browser, "operators")
-    shown = numbers(browser, "operators", 3)
+    shown = numbers(browser, "operators", 4)
     assert shown == [each.host_self_s for each in record.operators][: len(shown)]
     show(browser, "kernels")
     assert record.kernels is not None
-    shown = numbers(browser, "kernels", 4)
+    shown = numbers(browser, "kernels", 5)
     assert shown == [each.total_s for each in record.kernels.top][: len(shown)]
     browser.shot("tab-kernels-light-1400")
     show(browser, "memory")

@@ -352,7 +352,7 @@ def test_epochs_add_up_to_their_wall_time_with_small_phases_folded() -> None:
     assert document["data"][0]["name"] == "data wait"
 
 
-def test_many_epochs_become_means_of_neighbours() -> None:
+def test_many_epochs_become_means_of_neighbors() -> None:
     epochs = tuple(Epoch(index=i, n_steps=1, wall_s=2.0, phases={"forward": 1.0 + i % 2}) for i in range(1000))
     [bars] = drawn("epochs", msgspec.structs.replace(starved(), epochs=epochs))["data"]
     assert len(bars["y"]) == figures.steps.MAX_EPOCH_BARS

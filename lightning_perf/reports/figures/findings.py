@@ -10,7 +10,7 @@ from lightning_perf.records import Gain, Interval, Session
 from lightning_perf.reports import wording
 from lightning_perf.reports.sections.findings import ordered_findings
 
-from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLOURS, Theme
+from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLORS, Theme
 from .parts import figure, label, rows_axis, rows_height, upright
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
     claims = [sum(one.claims.values()) / span_s if span_s > 0 else 0.0 for one, _ in shown]
     bars = {
         **_ranges(list(enumerate(gain for _, gain in shown))),
-        "marker": {"color": [SEVERITY_COLOURS[one.severity] for one, _ in shown]},
+        "marker": {"color": [SEVERITY_COLORS[one.severity] for one, _ in shown]},
         "text": [wording.gain(gain) for _, gain in shown],
         "textposition": "outside",
         "cliponaxis": False,
@@ -63,7 +63,7 @@ def _ranges(rows: Sequence[tuple[int, Gain]]) -> dict[str, Any]:
 
 
 def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Return the ladder of each trial: measured speedup with its 95 % CI, and the predicted one."""
+    """Return the ladder of each trial: measured speedups with their 95 % CI, and predicted ones."""
     rungs = [(trial, rung) for trial in session.trials for rung in trial.ladder if rung.added and rung.speedup]
     if not rungs:
         return None

@@ -50,9 +50,9 @@ def roofline(session: Session, theme: Theme = "light") -> go.Figure | None:
     if not points:
         return None
     data = _ceilings(profile.ceilings, profile.precision, points) if profile.ceilings is not None else []
-    for name, colour, symbol, some in works:
+    for name, color, symbol, some in works:
         if some:
-            data.append(_cloud(name, colour, symbol, some))
+            data.append(_cloud(name, color, symbol, some))
     missing = "the ceilings of this device were not measured"
     notes = [{"x": 1, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "right", "yanchor": "top", "text": missing}]
     axis = {"type": "log", "dtick": 1, "exponentformat": "SI"}
@@ -90,7 +90,7 @@ def _has_place(*values: float) -> bool:
     return all(0 < value < math.inf for value in values)
 
 
-def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str, Any]:
+def _cloud(name: str, color: str, symbol: str, works: list[_Work]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -98,7 +98,7 @@ def _cloud(name: str, colour: str, symbol: str, works: list[_Work]) -> dict[str,
         "x": [work.intensity for work in works],
         "y": [work.flops_per_s for work in works],
         "marker": {
-            "color": colour,
+            "color": color,
             "symbol": symbol,
             # The area grows with the share of the time.
             "size": [_SMALLEST_PX + (_LARGEST_PX - _SMALLEST_PX) * math.sqrt(min(work.part, 1.0)) for work in works],

@@ -13,7 +13,7 @@ Theme = Literal["light", "dark"]
 ORANGE, SKY, GREEN, BLUE, RED, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 BROWN, GREY = "#8C6D31", "#8A8A8A"
 
-PHASE_COLOURS: dict[str, str] = {
+PHASE_COLORS: dict[str, str] = {
     "data_wait": RED,
     "transfer": ORANGE,
     "forward": BLUE,
@@ -39,7 +39,7 @@ PHASE_PATTERNS: dict[str, str] = {
 }
 """Patterns of the phases that share a color with another."""
 
-SEVERITY_COLOURS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GREY}
+SEVERITY_COLORS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GREY}
 
 SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BROWN, GREY)
 """For series without a color of their own, in this order."""

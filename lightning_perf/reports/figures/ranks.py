@@ -1,4 +1,4 @@
-"""The ranks beside one another, readable for eight and for a thousand."""
+"""The ranks side by side, readable for eight and for a thousand."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MAX_COLUMNS = 64
-"""Up to so many ranks stand side by side with all their parts; more are laid out as a grid of one figure each: a
-column narrower than a few pixels would hide the one rank that matters."""
+"""Up to this many ranks are columns with all their parts. More become a grid with one cell per rank, because a narrow
+column would hide the one rank that matters."""
 
 MAX_TEXTS = 12
-"""Up to so many ranks each cell tells its figure."""
+"""Cells show their value for up to this many ranks."""
 
 MAX_TOLD = 2048
-"""Of more ranks only the own work is told on hovering: the file would grow by 150 bytes a rank."""
+"""For more ranks, hovering shows only the own work: the rest would add 150 bytes per rank to the file."""
 
 LEAST_DIFFERENCE = 0.05
-"""Of the median step: where no rank differs by so much, none stands out."""
+"""Share of the median step by which a rank must differ to stand out."""
 
 
 def ranks(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """How each rank differs from the median one, by part of its work; of very many ranks, a grid of their own work."""
+    """Return how each rank differs from the median, by part of its work; for many ranks, a grid of their own work."""
     together = session.ranks
     if together is None or len(together.summaries) < 2:
         return None
@@ -56,9 +56,7 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
              for one, value in zip(summaries, values, strict=True)]
             for name, values in rows
         ],
-        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} a step<extra></extra>",
-        "xgap": 1,
-        "ygap": 1,
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} per step<extra></extra>",
     }  # fmt: skip
     if len(summaries) <= MAX_TEXTS:
         cells["text"] = [["" if value is None else seconds(value) for value in values] for _, values in rows]
@@ -100,8 +98,6 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         ],
         "hoverongaps": False,
         "hovertemplate": "%{customdata}<extra></extra>",
-        "xgap": 1,
-        "ygap": 1,
     }  # fmt: skip
     every = max(1, len(starts) // 16)
     return figure(
@@ -127,14 +123,14 @@ def _from_median(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _scale(differences: Sequence[float | None], summaries: tuple[RankSummary, ...]) -> tuple[str, float, float]:
-    """Unit, its factor, and the difference in seconds that has the strongest colour: noise stays grey."""
+    """Return the unit, its factor, and the difference in seconds with the strongest color: noise stays grey."""
     largest = max((abs(value) for value in differences if value is not None), default=0.0)
     reach = max(largest, LEAST_DIFFERENCE * median(one.step_s for one in summaries)) or 1e-6
     return *seconds_scale([reach]), reach
 
 
 def _told(one: RankSummary, is_brief: bool) -> str:
-    own = f"rank {one.rank}: own work {seconds(one.own_s)} a step"
+    own = f"rank {one.rank}: own work {seconds(one.own_s)} per step"
     if is_brief:
         return own
     parts = ", ".join(f"{part} {seconds(one.parts_s[part])}" for part in PARTS if part in one.parts_s)
@@ -145,9 +141,11 @@ def _told(one: RankSummary, is_brief: bool) -> str:
 def _heat(unit: str, reach: float) -> dict[str, Any]:
     return {
         "type": "heatmap",
+        "xgap": 1,
+        "ygap": 1,
         "colorscale": LESS_TO_MORE,
         "zmin": -reach,
         "zmid": 0,
         "zmax": reach,
-        "colorbar": {"title": {"text": f"{unit} a step from the median", "side": "right"}, "thickness": 14},
+        "colorbar": {"title": {"text": f"{unit} per step from the median", "side": "right"}, "thickness": 14},
     }

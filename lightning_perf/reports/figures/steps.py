@@ -10,7 +10,7 @@ from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
-from .palette import GREY, PHASE_COLOURS, PHASE_PATTERNS, RED, Theme
+from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
 from .parts import bytes_scale, figure, seconds_scale
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
                 "y": [mean * factor for mean in means],
                 "width": width,
                 "marker": {
-                    "color": PHASE_COLOURS.get(phase, GREY),
+                    "color": PHASE_COLORS.get(phase, GREY),
                     "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
                 },
                 "customdata": [[where, seconds(mean)] for where, mean in zip(names, means, strict=True)],
@@ -83,8 +83,8 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
                 "name": name,
                 "x": xs,
                 "y": [mean * factor for mean in means],
-                "line": {"shape": "hv", "width": 0.5, "color": PHASE_COLOURS[phase]},
-                "fillcolor": PHASE_COLOURS[phase],
+                "line": {"shape": "hv", "width": 0.5, "color": PHASE_COLORS[phase]},
+                "fillcolor": PHASE_COLORS[phase],
                 "customdata": [[seconds(mean)] for mean in means],
                 "hovertemplate": f"{word} %{{x}}: {name} %{{customdata[0]}}<extra></extra>",
             }

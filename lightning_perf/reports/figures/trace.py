@@ -1,4 +1,4 @@
-"""What the last profiler window says: steps of the device, kernels, operators."""
+"""The steps of the last profiler window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 16
 
-_CATEGORY_COLOURS = {
+_CATEGORY_COLORS = {
     "kernel": BLUE,
     "communication": PURPLE,
     "memcpy": ORANGE,
@@ -28,13 +28,13 @@ _CATEGORY_COLOURS = {
 
 
 def trace_of(session: Session) -> TraceRecord | None:
-    """The trace that the figures are drawn from: of the last window that was recorded; None without one."""
+    """Return the trace of the last recorded window; None without one."""
     recorded = (window.trace for window in reversed(session.windows) if window.status == "recorded")
     return next((trace for trace in recorded if trace is not None), None)
 
 
 def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:
-    """Each step of the window by exclusive category: what is hidden behind a kernel is not charged."""
+    """Return the time of each step by category; time hidden behind a kernel counts for the kernel."""
     trace = trace_of(session)
     if trace is None:
         return None
@@ -54,7 +54,7 @@ def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:
                 "name": name,
                 "x": list(range(len(steps))),
                 "y": [value * factor for value in values],
-                "marker": {"color": _CATEGORY_COLOURS[category]},
+                "marker": {"color": _CATEGORY_COLORS[category]},
                 "customdata": [
                     [
                         label(step.name),

@@ -1,4 +1,4 @@
-"""Puts text on the terminal without tearing the progress bars that are alive there."""
+"""Printing on the terminal without breaking live progress bars."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lightning_perf.reports.wording import fit_encoding
 
 
 def emit(content: RenderableType, *, console: Console | None = None, stream: TextIO | None = None) -> None:
-    """Prints a report, or plain text, above any live progress bar.
+    """Print a report, or plain text, above any live progress bar.
 
     Args:
-        content: A report, another rich renderable, or text; text is shown as it stands, never read as markup.
+        content: A report, another rich renderable, or text, which is never read as markup.
         console: The console of a live rich display (Lightning's ``RichProgressBar``), which makes room by itself.
-        stream: Where to write without a console; None for standard output. No colours unless it is a terminal.
+        stream: Where to write without a console; None for standard output. No colors unless it is a terminal.
     """
     if console is not None:
-        # Uncropped: code to paste may be longer than the line and must stay whole.
+        # Uncropped: code to copy may be longer than the line.
         console.print(_renderable(content, console), crop=False)
         return
     out = stream if stream is not None else sys.stdout
@@ -36,8 +36,8 @@ def emit(content: RenderableType, *, console: Console | None = None, stream: Tex
 
 
 def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
-    """A report as plain text without colours, for files and other places that are no terminal."""
-    # The file only tells the encoding: what is printed is captured before it gets there.
+    """Return a report as plain text without colors."""
+    # The file only gives the encoding: the output is captured before it reaches the file.
     recorder = Console(
         file=io.TextIOWrapper(io.BytesIO(), encoding=encoding),
         width=width,
@@ -57,7 +57,7 @@ def _renderable(content: RenderableType, console: Console) -> RenderableType:
 
 
 def _tqdm_aside(stream: Any) -> AbstractContextManager[Any]:
-    """Takes tqdm's bars off the screen for a while; does nothing where tqdm was never imported."""
+    """Return a context that hides tqdm's bars; does nothing if tqdm was never imported."""
     tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     if tqdm is None or not getattr(tqdm, "_instances", None):
         return contextlib.nullcontext()
