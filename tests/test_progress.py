@@ -6,7 +6,7 @@ from tqdm import tqdm
 
 from lightning_perf.progress import REFRESH_S, BarFigures
 from lightning_perf.records import Verdict
-from lightning_perf.seams import tap_progress_bar
+from lightning_perf.seams import Undos, tap_progress_bar
 
 METRICS = {"v_num": 0, "train_loss_step": 0.123, "train_loss_epoch": 0.234}
 
@@ -50,11 +50,11 @@ def test_figures_are_whole_in_a_bar_of_80_columns() -> None:
     figures = BarFigures(lambda: 0.54, lambda: Verdict(category="data", code="PD101", text=""), clock := Clock())
     clock.s += REFRESH_S
     trainer = SimpleNamespace(progress_bar_callback=SimpleNamespace(get_metrics=lambda: METRICS))
-    undo = tap_progress_bar(trainer, figures)
-    assert undo is not None
+    undos = Undos()
+    tap_progress_bar(trainer, figures, undos)
     postfix = ", ".join(f"{name}={text}" for name, text in trainer.progress_bar_callback.get_metrics().items())
     drawn = tqdm.format_meter(720, 1440, 66.0, ncols=80, prefix="Epoch 12: ", postfix=postfix, unit="it")
     assert "wait=54%, perf=PD101" in drawn
     assert len(drawn) == 80
-    undo()
+    undos.close()
     assert trainer.progress_bar_callback.get_metrics() == METRICS

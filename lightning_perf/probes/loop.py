@@ -76,25 +76,25 @@ class LoopProbe(ActionSpans):
         def saving(logger: str, method: str) -> Span:
             return self._span("logging", logger, "logger", method)
 
-        undo = seams.tap_logging(self.trainer, collecting, saving, self.timeline.fail, self._undos)
-        self._keep(undo, "steady.phases.logging", "this Lightning has no logger connector")
+        is_tapped = seams.tap_logging(self.trainer, collecting, saving, self.timeline.fail, self._undos)
+        self._keep(is_tapped, "steady.phases.logging", "this Lightning has no logger connector")
         if self.trainer.world_size > 1:
             reducing = self._span("logging", REDUCING, "loop", "reduce")
-            undo = seams.tap_reduce(self.trainer, reducing, self._undos)
-            self._keep(undo, "steady.named.sync_dist", "no strategy.reduce found")
+            is_tapped = seams.tap_reduce(self.trainer, reducing, self._undos)
+            self._keep(is_tapped, "steady.named.sync_dist", "no strategy.reduce found")
             broadcasting = self._span("other", BROADCASTING, "loop", "advance")
             seams.tap_sigterm_broadcast(self.trainer, broadcasting, self._undos)
         if self.stage == "fit":
-            undo = seams.tap_validation(self.trainer, _Validation(self), self._undos)
-            self._keep(undo, "validation", "the validation loop of this Lightning was not found")
+            is_tapped = seams.tap_validation(self.trainer, _Validation(self), self._undos)
+            self._keep(is_tapped, "validation", "the validation loop of this Lightning was not found")
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
         """Time what manual optimization calls itself; call ``after_step`` with each optimizer that stepped."""
         if self.pl_module.automatic_optimization:
             return
         backward = self._span("backward", "backward", "loop", "")
-        undo = seams.tap_backward(self.trainer, backward, self._undos)
-        self._keep(undo, "steady.phases.backward", "no strategy.backward found")
+        is_tapped = seams.tap_backward(self.trainer, backward, self._undos)
+        self._keep(is_tapped, "steady.phases.backward", "no strategy.backward found")
         step = self._span("optimizer", "optimizer_step", "loop", "")
         seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
 
@@ -121,8 +121,8 @@ class LoopProbe(ActionSpans):
         self.timeline.freeze()
         self.run_ends()
 
-    def _keep(self, undo: seams.Undo | None, path: str, reason: str) -> None:
-        if undo is None:
+    def _keep(self, is_tapped: bool, path: str, reason: str) -> None:
+        if not is_tapped:
             self.missing[path] = reason
 
     def _span_for(self, action_name: str) -> Any:

@@ -1,7 +1,7 @@
 """The only package that touches private parts of Lightning: one function per seam, guarded for Lightning 2.4 to 2.6.
 
-A seam that this version of Lightning lacks returns None, and the caller records why its measurement is missing. Other
-seams return a function that restores what they replaced, unless somebody else has replaced it since.
+A seam that changes something takes the ``Undos`` where it notes, before the change, how to restore what it replaces. It
+returns False if this version of Lightning lacks what it needs, and the caller records why its measurement is missing.
 """
 
 from .actions import *

@@ -9,16 +9,19 @@ from typing import Any
 from .actions import namespace
 from .settings import ddp_arguments, refreshes_by_step
 from .timed import result_collections
-from .undo import Undo, change_attribute
+from .undo import Undos, change_attribute
 
 
-def change_refresh_rate(trainer: Any, n_steps: int) -> Undo | None:
-    """Refresh the progress bar every ``n_steps``; None without a bar, or if it refreshes by time."""
+def change_refresh_rate(trainer: Any, n_steps: int, undos: Undos) -> bool:
+    """Refresh the progress bar every ``n_steps``; return False without a bar, or if it refreshes by time."""
     bar = getattr(trainer, "progress_bar_callback", None)
     if bar is None or not refreshes_by_step(bar):
-        return None
+        return False
     name = "_refresh_rate" if "_refresh_rate" in vars(bar) else "refresh_rate"
-    return change_attribute(bar, name, n_steps) if name in vars(bar) else None
+    if name not in vars(bar):
+        return False
+    change_attribute(bar, name, n_steps, undos)
+    return True
 
 
 def logged_metadata(trainer: Any) -> Iterator[Any]:
@@ -33,54 +36,58 @@ def logged_metadata(trainer: Any) -> Iterator[Any]:
                 yield meta
 
 
-def change_ddp_arguments(strategy: Any, arguments: dict[str, Any]) -> Undo | None:
-    """Change the arguments of torch's DistributedDataParallel; None if the strategy is not DDP."""
+def change_ddp_arguments(strategy: Any, arguments: dict[str, Any], undos: Undos) -> bool:
+    """Change the arguments of torch's DistributedDataParallel; return False if the strategy is not DDP."""
     before = ddp_arguments(strategy)
     if before is None:
-        return None
-    return change_attribute(strategy, "_ddp_kwargs", {**before, **arguments})
+        return False
+    change_attribute(strategy, "_ddp_kwargs", {**before, **arguments}, undos)
+    return True
 
 
-def compile_module(trainer: Any, module: Any, options: dict[str, Any]) -> Undo | None:
-    """Compile a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does; None if it is compiled.
+def compile_module(trainer: Any, module: Any, options: dict[str, Any], undos: Undos) -> bool:
+    """Compile a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does.
 
-    ``options`` are keyword arguments of ``torch.compile``.
+    ``options`` are keyword arguments of ``torch.compile``. Return False if the module is already compiled.
     """
     import torch
 
     if getattr(module, "_compiler_ctx", None) is not None:
-        return None
+        return False
     lightning = importlib.import_module(f"{namespace(trainer)}.utilities.compile")
     methods = ("forward", "training_step", "validation_step", "test_step", "predict_step")
     names = set(vars(module))
     before = {name: vars(module)[name] for name in methods if name in names}
-    lightning.from_compiled(torch.compile(module, **options))
-    added = set(vars(module)) - names  # besides the methods, what Lightning and torch store
+    added: set[str] = set()
 
     def undo() -> None:
-        if module._compiler_ctx is None:
-            return
-        lightning.to_uncompiled(module)
-        for name in {*methods, *added}:  # Lightning leaves the plain methods as attributes of the instance
+        if module._compiler_ctx is not None:
+            lightning.to_uncompiled(module)
+        # Lightning leaves the plain methods as attributes of the instance. ``added`` is empty after an interrupt.
+        for name in {*methods, *(added or set(vars(module)) - names)}:
             vars(module).pop(name, None)
         vars(module).update(before)
 
-    return undo
+    undos.note(undo)
+    lightning.from_compiled(torch.compile(module, **options))
+    added |= set(vars(module)) - names  # besides the methods, what Lightning and torch store
+    return True
 
 
-def write_checkpoints_async(trainer: Any) -> Undo | None:
-    """Write checkpoints in a thread; None if anything but Lightning's ``TorchCheckpointIO`` writes them."""
+def write_checkpoints_async(trainer: Any, undos: Undos) -> bool:
+    """Write checkpoints in a thread; return False if anything but Lightning's ``TorchCheckpointIO`` writes them."""
     strategy = trainer.strategy
     before = getattr(strategy, "_checkpoint_io", None)
     if before is not None and type(before).__name__ != "TorchCheckpointIO":
-        return None
+        return False
     plugins = importlib.import_module(f"{namespace(trainer)}.plugins.io")
     async_io = plugins.AsyncCheckpointIO(before if before is not None else plugins.TorchCheckpointIO())
-    strategy.checkpoint_io = async_io
 
     def undo() -> None:
         async_io.teardown()  # waits for what is being written
         if getattr(strategy, "_checkpoint_io", None) is async_io:
             strategy._checkpoint_io = before
 
-    return undo
+    undos.note(undo)
+    strategy.checkpoint_io = async_io
+    return True

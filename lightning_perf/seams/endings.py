@@ -33,7 +33,7 @@ def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
     if entry is None:
         return False
     # ``detach`` releases ``end`` and everything it references.
-    undos.note(weakref.finalize(entry, end).detach)  # type: ignore[arg-type]
+    undos.note(weakref.finalize(entry, end).detach)
     return True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .undo import Undo, change_attribute
+from .undo import Undos, change_attribute
 
 
 def _is_training_stage(trainer: Any) -> bool:
@@ -17,14 +17,15 @@ def _is_training_stage(trainer: Any) -> bool:
 class _LoaderExchange:
     """Replaces ``strategy.process_dataloader``, which gets every loader after its sampler was set."""
 
-    def __init__(self, trainer: Any, change: Callable[[Any], Any]) -> None:
+    def __init__(self, trainer: Any, change: Callable[[Any], Any], undos: Undos) -> None:
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.change: Callable[[Any], Any] | None = change
         # Weak references, so that loaders which the user replaces during training are freed with their workers.
         self.originals: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self.inner = self.strategy.process_dataloader
-        self.restore = change_attribute(self.strategy, "process_dataloader", self)
+        undos.note(self.undo)
+        change_attribute(self.strategy, "process_dataloader", self, undos)
 
     def __call__(self, loader: Any) -> Any:
         loader = self.inner(loader)  # first, so that several of these are undone in the opposite order
@@ -39,12 +40,8 @@ class _LoaderExchange:
         return new
 
     def undo(self) -> None:
-        self.change = None
-        self.restore()
-        self.put_back()
-
-    def put_back(self) -> None:
         """Put the user's loaders back into the user's CombinedLoader, which Lightning fills with processed loaders."""
+        self.change = None
         combined = getattr(getattr(self.trainer, "fit_loop", None), "_combined_loader", None)
         for ours in list(self.originals):
             _stop_loader(ours)
@@ -69,63 +66,58 @@ def _stop_loader(loader: Any) -> None:
     loader._iterator = None
 
 
-def tap_train_loaders(trainer: Any, change: Callable[[Any], Any]) -> Undo:
+def tap_train_loaders(trainer: Any, change: Callable[[Any], Any], undos: Undos) -> None:
     """Exchange each training loader before its use, once Lightning has set its sampler.
 
     Args:
         trainer: The Trainer, in the hook ``setup`` of fit.
         change: Called with each training loader; an error ends the fit.
-
-    Returns:
-        The undo, which also restores a ``CombinedLoader`` of the user.
+        undos: Where the undo is noted, which also restores a ``CombinedLoader`` of the user.
     """
-    return _LoaderExchange(trainer, change).undo
+    _LoaderExchange(trainer, change, undos)
 
 
-def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None]) -> Undo | None:
+def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None], undos: Undos) -> bool:
     """Call a function with all training loaders once they are prepared and before they are iterated.
 
     Args:
         trainer: The Trainer, in the hook ``setup`` of fit.
         ready: The function; an error ends the fit.
+        undos: Where the undo is noted.
 
     Returns:
-        The undo; None if this version of Lightning prepares loaders in another way.
+        False if this version of Lightning prepares loaders in another way.
     """
     loop = getattr(trainer, "fit_loop", None)
     inner = getattr(loop, "_load_combined_loader_states", None)  # between preparing the loaders and iterating them
     if loop is None or inner is None or not hasattr(loop, "_combined_loader"):
-        return None
+        return False
 
     def tapped() -> None:
         inner()
         ready(list(getattr(loop._combined_loader, "flattened", ())))
 
-    return change_attribute(loop, "_load_combined_loader_states", tapped)
+    change_attribute(loop, "_load_combined_loader_states", tapped, undos)
+    return True
 
 
 def exchange_train_loaders(
-    trainer: Any, change: Callable[[Any], Any], change_later: Callable[[Any], Any]
-) -> Undo | None:
+    trainer: Any, change: Callable[[Any], Any], change_later: Callable[[Any], Any], undos: Undos
+) -> None:
     """Exchange the training loaders between two epochs, in ``on_train_epoch_start``.
+
+    Nothing is exchanged if this version of Lightning keeps its loaders elsewhere.
 
     Args:
         trainer: The Trainer, at the start of an epoch after the first.
-        change: Called with each training loader. An error reaches the caller, and nothing is changed.
+        change: Called with each training loader. An error reaches the caller, and no loader is exchanged.
         change_later: Called with loaders of later epochs (``reload_dataloaders_every_n_epochs``). An error ends fit.
-
-    Returns:
-        The undo; None if this version of Lightning keeps its loaders elsewhere.
+        undos: Where the undo is noted.
     """
     combined = getattr(getattr(trainer, "fit_loop", None), "_combined_loader", None)
     if combined is None or not hasattr(combined, "flattened"):
-        return None
-    exchange = _LoaderExchange(trainer, change_later)
-    try:
-        loaders = [exchange.exchanged(loader, change) for loader in combined.flattened]
-    except BaseException:
-        exchange.undo()
-        raise
+        return
+    exchange = _LoaderExchange(trainer, change_later, undos)
+    loaders = [exchange.exchanged(loader, change) for loader in combined.flattened]
     combined.reset()  # ends the workers of those before
     combined.flattened = loaders
-    return exchange.undo

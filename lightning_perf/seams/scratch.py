@@ -6,11 +6,9 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from .actions import base_class, namespace
-from .undo import Undo, change_attribute
 
 
 def stop_fit(trainer: Any) -> None:
@@ -117,16 +115,12 @@ def _redirected(original: Callable[..., None], folder: str, package: str) -> Cal
     return init
 
 
-def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[..., Any]) -> Undo | None:
-    """Replace ``strategy.save_checkpoint`` and ``strategy.remove_checkpoint``.
+def wrap_checkpoint_io(trainer: Any, save: Callable[..., Any], remove: Callable[..., Any]) -> None:
+    """Replace ``strategy.save_checkpoint`` and ``strategy.remove_checkpoint``; there is no undo.
 
     Both functions are called with Lightning's own method and its arguments.
     """
-    strategy = getattr(trainer, "strategy", None)
-    if strategy is None or "save_checkpoint" in vars(strategy):
-        return None
-    with ExitStack() as put:
-        for name, function in (("save_checkpoint", save), ("remove_checkpoint", remove)):
-            own = functools.partial(function, getattr(strategy, name))
-            put.callback(change_attribute(strategy, name, own))
-        return put.pop_all().close
+    strategy = trainer.strategy
+    if "save_checkpoint" not in vars(strategy):
+        strategy.save_checkpoint = functools.partial(save, strategy.save_checkpoint)
+        strategy.remove_checkpoint = functools.partial(remove, strategy.remove_checkpoint)

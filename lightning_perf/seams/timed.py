@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import Any
 
 from .actions import epoch_loop
-from .undo import Undo, Undos, change_attribute, remove_hook
+from .undo import Undos, change_attribute, remove_hook
 
 
 class _Timed:
@@ -79,18 +79,14 @@ class _MoreBarMetrics(_Timed):
         return {**{name: text for name, text in self._more().items() if name not in metrics}, **metrics}
 
 
-def _put(timed: _Timed, undos: Undos | None = None) -> Undo:
+def _put(timed: _Timed, undos: Undos) -> None:
     """Put a timed method on its instance. The undo also stops its timing, in case somebody kept a reference."""
 
     def stop_timing() -> None:
         timed.span = None
 
-    put = Undos()
-    put.note(stop_timing)
-    if undos is not None:
-        undos.note(put.close)
-    change_attribute(timed._owner, timed._name, timed, put)
-    return put.close
+    undos.note(stop_timing)
+    change_attribute(timed._owner, timed._name, timed, undos)
 
 
 def tap_logging(
@@ -99,7 +95,7 @@ def tap_logging(
     logger_span: Callable[[str, str], AbstractContextManager[Any]],
     on_fail: Callable[[Exception], None],
     undos: Undos,
-) -> Undo | None:
+) -> bool:
     """Time metric collection (``self.log``, ``metrics``, ``.item()`` for the progress bar) and every logger.
 
     Of ``self.log`` only the update of the collected values is timed, not its checks of arguments. Collection is not
@@ -113,11 +109,11 @@ def tap_logging(
         undos: Where undo functions are noted.
 
     Returns:
-        The undo; None if this version has no logger connector that takes attributes.
+        False if this version has no logger connector that takes attributes.
     """
     connector = getattr(trainer, "_logger_connector", None)
     if not hasattr(connector, "__dict__"):
-        return None
+        return False
     collecting_methods = (
         "on_batch_end",
         "update_train_step_metrics",
@@ -130,25 +126,23 @@ def tap_logging(
     # methods of objects without a __dict__ cannot be replaced
     loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
     results = list(result_collections(trainer))
-    put = Undos()
-    undos.note(put.close)
 
     def collect() -> None:
         for method in collecting_methods:
             if callable(getattr(connector, method, None)):
-                _put(_Timed(connector, method, collecting(method)), put)
+                _put(_Timed(connector, method, collecting(method)), undos)
 
     if not results:
         collect()
     else:
         first, logging = _Once(collect, on_fail), collecting("log")
         for one in results:
-            _put(_TimedFromFirst(one, "log", logging, first), put)
+            _put(_TimedFromFirst(one, "log", logging, first), undos)
     for logger in loggers:
         kind = type(logger).__name__
         for method in ("log_metrics", "save"):
-            _put(_Timed(logger, method, logger_span(kind, method)), put)
-    return put.close
+            _put(_Timed(logger, method, logger_span(kind, method)), undos)
+    return True
 
 
 def result_collections(trainer: Any) -> Iterator[Any]:
@@ -161,41 +155,43 @@ def result_collections(trainer: Any) -> Iterator[Any]:
             yield results
 
 
-def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]], undos: Undos | None = None) -> Undo | None:
-    """Add figures to the progress bar; None without a bar. ``more`` returns them by name and must not raise."""
+def tap_progress_bar(trainer: Any, more: Callable[[], dict[str, str]], undos: Undos) -> None:
+    """Add figures to the progress bar, if any. ``more`` returns them by name and must not raise."""
     bar = getattr(trainer, "progress_bar_callback", None)
-    if not callable(getattr(bar, "get_metrics", None)) or not hasattr(bar, "__dict__"):
-        return None
-    return _put(_MoreBarMetrics(bar, more), undos)
+    if callable(getattr(bar, "get_metrics", None)) and hasattr(bar, "__dict__"):
+        _put(_MoreBarMetrics(bar, more), undos)
 
 
-def tap_validation(trainer: Any, around: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
-    """Enclose every run of the validation loop inside fit, also the sanity check; None if it is not found."""
+def tap_validation(trainer: Any, around: AbstractContextManager[Any], undos: Undos) -> bool:
+    """Enclose every run of the validation loop inside fit, also the sanity check; return False if it is not found."""
     return _tap_method(getattr(epoch_loop(trainer), "val_loop", None), "run", around, undos)
 
 
-def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
+def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
     """Enclose ``strategy.backward``, which manual optimization calls without announcing an action."""
     return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)
 
 
-def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
+def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
     """Enclose ``strategy.reduce``, which reduces metrics logged with ``sync_dist=True`` over the ranks."""
     return _tap_method(getattr(trainer, "strategy", None), "reduce", span, undos)
 
 
-def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[Any], undos: Undos | None = None) -> Undo | None:
-    """Enclose the broadcast at the start of every training step on several ranks; None before Lightning 2.6."""
+def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
+    """Enclose the broadcast at the start of every training step on several ranks; False before Lightning 2.6."""
     return _tap_method(epoch_loop(trainer), "_broadcast_sigterm_tensor", span, undos)
 
 
-def _tap_method(owner: Any, name: str, span: AbstractContextManager[Any], undos: Undos | None) -> Undo | None:
-    return _put(_Timed(owner, name, span), undos) if callable(getattr(owner, name, None)) else None
+def _tap_method(owner: Any, name: str, span: AbstractContextManager[Any], undos: Undos) -> bool:
+    if not callable(getattr(owner, name, None)):
+        return False
+    _put(_Timed(owner, name, span), undos)
+    return True
 
 
 def tap_optimizers(
     optimizers: Iterable[Any], span: AbstractContextManager[Any], after_step: Callable[[Any], None], undos: Undos
-) -> Undo:
+) -> None:
     """Enclose every ``optimizer.step`` by torch's step hooks, also of optimizers used without Lightning's wrapper."""
 
     def before(*_: Any) -> None:
@@ -216,4 +212,3 @@ def tap_optimizers(
     for optimizer in tapped:
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
-    return undo

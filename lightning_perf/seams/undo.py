@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from lightning_perf.interrupts import is_from_signal, raise_if_from_signal
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 """Restores what a seam replaced; calling it twice does no harm."""
 
 _ATTEMPTS = 3
@@ -28,10 +28,9 @@ class Undos:
     def __init__(self) -> None:
         self._undos: list[Undo] = []
 
-    def note(self, undo: Undo) -> Undo:
-        """Note an undo before its change is made; return it."""
+    def note(self, undo: Undo) -> None:
+        """Note an undo, before its change is made."""
         self._undos.append(undo)
-        return undo
 
     def close(self) -> None:
         """Undo everything, last first, whatever single ones raise; calling it twice does no harm.
@@ -102,23 +101,14 @@ class _Change:
                 later.had_own, later.before = self.had_own, self.before
 
 
-def change_attribute(owner: Any, name: str, value: Any, undos: Undos | None = None) -> Undo:
-    """Set an attribute until it is undone; leave alone what somebody else set since then.
+def change_attribute(owner: Any, name: str, value: Any, undos: Undos) -> None:
+    """Set an attribute of an instance, class or module until it is undone.
 
-    Args:
-        owner: An instance, class or module.
-        name: The attribute.
-        value: Its value.
-        undos: Where the undo is noted, before the attribute is set.
-
-    Returns:
-        The undo.
+    The undo leaves alone what somebody else set since then.
     """
     change = _Change(owner, name, value)
-    if undos is not None:
-        undos.note(change.undo)
+    undos.note(change.undo)
     change.make()
-    return change.undo
 
 
 def remove_hook(registries: Iterable[MutableMapping[int, Any]], hook: Any) -> None:

@@ -7,13 +7,12 @@ from .prescription import Written, prescription
 from .rebuild import rebuilt
 from .registry import all_treatments, find
 from .specs import TreatmentSpec, check_together, parse, parse_all, with_default
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 __all__ = [
     "Applier",
     "Treatment",
     "TreatmentSpec",
-    "Undo",
     "Written",
     "all_treatments",
     "check_together",

@@ -10,7 +10,6 @@ from lightning_perf.errors import TreatmentError
 
 from .rebuild import rebuilt
 from .specs import TreatmentSpec, check_together
-from .treatment import Undo
 
 
 class Applier:
@@ -46,7 +45,7 @@ class Applier:
         """
         changed = dict(arguments)
         for spec in self.specs:
-            self._note(spec.treatment.change_trainer_arguments(_value(spec), changed))
+            spec.treatment.change_trainer_arguments(_value(spec), changed, self._undos)
         return changed
 
     def set_up(self, trainer: Any, module: Any) -> None:
@@ -60,8 +59,8 @@ class Applier:
         arguments = loader_args(self._merged)
         if arguments or self._by_loader:
             self._has_followed = False
-            self._note(seams.tap_train_loaders(trainer, lambda loader: self._changed(trainer, loader, arguments)))
-        self._each(lambda spec: spec.treatment.set_up(_value(spec), trainer, module))
+            seams.tap_train_loaders(trainer, lambda loader: self._changed(trainer, loader, arguments), self._undos)
+        self._each(lambda spec: spec.treatment.set_up(_value(spec), trainer, module, self._undos))
 
     def configured(self, trainer: Any, module: Any) -> None:
         """Apply the treatments in ``on_train_start``, when optimizers are created and restored.
@@ -69,7 +68,7 @@ class Applier:
         Raises:
             TreatmentError: A treatment cannot be applied; the others are applied until ``undo``.
         """
-        self._each(lambda spec: spec.treatment.configured(_value(spec), trainer, module))
+        self._each(lambda spec: spec.treatment.configured(_value(spec), trainer, module, self._undos))
 
     def apply_live(self, trainer: Any, module: Any) -> None:
         """Apply the treatments between two epochs, in ``on_train_epoch_start``, before the epoch's loaders are started.
@@ -79,15 +78,14 @@ class Applier:
         """
         arguments = loader_args(self._merged)
         if arguments:
-            self._note(
-                seams.exchange_train_loaders(
-                    trainer,
-                    lambda loader: rebuilt(loader, arguments),
-                    lambda loader: self._rebuilt(loader, arguments),
-                )
+            seams.exchange_train_loaders(
+                trainer,
+                lambda loader: rebuilt(loader, arguments),
+                lambda loader: self._rebuilt(loader, arguments),
+                self._undos,
             )
         for spec in self.specs:
-            self._note(spec.treatment.apply_live(_value(spec), trainer, module))
+            spec.treatment.apply_live(_value(spec), trainer, module, self._undos)
 
     def undo(self) -> None:
         """Restore everything, last first; may be called at any time, and twice."""
@@ -100,7 +98,7 @@ class Applier:
             before = new
             new = self._rebuilt(before, spec.treatment.loader_args_for(_value(spec), before))
             if new is not before and not self._has_followed:  # several loaders are one batch together
-                self._note(spec.treatment.follow_loader(_value(spec), trainer, before, new))
+                spec.treatment.follow_loader(_value(spec), trainer, before, new, self._undos)
         self._has_followed = True
         return new
 
@@ -113,22 +111,18 @@ class Applier:
             self._refused(error)
             return loader
 
-    def _each(self, apply: Callable[[TreatmentSpec], Undo | None]) -> None:
+    def _each(self, apply: Callable[[TreatmentSpec], None]) -> None:
         """Apply every treatment; raise the errors afterwards, so that training may go on with the others."""
         errors: list[Exception] = []
         for spec in self.specs:
             try:
-                self._note(apply(spec))
+                apply(spec)
             except Exception as error:  # noqa: BLE001 - raised when the others are done
                 errors.append(error)
         if len(errors) > 1:
             raise TreatmentError("; ".join(map(str, errors))) from errors[0]
         if errors:
             raise errors[0]
-
-    def _note(self, undo: Undo | None) -> None:
-        if undo is not None:
-            self._undos.note(undo)
 
 
 def environment(specs: Sequence[TreatmentSpec]) -> dict[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 from lightning_perf import seams
@@ -12,7 +13,7 @@ from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
 from .blocks import repeated_blocks
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 
 class _Compiling(Treatment):
@@ -51,34 +52,38 @@ class Compile(_Compiling):
             "with torch._dynamo.compiled_autograd._enable(torch.compile()):\n    loss.backward()"
         )
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         check_compiler(trainer)
-        undos = seams.Undos()
-        undo = seams.compile_module(trainer, module, {} if value in ("default", "autograd") else {"mode": value})
-        if undo is None:
+        options = {} if value in ("default", "autograd") else {"mode": value}
+        if not seams.compile_module(trainer, module, options, undos):
             raise TreatmentError(f"{type(module).__name__} is compiled already")
-        undos.note(undo)
         if value == "autograd":
-            seams.tap_backward(trainer, _CompiledBackward(), undos)
-        return undos.close
+            backward = _CompiledBackward()
+            undos.note(backward.close)
+            seams.tap_backward(trainer, backward, undos)
 
 
 class _CompiledBackward(AbstractContextManager[None]):
     """Compiles the backward passes that run inside; reentrant."""
 
     def __init__(self) -> None:
-        self._open: list[Any] = []
+        self._open: list[ExitStack] = []
 
     def __enter__(self) -> None:
         import torch
         import torch._dynamo.compiled_autograd as compiled_autograd
 
-        context = compiled_autograd._enable(torch.compile())
-        context.__enter__()
-        self._open.append(context)
+        entered = ExitStack()
+        self._open.append(entered)
+        entered.enter_context(compiled_autograd._enable(torch.compile()))
 
     def __exit__(self, *exception: Any) -> None:
         self._open.pop().__exit__(*exception)
+
+    def close(self) -> None:
+        """Exit what an interrupt left open."""
+        while self._open:
+            self._open.pop().close()
 
 
 class CompileRegions(_Compiling):
@@ -92,17 +97,12 @@ class CompileRegions(_Compiling):
     def statements(self, value: Any) -> str:
         return "for block in model.blocks:  # your own repeated blocks, before trainer.fit(model)\n    block.compile()"
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         check_compiler(trainer)
-        blocks = [block for block in repeated_blocks(module) if block._compiled_call_impl is None]
-        for block in blocks:
-            block.compile()
-
-        def undo() -> None:
-            while blocks:
-                blocks.pop()._compiled_call_impl = None
-
-        return undo
+        for block in repeated_blocks(module):
+            if block._compiled_call_impl is None:
+                undos.note(partial(vars(block).pop, "_compiled_call_impl", None))
+                block.compile()
 
 
 def check_compiler(trainer: Any) -> None:

@@ -9,7 +9,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 
 class Accumulate(Treatment):
@@ -53,7 +53,7 @@ class ChannelsLast(Treatment):
             "images = images.contiguous(memory_format=torch.channels_last)  # in training_step"
         )
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
         tensors = [t for t in (*module.parameters(), *module.buffers()) if t.dim() == 4 and t.is_floating_point()]
@@ -61,16 +61,14 @@ class ChannelsLast(Treatment):
             name = type(module).__name__
             raise TreatmentError(f"channels-last found no weights of two-dimensional convolutions in {name}")
         # With such weights a convolution converts its input once, and its outputs have the same format.
-        changed = [t for t in tensors if not t.is_contiguous(memory_format=torch.channels_last)]
-        for tensor in changed:
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+        for tensor in tensors:
+            if not tensor.is_contiguous(memory_format=torch.channels_last):
+                undos.note(partial(_set_memory_format, tensor, torch.contiguous_format))
+                _set_memory_format(tensor, torch.channels_last)
 
-        def undo() -> None:
-            while changed:
-                tensor = changed.pop()
-                tensor.data = tensor.data.contiguous(memory_format=torch.contiguous_format)
 
-        return undo
+def _set_memory_format(tensor: Any, memory_format: Any) -> None:
+    tensor.data = tensor.data.contiguous(memory_format=memory_format)
 
 
 class CudnnBenchmark(Treatment):
@@ -90,7 +88,7 @@ class CudnnBenchmark(Treatment):
             return "the training is deterministic, which leaves cuDNN no choice"
         return "benchmark is on already" if session.settings.torch.is_cudnn_benchmark_on else None
 
-    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
         import torch
 
         if arguments.get("deterministic"):
@@ -98,16 +96,15 @@ class CudnnBenchmark(Treatment):
                 f"benchmark=True cannot be set beside deterministic={arguments['deterministic']!r}, which leaves cuDNN "
                 "no choice"
             )
-        arguments["benchmark"] = True
         # Picklable, unlike a closure: a Trainer may send it to the processes that it spawns.
-        return partial(_set_cudnn_benchmark, torch.backends.cudnn.benchmark)
+        undos.note(partial(_set_cudnn_benchmark, torch.backends.cudnn.benchmark))
+        arguments["benchmark"] = True
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
-        undo = partial(_set_cudnn_benchmark, torch.backends.cudnn.benchmark)
+        undos.note(partial(_set_cudnn_benchmark, torch.backends.cudnn.benchmark))
         _set_cudnn_benchmark(True)  # an earlier fit may have undone what the Trainer's flag set
-        return undo
 
 
 def _set_cudnn_benchmark(is_on: bool) -> None:
@@ -133,18 +130,14 @@ class FlushDenormal(Treatment):
     def statements(self, value: Any) -> str:
         return "torch.set_flush_denormal(True)  # first of all"
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
         # torch has no function that reads the setting. 1e-38 is a normal float32, a thousandth of it is denormal.
         was_on = bool((torch.tensor(1e-38) * 1e-3 == 0).item())
+        undos.note(partial(torch.set_flush_denormal, was_on))
         if not torch.set_flush_denormal(True):
             raise TreatmentError("this CPU cannot flush denormal numbers: expected one with SSE3, or ARM64")
-
-        def undo() -> None:
-            torch.set_flush_denormal(was_on)
-
-        return undo
 
 
 class FusedOptimizer(Treatment):
@@ -170,7 +163,7 @@ class FusedOptimizer(Treatment):
     def statements(self, value: Any) -> str:
         return "torch.optim.AdamW(self.parameters(), ..., fused=True)  # whichever optimizer you have"
 
-    def configured(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if trainer.precision == "16-mixed" and trainer.gradient_clip_val is not None:
             raise TreatmentError(
                 f"fused-optimizer cannot be applied to precision={trainer.precision!r} with "
@@ -181,10 +174,8 @@ class FusedOptimizer(Treatment):
         if not fusible:
             names = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
             raise TreatmentError(f"no optimizer has a fused implementation: expected Adam, AdamW, SGD …, found {names}")
-        undos = seams.Undos()
         for optimizer in fusible:
             _fuse(optimizer, undos)
-        return undos.close
 
 
 def _fuse(optimizer: Any, undos: seams.Undos) -> None:

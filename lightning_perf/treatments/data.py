@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lightning_perf import seams
 from lightning_perf.records import LoaderSettings, Session
 
-from .treatment import Treatment, Undo, whole_cores_per_rank
+from .treatment import Treatment, whole_cores_per_rank
 
 MAX_DEFAULT_WORKERS = 8  # without a measurement: more rarely helps, and each worker holds a copy of what it fetches
 
@@ -181,17 +181,18 @@ class BatchSize(LoaderTreatment):
             return {}
         return {"batch_size": _resized(value, batch_size or 1)}
 
-    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
-        return None
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
+        pass  # the accumulation follows the batch size of the loader that was rebuilt
 
     def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
         # A loader without a batch size refuses any, and says why.
         batch_size = getattr(loader, "batch_size", None)
         return {"batch_size": _resized(value, batch_size) if batch_size is not None else 1}
 
-    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any) -> Undo | None:
+    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any, undos: seams.Undos) -> None:
         kept = _accumulation(trainer.accumulate_grad_batches, before.batch_size, after.batch_size)
-        return None if kept is None else seams.change_attribute(trainer, "accumulate_grad_batches", kept)
+        if kept is not None:
+            seams.change_attribute(trainer, "accumulate_grad_batches", kept, undos)
 
 
 def _resized(value: str, batch_size: int) -> int:

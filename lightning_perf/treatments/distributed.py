@@ -8,7 +8,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 
 class DdpTreatment(Treatment):
@@ -27,11 +27,9 @@ class DdpTreatment(Treatment):
     def strategy_args(self, value: Any) -> dict[str, Any]:
         return {self.argument: self.setting}
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        undo = seams.change_ddp_arguments(trainer.strategy, {self.argument: self.setting})
-        if undo is None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        if not seams.change_ddp_arguments(trainer.strategy, {self.argument: self.setting}, undos):
             raise TreatmentError(f"{self.id} expected a DDP strategy, found {type(trainer.strategy).__name__}")
-        return undo
 
 
 class DdpBucketView(DdpTreatment):

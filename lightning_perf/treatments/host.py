@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-from .treatment import Treatment, Undo, whole_cores_per_rank
+from .treatment import Treatment, whole_cores_per_rank
 
 
 class AnomalyOff(Treatment):
@@ -23,11 +24,10 @@ class AnomalyOff(Treatment):
         is_on = session.settings.trainer.is_anomaly_detection_on
         return "anomaly detection is off already" if is_on is False else None
 
-    def apply_live(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
         torch.autograd.set_detect_anomaly(False)  # Lightning itself restores the setting at the end of fit
-        return None
 
 
 class LogEveryN(Treatment):
@@ -44,8 +44,8 @@ class LogEveryN(Treatment):
         now, wanted = session.settings.trainer.log_every_n_steps, self.default_value(session)
         return f"log_every_n_steps is {now} already" if now is not None and now >= wanted else None
 
-    def apply_live(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        return seams.change_attribute(trainer, "log_every_n_steps", value)
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        seams.change_attribute(trainer, "log_every_n_steps", value, undos)
 
 
 class ProgBarOff(Treatment):
@@ -70,18 +70,19 @@ class ProgBarOff(Treatment):
     def statements(self, value: Any) -> str:
         return "" if value == "bar" else "self.log(..., prog_bar=False)  # wherever prog_bar=True stands"
 
-    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
-        return None  # the Trainer refuses the flag if the user passes a bar, so `set_up` disables the bar instead
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
+        pass  # the Trainer refuses the flag if the user passes a bar, so `set_up` disables the bar instead
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if value == "metrics":
-            return _LogWithoutBar(trainer, module).undo
+            _LogWithoutBar(trainer, module, undos)
+            return
         bar = trainer.progress_bar_callback
         if bar is None:
             raise TreatmentError("prog-bar-off=bar expected a progress bar; there is none")
-        bar.disable()
-        undo: Undo = bar.enable
-        return undo
+        if not getattr(bar, "is_disabled", False):
+            undos.note(bar.enable)
+            bar.disable()
 
 
 class _LogWithoutBar:
@@ -91,15 +92,16 @@ class _LogWithoutBar:
     before is changed too, and restored by the undo.
     """
 
-    def __init__(self, trainer: Any, module: Any) -> None:
+    def __init__(self, trainer: Any, module: Any, undos: seams.Undos) -> None:
         self.trainer, self.module = trainer, module
         self.inner = module.log
         self.hidden: set[tuple[Any, Any]] = set()
+        undos.note(self.undo)
         for meta in seams.logged_metadata(trainer):
             if meta.prog_bar:
                 self.hidden.add((meta.fx, meta.name))
                 meta.prog_bar = False
-        self.restore_log = seams.change_attribute(module, "log", self)
+        seams.change_attribute(module, "log", self, undos)
 
     def __call__(self, name: str, value: Any, prog_bar: bool = False, *args: Any, **kwargs: Any) -> None:
         if prog_bar:
@@ -107,7 +109,6 @@ class _LogWithoutBar:
         self.inner(name, value, False, *args, **kwargs)
 
     def undo(self) -> None:
-        self.restore_log()
         for meta in seams.logged_metadata(self.trainer):
             if (meta.fx, meta.name) in self.hidden:
                 meta.prog_bar = True
@@ -143,13 +144,11 @@ class ProgressRefresh(Treatment):
     def imports(self, value: Any) -> str:
         return "from lightning.pytorch.callbacks import TQDMProgressBar"
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        undo = seams.change_refresh_rate(trainer, value)
-        if undo is None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        if not seams.change_refresh_rate(trainer, value, undos):
             bar = trainer.progress_bar_callback
             found = type(bar).__name__ if bar is not None else "no bar"
             raise TreatmentError(f"progress-refresh expected a progress bar that refreshes by steps, found {found}")
-        return undo
 
 
 class Threads(Treatment):
@@ -177,12 +176,11 @@ class Threads(Treatment):
     def statements(self, value: Any) -> str:
         return f"torch.set_num_threads({value})"
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
-        before = torch.get_num_threads()
+        undos.note(partial(torch.set_num_threads, torch.get_num_threads()))
         torch.set_num_threads(value)
-        return lambda: torch.set_num_threads(before)
 
 
 TREATMENTS = (AnomalyOff(), LogEveryN(), ProgBarOff(), ProgressRefresh(), Threads())

@@ -8,7 +8,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 
 class AsyncCheckpoint(Treatment):
@@ -26,12 +26,10 @@ class AsyncCheckpoint(Treatment):
     def imports(self, value: Any) -> str:
         return "from lightning.pytorch.plugins.io import AsyncCheckpointIO"
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        undo = seams.write_checkpoints_async(trainer)
-        if undo is None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        if not seams.write_checkpoints_async(trainer, undos):
             kind = type(trainer.strategy.checkpoint_io).__name__
             raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")
-        return undo
 
 
 class ValLessOften(Treatment):

@@ -11,7 +11,7 @@ from lightning_perf import seams
 from lightning_perf.records import Session
 
 from .blocks import repeated_blocks
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 
 class ActivationCheckpointing(Treatment):
@@ -28,11 +28,9 @@ class ActivationCheckpointing(Treatment):
             "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each of your repeated blocks"
         )
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
-        undos = seams.Undos()
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         for block in repeated_blocks(module):
             seams.change_attribute(block, "forward", partial(_checkpointed, block.forward), undos)
-        return undos.close
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

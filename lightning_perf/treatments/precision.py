@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-from .treatment import Treatment, Undo
+from .treatment import Treatment
 
 
 class MixedPrecision(Treatment):
@@ -20,7 +22,7 @@ class MixedPrecision(Treatment):
         precision = session.settings.trainer.precision
         return None if precision in (None, "32-true", "32") else f"precision is {precision}, not 32-true"
 
-    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
         plugins = arguments.get("plugins")
         for plugin in plugins if isinstance(plugins, (list, tuple)) else [plugins]:
             if any(base.__name__ == "Precision" for base in type(plugin).__mro__):
@@ -28,7 +30,7 @@ class MixedPrecision(Treatment):
                     f"precision={self.setting!r} cannot be set beside the plugin {type(plugin).__name__}; "
                     "exchange the plugin instead"
                 )
-        return super().change_trainer_arguments(value, arguments)
+        super().change_trainer_arguments(value, arguments, undos)
 
 
 class PrecisionBf16(MixedPrecision):
@@ -85,12 +87,11 @@ class MatmulPrecisionHigh(Treatment):
     def statements(self, value: Any) -> str:
         return f'torch.set_float32_matmul_precision("{value}")'
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
-        before = torch.get_float32_matmul_precision()
+        undos.note(partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
         torch.set_float32_matmul_precision(value)
-        return lambda: torch.set_float32_matmul_precision(before)
 
 
 TREATMENTS = (PrecisionBf16(), PrecisionFp16(), MatmulPrecisionHigh())

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from lightning_perf.cgroups import read_usable_cores
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Effort, Prescription, Safety, Session
-
-Undo = Callable[[], None]
-"""Restores what was changed; calling it twice does no harm."""
+from lightning_perf.seams import Undos
 
 
 class Treatment:
     """One change to a training.
 
-    Treatments hold no state: each method that changes something returns the ``Undo`` that restores it. A change that is
-    only an argument of ``Trainer`` or ``DataLoader`` is declared by the attributes; other treatments override methods.
+    Treatments hold no state: a method that changes something notes in ``undos``, before the change, how to restore it,
+    because an interrupt can come at any line. A change that is only an argument of ``Trainer`` or ``DataLoader`` is
+    declared by the attributes; other treatments override methods.
 
     Attributes:
         id: For example ``"loader-workers"``.
@@ -131,30 +129,26 @@ class Treatment:
 
     # -- applied to a run; each raises TreatmentError if that is not possible ---------------------------------
 
-    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any]) -> Undo | None:
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: Undos) -> None:
         """Change the keyword arguments of ``Trainer`` in place, before it is created."""
         arguments.update(self.trainer_flags(value))
-        return None
 
-    def set_up(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it in the callback hook ``setup``, before loaders, DDP and optimizers are created."""
-        return None
 
     def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
         """Return the ``DataLoader`` arguments for one training loader; called if ``needs_loader``."""
         return self.loader_args(value)
 
-    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any) -> Undo | None:
+    def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any, undos: Undos) -> None:
         """Change what depends on the first training loader after it was rebuilt; called if ``needs_loader``."""
-        return None
 
-    def configured(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def configured(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it in ``on_train_start``, when optimizers are created and restored from a checkpoint."""
-        return None
 
-    def apply_live(self, value: Any, trainer: Any, module: Any) -> Undo | None:
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it between two epochs; called if ``is_live``. The ``Applier`` handles loader arguments."""
-        return self.set_up(value, trainer, module)
+        self.set_up(value, trainer, module, undos)
 
 
 def whole_cores_per_rank(session: Session | None) -> int:

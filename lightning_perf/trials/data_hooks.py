@@ -39,16 +39,17 @@ class DataProbeHooks:
         self.finish = finish
         self.compute_s = compute_s
         self.probe: LoaderProbe | None = None
+        self._undos = seams.Undos()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if getattr(stage, "value", stage) == "fit":
             self._started_s = time.monotonic()
-            undo = seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders))
-            # Other versions of Lightning prepare one loader after the other: the first is probed.
-            self._undo = undo or seams.tap_train_loaders(trainer, lambda loader: self._probe_first(trainer, loader))
+            if not seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders), self._undos):
+                # Other versions of Lightning prepare one loader after the other: the first is probed.
+                seams.tap_train_loaders(trainer, lambda loader: self._probe_first(trainer, loader), self._undos)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._undo()
+        self._undos.close()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
 
     def _probe_first(self, trainer: Any, loader: Any) -> Any:
@@ -134,7 +135,7 @@ class OneBatchHooks:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if getattr(stage, "value", stage) == "fit":
-            seams.tap_train_loaders(trainer, one_batch_of)
+            seams.tap_train_loaders(trainer, one_batch_of, seams.Undos())
 
 
 class OneBatch:

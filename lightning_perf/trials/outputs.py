@@ -46,9 +46,9 @@ class Outputs:
         if getattr(profiler, "dirpath", None) is not None:
             profiler.dirpath = str(self.folder)
 
-    def guard_checkpoints(self, trainer: Any) -> seams.Undo | None:
+    def guard_checkpoints(self, trainer: Any) -> None:
         """Redirect checkpoints that are saved outside the folder, and ignore their removal."""
-        return seams.wrap_checkpoint_io(trainer, self._save, self._remove)
+        seams.wrap_checkpoint_io(trainer, self._save, self._remove)
 
     def _save(self, save: Callable[..., Any], checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         self.is_saving_seen = True

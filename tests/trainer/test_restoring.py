@@ -233,11 +233,12 @@ def test_attribute_is_restored_when_two_changes_are_undone_in_the_order_they_wer
         value = 0
 
     owner = Owner()
-    first = change_attribute(owner, "value", 1)
-    second = change_attribute(owner, "value", 2)
-    first()
+    first, second = Undos(), Undos()
+    change_attribute(owner, "value", 1, first)
+    change_attribute(owner, "value", 2, second)
+    first.close()
     assert owner.value == 2
-    second()
+    second.close()
     assert "value" not in vars(owner)
 
 

@@ -61,9 +61,9 @@ def test_compiling_is_refused_when_there_is_no_compiler(monkeypatch: pytest.Monk
 def test_mode_is_handed_to_torch(monkeypatch: pytest.MonkeyPatch, text: str, options: dict[str, Any]) -> None:
     given: list[dict[str, Any]] = []
 
-    def note(trainer: Any, module: Any, options: dict[str, Any]) -> Any:
+    def note(trainer: Any, module: Any, options: dict[str, Any], undos: Any) -> bool:
         given.append(options)
-        return lambda: None
+        return True
 
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(seams, "compile_module", note)

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from lightning_perf.errors import TreatmentError
+from lightning_perf.seams import Undos
 from lightning_perf.treatments import Applier, parse, parse_all
 from lightning_perf.treatments.blocks import repeated_blocks
 
@@ -143,7 +144,7 @@ def test_fused_is_refused_when_no_optimizer_can_or_fp16_clips() -> None:
         precision, gradient_clip_val, optimizers = "16-mixed", 1.0, ()
 
     with pytest.raises(TreatmentError, match="clip"):
-        parse("fused-optimizer").treatment.configured(None, Fp16(), None)
+        parse("fused-optimizer").treatment.configured(None, Fp16(), None, Undos())
 
 
 def test_activations_are_computed_again_with_the_same_random_numbers() -> None:

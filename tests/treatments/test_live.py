@@ -105,6 +105,7 @@ def test_nothing_changes_when_one_of_several_loaders_cannot_be_rebuilt() -> None
             if trainer.current_epoch == 1:
                 with pytest.raises(Exception, match="Derived"):
                     self.applier.apply_live(trainer, pl_module)
+                self.applier.undo()
                 seen.append(list(trainer.fit_loop._combined_loader.flattened))
 
     plain, other = loader(8), Derived(Items(8), batch_size=4)

@@ -321,11 +321,12 @@ def test_loaders_that_stay_as_they_are_are_not_kept_alive() -> None:
         strategy=SimpleNamespace(process_dataloader=lambda loader: loader),
         state=SimpleNamespace(stage=SimpleNamespace(value="train")),
     )
-    undo = seams.tap_train_loaders(trainer, lambda loader: loader)
+    undos = seams.Undos()
+    seams.tap_train_loaders(trainer, lambda loader: loader, undos)
     loader = DataLoader(range(4))
     assert trainer.strategy.process_dataloader(loader) is loader
     gone = weakref.ref(loader)
     del loader
     gc.collect()
     assert gone() is None
-    undo()
+    undos.close()

@@ -86,7 +86,7 @@ def test_time_is_kept_when_there_are_more_loaders_than_it_allows(tmp_path: Path)
 def test_first_loader_is_told_when_lightning_tells_of_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams, "tap_train_loaders_ready", lambda trainer, ready: None)
+    monkeypatch.setattr(seams, "tap_train_loaders_ready", lambda *_: False)
     probe = probed(tmp_path, [DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)], 2.0)
     assert probe.index == 0
     assert "this is the first of them" in probe.missing["others"]
