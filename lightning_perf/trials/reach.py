@@ -29,6 +29,10 @@ EVERY_S = 5.0
 _PYTHON_OPTIONS = re.compile("-(?P<flags>[^cmWX-]*)(?P<takes>[cmWX]?)(?P<value>.*)(?<!^-)", re.S)
 """Matches options of Python: ``-uE``, ``-Werror``, ``-mtrain``, ``--version``; not ``-``, which is a script."""
 
+_SHELL = re.compile("(ba|da|a|k|z)?sh")
+_STARTS_PYTHON = re.compile(r"python|torchrun$|accelerate$|deepspeed$|mpirun$|srun$|make$|.*\.(py|sh)$")
+"""Matches names of programs, in a shell script, that are Python or may start it."""
+
 _FORKED_WITHOUT_EXEC = 0x40
 """``PF_FORKNOEXEC`` of linux/sched.h, among the flags in /proc/PID/stat."""
 
@@ -83,19 +87,24 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
 def look(pid: int, folder: str | Path) -> Notice:
     """Return a notice about the processes of a command, a minute or more after its start."""
     reached = read_pids(folder)
-    is_reached_alive = False
+    may_be_reached = False
     trains = waits = ""
     for process in _family(pid):
         with contextlib.suppress(psutil.Error, OSError):
             if _pids_inside(process.pid) & reached:
-                is_reached_alive = True
+                may_be_reached = True
             elif _is_unreached(process.pid):
-                if _has_torch(process.pid):
-                    trains = trains or f"{_shown(process)} has loaded torch without lightning-perf: {_why(process)}"
-                elif process.name().startswith("python") and process.pid != pid:
-                    waits = waits or f"{_shown(process)} runs without lightning-perf: {_why(process)}"
+                has_torch = _has_torch(process.pid)
+                if not has_torch and (process.pid == pid or not process.name().startswith("python")):
+                    continue
+                text = f"{_shown(process)} {'has loaded torch' if has_torch else 'runs'} without lightning-perf"
+                text = f"{text}: {_why(process)}"
+                if _is_followed(process):
+                    may_be_reached = True
+                    text += " if this is the training; otherwise wait for the programs that the command starts next"
+                trains, waits = (trains or text, waits) if has_torch else (trains, waits or text)
     if trains:
-        return Notice(trains, is_final=not is_reached_alive)
+        return Notice(trains, is_final=not may_be_reached)
     after = f"after {AFTER_S:.0f} s the command"
     if reached:
         return Notice(
@@ -144,6 +153,43 @@ def _has_torch(pid: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         return any(b"/libtorch" in line for line in file)
     return False
+
+
+def _is_followed(process: psutil.Process) -> bool:
+    """Return whether a shell that waits for the process may then start a Python that can be reached."""
+    for parent in process.parents():
+        if _SHELL.fullmatch(parent.name()):
+            return has_next_python(_script(parent), process.cmdline())
+        if parent.name().startswith("python"):  # the supervisor, or a program of the user
+            break
+    return False
+
+
+def _script(shell: psutil.Process) -> str:
+    """Return the script that a shell runs, given after ``-c`` or as a file; empty if it reads another input."""
+    words = iter(shell.cmdline()[1:])
+    is_given = False
+    for word in words:
+        if re.fullmatch("[-+][a-z]*o", word, re.I):  # takes a value: bash -eo pipefail
+            next(words, None)
+        elif word.startswith(("-", "+")):
+            is_given = is_given or ("c" in word and not word.startswith("--"))
+        else:
+            return word if is_given else (Path(shell.cwd()) / word).read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def has_next_python(script: str, running: Sequence[str]) -> bool:
+    """Return whether a shell script may start a Python that reads PYTHONPATH after the command that runs now."""
+    commands: list[list[str]] = []
+    for command in re.split(r"[;&|()\n]", script):
+        words = [word.strip("\"'") for word in command.split()]
+        first = next((i for i, word in enumerate(words) if _STARTS_PYTHON.match(Path(word).name)), None)
+        if first is not None:
+            commands.append(words[first:])
+    is_now = [command[: len(running)] == list(running) for command in commands]
+    rest = commands[is_now.index(True) + 1 :] if any(is_now) else commands
+    return any(ignores_environment(command) is None for command in rest)
 
 
 def _shown(process: psutil.Process) -> str:

@@ -18,7 +18,7 @@ from lightning_perf.errors import TrialError
 from lightning_perf.trials import data, reach
 from lightning_perf.trials.foreground import run_in_front
 from lightning_perf.trials.job import Job, environment_for, note, warn
-from lightning_perf.trials.reach import Notice, look, watch_reach
+from lightning_perf.trials.reach import Notice, has_next_python, look, watch_reach
 from lightning_perf.trials.runner import explain, run_kept
 from lightning_perf.trials.trial import Options, run_trial
 
@@ -38,6 +38,7 @@ open("pid", "a").write(f"{os.getpid()}\\n")
 time.sleep(600)
 """
 PREPARES = "import time; open('pid', 'w').write('0'); time.sleep(600)"
+WAIT = "while not __import__('os').path.exists('told'): time.sleep(0.01)\ntime.sleep(1)"
 PYTHON = sys.executable
 
 
@@ -123,6 +124,48 @@ def test_notice_is_not_final_when_a_python_that_was_reached_is_alive_too(looked:
     assert "-I makes Python ignore" in notice.text
 
 
+@pytest.mark.parametrize("isolated", ["train.py", "prepare.py"])
+@pytest.mark.parametrize("is_file", [False, True])
+def test_notice_is_not_final_when_the_shell_starts_another_python_next(
+    looked: Callable[..., Notice], work: Path, isolated: str, is_file: bool
+) -> None:
+    script = f"{PYTHON} -I {isolated} && {PYTHON} other.py"
+    (work / "run.sh").write_text(script)
+    notice = looked("sh", "run.sh") if is_file else looked("bash", "-eo", "pipefail", "-c", script)
+    assert not notice.is_final
+    assert "leave the flag out if this is the training" in notice.text
+
+
+@pytest.mark.parametrize(
+    ("script", "is_next"),
+    [
+        ("python -I prepare.py && python train.py", True),
+        ("python -I prepare.py > log; python -E train.py; python train.py", True),
+        ("cd work\npython -I prepare.py\nexec torchrun train.py", True),
+        ("env X=1 python -I prepare.py; bash train.sh", True),
+        ("python -I prepare.py && python -E train.py", False),
+        ("python early.py; python -I prepare.py; echo done", False),
+        ("python -I prepare.py | tee log", False),
+    ],
+)
+def test_next_python_is_found_when_a_shell_script_starts_one(script: str, is_next: bool) -> None:
+    assert has_next_python(script, ["python", "-I", "prepare.py"]) == is_next
+
+
+def test_command_goes_on_when_only_its_first_program_is_isolated(work: Path) -> None:
+    told: list[str] = []
+    (work / "train.py").write_text(TRAINS.replace("time.sleep(600)", WAIT))
+
+    def tell(text: str) -> None:
+        told.append(text)
+        Path("told").touch()
+
+    command = ["sh", "-c", f"{PYTHON} -I train.py && {PYTHON} -c 'print(\"trained\")'"]
+    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60, warn=tell)
+    assert (ended.code, ended.log, ended.reason) == (0, "trained", "")
+    assert len(told) == 1
+
+
 def test_command_is_ended_with_the_reason_when_its_training_cannot_be_reached(work: Path) -> None:
     command = ["sh", "-c", f"{PYTHON} -E train.py; true"]
     ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
@@ -141,7 +184,7 @@ def test_trial_and_data_are_one_error_when_the_training_cannot_be_reached(work: 
 
 def test_command_that_prepares_data_is_told_of_once_and_goes_on(work: Path) -> None:
     told: list[str] = []
-    code = "import time\nwhile not __import__('os').path.exists('told'): time.sleep(0.01)\ntime.sleep(1)"
+    code = f"import time\n{WAIT}"
     job = Job(mode="trial", folder="job")
 
     def tell(text: str) -> None:
