@@ -48,7 +48,6 @@ docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py
 	$(BIN)/python docs/generate_thresholds.py
 	$(BIN)/python docs/generate_treatments.py
-	$(BIN)/python docs/generate_schema.py
 	$(BIN)/python docs/generate_cli.py
 
 # For a machine with an accelerator; elsewhere everything is skipped.

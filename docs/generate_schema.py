@@ -1,6 +1,6 @@
-"""Writes docs/reference/session-schema.json and .md from the records.
+"""Adds reference/session-schema.json and .md to the site, made from the records: a hook of mkdocs.
 
-python docs/generate_schema.py
+python docs/generate_schema.py FOLDER writes them into a folder.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,17 @@ import msgspec
 from lightning_perf import records
 from lightning_perf.records import SCHEMA_VERSION, Comparison, Session
 
-FOLDER = Path(__file__).parent / "reference"
-NOTE = "<!-- Made by docs/generate_schema.py from the records; change it there. -->\n"
-
 INTRODUCTION = f"""\
 # The session file
 
-`perf_session.json` holds everything that was seen and said about one run. This page lists its records field by field,
+`perf_session.json` holds all measurements and findings of one run. This page lists its records field by field,
 as of `schema_version` {SCHEMA_VERSION}; [session-schema.json](session-schema.json) is the same as JSON Schema
 (2020-12).
 
 - An older file is read and upgraded by newer versions of lightning-perf; a newer one is refused with a message.
-  Unknown fields are to be ignored: a version may add some without a new `schema_version`.
-- Units stand at the end of names: `_s` seconds, `_us` microseconds, `_bytes`, `_fraction` and `share` in 0…1, `_w`
-  watts, `_j` joules. A missing measurement is `null`, never 0, and its reason stands in `missing`.
+  Ignore unknown fields: a version may add some without a new `schema_version`.
+- Names end with their unit: `_s` seconds, `_us` microseconds, `_bytes`, `_fraction` and `share` in 0…1, `_w`
+  watts, `_j` joules. A missing measurement is `null`, never 0, and `missing` says why.
 - In Python, `lightning_perf.load(path)` reads it into these records; it needs neither torch nor lightning.
 
 ```python
@@ -48,7 +46,7 @@ _FIELD = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a session; a comparison stands among its definitions."""
+    """Return the JSON Schema of a session; its definitions include a comparison."""
     (session, _), definitions = msgspec.json.schema_components([Session, Comparison], ref_template="#/$defs/{name}")
     for name, one in definitions.items():
         summary, fields = described(getattr(records, name))
@@ -61,7 +59,7 @@ def schema() -> dict[str, Any]:
 
 
 def described(record: type) -> tuple[str, dict[str, str]]:
-    """The text of a record's docstring, and what it says of each field."""
+    """Return the text of a record's docstring, and the description of each field."""
     text = inspect.cleandoc(record.__doc__ or "") + "\n"
     section = _SECTION.search(text)
     fields = {} if section is None else {name: _joined(told) for name, told in _FIELD.findall(section[1])}
@@ -70,10 +68,10 @@ def described(record: type) -> tuple[str, dict[str, str]]:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The same as tables: the session first, then what it is made of."""
+    """Return the schema as tables: the session first, then the records inside it."""
     definitions = document["$defs"]
     order = ["Session", *(name for name in definitions if name != "Session")]
-    lines = [NOTE + INTRODUCTION]
+    lines = [INTRODUCTION]
     for name in order:
         one = definitions[name]
         lines.append(f"## {name}\n\n{_prose(one['description'])}\n")
@@ -87,7 +85,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Both files by name."""
+    """Return both files by name."""
     document = schema()
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     return {"session-schema.json": text, "session-schema.md": page(document)}
@@ -98,7 +96,7 @@ def _joined(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Docstring text in Markdown's terms; a bar would end a table's cell."""
+    """Return text of a docstring as Markdown; a bar would end a table's cell."""
     return text.replace("``", "`").replace("|", "\\|")
 
 
@@ -119,12 +117,15 @@ def _type(told: dict[str, Any]) -> str:
     return str(kind)
 
 
-def main() -> None:
-    """Writes both."""
+def on_files(files: Any, config: Any) -> Any:
+    """Add both files to the site; called by mkdocs."""
+    from mkdocs.structure.files import File
+
     for name, text in pages().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
-        print(FOLDER / name)
+        files.append(File.generated(config, f"reference/{name}", content=text))
+    return files
 
 
 if __name__ == "__main__":
-    main()
+    for name, text in pages().items():
+        Path(sys.argv[1], name).write_text(text, encoding="utf-8")

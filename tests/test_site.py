@@ -63,6 +63,11 @@ def test_every_rule_has_its_page_on_the_site(site: Path) -> None:
         assert f'href="{rule.code}.html"' in index
 
 
+def test_schema_of_the_session_is_on_the_site(site: Path) -> None:
+    assert "schema_version" in (site / "reference" / "session-schema.html").read_text(encoding="utf-8")
+    assert '"$defs"' in (site / "reference" / "session-schema.json").read_text(encoding="utf-8")
+
+
 def test_python_reference_tells_every_argument_of_the_callback(site: Path) -> None:
     page = (site / "reference" / "api.html").read_text(encoding="utf-8")
     for argument in ("schedule", "probe_data", "progress", "apply", "ceilings"):
