@@ -64,7 +64,8 @@ TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trai
   tests/probes/ranks tests/traces/test_fuzz.py tests/traces/test_hostile_traces.py tests/traces/test_read.py \
   tests/rules/test_any_session.py tests/rules/test_any_trace.py tests/records tests/reports/test_hostile_sessions.py \
   tests/reports/test_html.py tests/reports/test_console.py tests/reports/test_figures.py tests/tensorboard_plugin \
-  tests/treatments/test_compile.py tests/cli/test_trial.py tests/cli/test_report.py tests/cli/test_analyze.py
+  tests/treatments/test_compile.py tests/treatments/test_interrupts.py tests/cli/test_trial.py tests/cli/test_report.py \
+  tests/cli/test_analyze.py
 torture: $(STAMP)
 	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -n 2 --dist worksteal
 

@@ -27,25 +27,25 @@ EXAMPLE = Session(
 INTRODUCTION = """\
 # Treatments
 
-A treatment is one change to a training. Findings prescribe them by their ids; you can name them yourself:
+A treatment is one change to a training. Findings recommend treatments by their ids; you can also name them yourself:
 
     lightning-perf run --with precision-bf16,loader-workers=4 -- python train.py
     lightning-perf trial --try compile,fused-optimizer -- python train.py
 
-or let PerfDoctor apply those marked *live* to the training it watches, at the start of the epoch after a finding asked
-for them: `PerfDoctor(apply=["loader-workers"])`. Whatever was applied is put back when the training ends.
+or let PerfDoctor apply those marked *live* during the training, at the start of the epoch after a finding recommended
+them: `PerfDoctor(apply=["loader-workers"])`. Everything that was applied is restored when the training ends.
 
 How safe a treatment is:
 
-- **exact**: the same results, bit for bit or up to the order of the data. With `num_workers` or `persistent_workers`
-  changed, torch draws from its random generator at other times: a loader that shuffles by a generator of its own,
-  several loaders together, and persistent workers can see another order, and dropout other masks, from the second
-  epoch on.
-- **numerics**: other rounding.
-- **semantics**: another training; it is only tried where you ask for it.
+- **exact**: the same results, bit for bit or up to the order of the data. Changing `num_workers` or
+  `persistent_workers` changes when torch draws from its random generator. From the second epoch on, a loader that
+  shuffles with a generator of its own, several loaders together, and persistent workers can yield another order, and
+  dropout can use other masks.
+- **numerics**: rounding changes.
+- **semantics**: the training itself changes; only tried if you ask for it.
 
-Loaders are made anew with the very same dataset, sampler, batch sampler, collate function, generator and
-`worker_init_fn`. A subclass of `DataLoader` and an `IterableDataset` are refused, with the reason.
+Loaders are rebuilt with the same dataset, sampler, batch sampler, collate function, generator and
+`worker_init_fn`. A subclass of `DataLoader` and an `IterableDataset` are refused with a reason.
 """
 
 
@@ -66,7 +66,7 @@ def page() -> str:
 def _entry(one: Treatment) -> list[str]:
     written = prescription([with_default(parse(one.id), EXAMPLE)], EXAMPLE)
     where = "in the step" if one.acts_on == "step" else "between epochs, in validation or checkpoints"
-    lines = [f"### {one.id}", "", f"{_capital(one.summary)}.", "", f"When: {_lower(one.when)}", ""]
+    lines = [f"### {one.id}", "", f"{_capital(one.summary)}.", "", f"When to use: {one.when}", ""]
     lines.append(f"- safety: {one.safety}; effort: {one.effort}; its effect shows {where}")
     if one.value_form:
         lines.append(f"- value: `{one.id}=…` with {one.value_form}")
@@ -84,11 +84,6 @@ def _category(one: Treatment) -> str:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _lower(text: str) -> str:
-    """The text with a small first letter, unless a name or an abbreviation starts it."""
-    return text if text[1:2].isupper() or text.startswith("Adam") else text[0].lower() + text[1:]
 
 
 def main() -> None:

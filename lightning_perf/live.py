@@ -1,4 +1,4 @@
-"""Treatments that PerfDoctor applies to the training that it watches, between two epochs."""
+"""Treatments that PerfDoctor applies to a running training, between two epochs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _log = logging.getLogger("lightning_perf")
 
 
 class LiveTreatments:
-    """Applies each of some treatments at the start of the epoch after a finding asked for it, and only once.
+    """Applies each treatment once, at the start of the epoch after a finding recommended it.
 
     Args:
         texts: The treatments, as a user names them; all can be changed between epochs.
 
     Attributes:
-        applied: What became of those that were asked for.
+        applied: The results of those that a finding recommended.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -41,14 +41,14 @@ class LiveTreatments:
         self.applied: tuple[AppliedTreatment, ...] = ()
 
     def requests(self, session: Session | None) -> list[Request]:
-        """What a diagnosis asks for, of those not yet applied; plain data, to be sent to other ranks."""
+        """Return the treatments that a diagnosis recommends and that are not applied yet, as data for other ranks."""
         if session is None:
             return []
         asked = [(spec, _asking(session, spec)) for spec in self._waiting]
         return [(with_default(spec, session).text, code) for spec, code in asked if code is not None]
 
     def apply(self, requests: Sequence[Request], trainer: Any, module: Any) -> None:
-        """Applies them, in ``on_train_epoch_start``. One that cannot be applied leaves nothing behind."""
+        """Apply treatments in ``on_train_epoch_start``; undo one that cannot be applied."""
         for text, code in requests:
             spec = parse(text)
             self._waiting = [one for one in self._waiting if one.treatment.id != spec.treatment.id]
@@ -92,7 +92,7 @@ def _tell_kept(treatment: str, error: TreatmentError) -> None:
 
 
 def _asking(session: Session, spec: TreatmentSpec) -> str | None:
-    """The code of the best finding that prescribes a treatment."""
+    """Return the code of the best finding that recommends a treatment."""
     for finding in session.findings:
         if any(prescription.treatment == spec.treatment.id for prescription in finding.prescriptions):
             return finding.code

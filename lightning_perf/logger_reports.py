@@ -1,4 +1,4 @@
-"""What the user's loggers get of a session."""
+"""Reports of a session in the user's loggers."""
 
 from __future__ import annotations
 

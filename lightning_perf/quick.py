@@ -1,4 +1,4 @@
-"""A quick look outside a run, for a notebook: what a module's memory holds, and what training it will take."""
+"""Memory use of a module outside a run, for a notebook."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ class MemoryBreakdown:
 
 
 def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None) -> MemoryBreakdown:
-    """What training a module takes: parameters, gradients, optimizer states, buffers and, with a batch, activations.
+    """Return the memory that training a module takes, by component; activations only with a batch.
 
-    What is not there yet is told as expected: one gradient for each trainable parameter, and the states that the
-    optimizer's class keeps. Activations are measured in one forward pass under ``torch.enable_grad``, in the module's
-    own mode; its buffers and the random number generators are put back afterwards, and no gradient is computed.
+    Gradients and optimizer states that do not exist yet are estimated: one gradient for each trainable parameter, and
+    the states that the optimizer's class keeps. Activations are measured in one forward pass under
+    ``torch.enable_grad``, in the module's own mode; its buffers and the random number generators are restored
+    afterwards, and no gradient is computed.
 
     Args:
         module: The module, on the device that it will train on.
@@ -93,7 +94,7 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
 
 
 def call(module: nn.Module, batch: Any) -> Any:
-    """The module on what a batch stands for."""
+    """Call the module with a batch as its arguments."""
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
@@ -101,7 +102,7 @@ def call(module: nn.Module, batch: Any) -> Any:
 
 @contextmanager
 def as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts buffers (running statistics), gradients and random number generators back."""
+    """Restore buffers (running statistics), gradients and random number generators afterwards."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     devices = [device] if device.type == "cuda" else []

@@ -1,4 +1,4 @@
-"""What people read of a PerfDoctor in Python: verdict, findings, the report, and what notebooks show."""
+"""Results of a PerfDoctor in Python: verdict, findings, report, and how notebooks show them."""
 
 from __future__ import annotations
 

@@ -27,11 +27,12 @@ class _Compiling(Treatment):
 
 class Compile(_Compiling):
     id = "compile"
-    summary = "compiles the model: operations are fused, and launched with less work on the host"
+    summary = "compiles the model: fuses operations and launches them with less CPU work"
     when = (
-        "Chains of element-wise operations, many small kernels. It takes tens of seconds to minutes at the start and "
-        "again for new shapes; a loop of tiny operations on a CPU gets slower. `=reduce-overhead` uses CUDA graphs, "
-        "`=max-autotune` also tries kernels, `=autograd` compiles the backward pass as a whole too."
+        "Helps with chains of element-wise operations and many small kernels. Compiling takes tens of seconds to "
+        "minutes at the start, and again for each new input shape. A loop of tiny operations on a CPU gets slower. "
+        "`=reduce-overhead` uses CUDA graphs, `=max-autotune` also benchmarks kernels, `=autograd` also compiles the "
+        "whole backward pass."
     )
     conflicts = frozenset({"compile-regions"})
     value_form = "one of default, reduce-overhead, max-autotune, autograd"
@@ -88,10 +89,10 @@ class _CompiledBackward(AbstractContextManager[None]):
 
 class CompileRegions(_Compiling):
     id = "compile-regions"
-    summary = "compiles only the blocks that the model repeats, once for all of them"
+    summary = "compiles only the repeated blocks of the model, once for all of them"
     when = (
-        "Transformers and residual networks: most of what compiling gains, in a fraction of the time that it takes. "
-        "The blocks must be called, not their `forward`."
+        "For transformers and residual networks: most of the speedup of `compile` at a fraction of its compile time. "
+        "The training must call the blocks, not their `forward`."
     )
 
     def statements(self, value: Any) -> str:

@@ -15,10 +15,10 @@ from .treatment import Treatment
 class Accumulate(Treatment):
     id = "accumulate"
     safety = "semantics"
-    summary = "takes an optimizer step after every N batches: fewer steps and fewer exchanges of gradients"
+    summary = "takes an optimizer step after every N batches: fewer steps and gradient exchanges"
     when = (
-        "Where the optimizer or the exchange of gradients dominates, or where memory allows no larger batch. There are "
-        "fewer steps an epoch: learning rate and schedule are to be chosen anew."
+        "Helps where the optimizer or the gradient exchange dominates, or where memory allows no larger batch. An "
+        "epoch has fewer steps, so choose the learning rate and its schedule anew."
     )
     value_form = "N, batches an optimizer step, at least 2"
     least = 2
@@ -36,10 +36,10 @@ class ChannelsLast(Treatment):
     id = "channels-last"
     safety = "numerics"
     effort = "minutes"
-    summary = "stores images and convolution weights with the channels last, as fast convolution kernels want them"
+    summary = "stores images and convolution weights in channels-last format, which fast convolution kernels need"
     when = (
-        "Convolutions in mixed precision on Tensor Cores, and on CPUs. Layers without such kernels convert back and "
-        "forth, which costs more than it saves."
+        "Helps convolutions in mixed precision on Tensor Cores, and on CPUs. Layers without channels-last kernels "
+        "convert back and forth, which costs more than it saves."
     )
 
     def applies_to(self, session: Session) -> str | None:
@@ -74,8 +74,11 @@ def _set_memory_format(tensor: Any, memory_format: Any) -> None:
 class CudnnBenchmark(Treatment):
     id = "cudnn-benchmark"
     safety = "numerics"
-    summary = "lets cuDNN try its convolution algorithms for each input shape and keep the fastest"
-    when = "With convolutions on inputs of one shape. Where shapes keep changing, every new one is tried anew: slower."
+    summary = "lets cuDNN benchmark its convolution algorithms for each input shape and keep the fastest"
+    when = (
+        "Helps convolutions on inputs of one shape. If shapes keep changing, each new one is benchmarked, which is "
+        "slower."
+    )
     is_live = True
     trainer_flag = "benchmark"
     setting = True
@@ -116,10 +119,10 @@ def _set_cudnn_benchmark(is_on: bool) -> None:
 class FlushDenormal(Treatment):
     id = "flush-denormal"
     safety = "numerics"
-    summary = "takes denormal numbers on the CPU as zero, which are many times slower to compute with"
+    summary = "treats denormal numbers on the CPU as zero, because computing with them is many times slower"
     when = (
-        "Where weights or activations decay towards zero on a CPU. It holds for the calling thread and for those "
-        "started after it: set it before the first computation."
+        "Helps where weights or activations decay towards zero on a CPU. It applies to the calling thread and to "
+        "threads started later, so set it before the first computation."
     )
     is_live = True
 
@@ -143,10 +146,10 @@ class FlushDenormal(Treatment):
 class FusedOptimizer(Treatment):
     id = "fused-optimizer"
     safety = "numerics"
-    summary = "updates all parameters in one fused kernel instead of an operation at a time"
+    summary = "updates all parameters in one fused kernel instead of one operation at a time"
     when = (
-        "Adam, AdamW, SGD and Adagrad with many parameters. With fp16 it cannot be combined with gradient clipping, "
-        "which Lightning refuses."
+        "For Adam, AdamW, SGD and Adagrad with many parameters. With fp16 it cannot be combined with gradient "
+        "clipping: Lightning refuses that."
     )
 
     def applies_to(self, session: Session) -> str | None:

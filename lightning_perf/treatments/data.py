@@ -61,11 +61,11 @@ class LoaderWorkers(LoaderTreatment):
     id = "loader-workers"
     summary = "fetches batches in worker processes, ahead of the training"
     when = (
-        "Where the device waits for data. Workers are kept from epoch to epoch, so that short epochs do not wait for "
-        "them to start; they do not see a dataset that is changed between epochs: leave `persistent_workers` out "
-        "there. `=0` removes workers where a batch costs less than handing it over. "
-        "Random augmentation inside the dataset draws from the workers' own seeds: other numbers of the same kind. "
-        "Several loaders that shuffle without a generator of their own draw their orders in another sequence."
+        "Helps where the device waits for data. Workers persist across epochs, so that short epochs do not wait for "
+        "them to start. They do not see changes to the dataset between epochs: leave out `persistent_workers` if you "
+        "make any. `=0` removes workers where transferring a batch costs more than fetching it. Random augmentation "
+        "in the dataset uses the workers' own seeds: other random numbers with the same distribution. Several loaders "
+        "that shuffle without a generator of their own shuffle in another order."
     )
     value_form = "N workers, 0 for none; NxP for P batches ahead each; -pinned behind it for page-locked memory"
     value_pattern = r"(?!0+x)(?P<n>\d+)(x(?P<prefetch>[1-9]\d*))?(?P<pinned>-pinned)?"
@@ -103,8 +103,11 @@ class LoaderWorkers(LoaderTreatment):
 
 class LoaderPersistent(LoaderTreatment):
     id = "loader-persistent"
-    summary = "keeps worker processes from epoch to epoch instead of starting them anew"
-    when = "Where epochs are short beside the start of a worker. The workers' memory stays in use during validation."
+    summary = "keeps worker processes across epochs instead of restarting them"
+    when = (
+        "Helps where epochs are short compared with the start of a worker. The workers' memory stays in use during "
+        "validation."
+    )
     acts_on = "loop"
     loader_argument = "persistent_workers"
     setting = True
@@ -117,10 +120,11 @@ class LoaderPersistent(LoaderTreatment):
 
 class LoaderPinMemory(LoaderTreatment):
     id = "loader-pin-memory"
-    summary = (
-        "puts batches into page-locked memory, from which they are copied to the device faster and beside its work"
+    summary = "puts batches into page-locked memory: copies to the device are faster and overlap with its work"
+    when = (
+        "Helps with an accelerator and visible host-to-device copies. The loader makes one more copy, into memory "
+        "that cannot be swapped."
     )
-    when = "With an accelerator and copies that show. The loader copies once more, into memory that cannot be swapped."
     loader_argument = "pin_memory"
     setting = True
 
@@ -133,8 +137,8 @@ class LoaderPinMemory(LoaderTreatment):
 
 class LoaderPrefetch(LoaderTreatment):
     id = "loader-prefetch"
-    summary = "lets each worker prepare more batches ahead, which evens out samples of uneven cost"
-    when = "Where fetches come in bursts. Memory grows with workers × factor × batch."
+    summary = "lets each worker prefetch more batches, which evens out samples of uneven cost"
+    when = "Helps where fetch times vary a lot. Memory grows with workers × factor × batch."
     value_form = "N, batches ahead for each worker, at least 1"
     least = 1
     default = 4  # twice torch's own default
@@ -151,10 +155,10 @@ class BatchSize(LoaderTreatment):
     id = "batch-size"
     safety = "semantics"
     effort = "minutes"
-    summary = "trains with batches of N samples; accumulation is lowered where that keeps the samples of a step"
+    summary = "trains with batches of N samples; lowers accumulation if that keeps the samples per step"
     when = (
-        "Where the device has too little to do and memory is left. Without accumulation to take it from, a larger "
-        "batch means fewer steps an epoch: learning rate and schedule are to be chosen anew."
+        "Helps where the device has too little work and memory is left. Without accumulation to lower, a larger batch "
+        "means fewer steps per epoch, so choose the learning rate and its schedule anew."
     )
     is_live = False
     needs_loader = True  # the accumulation depends on the batch size before

@@ -34,23 +34,23 @@ class DdpTreatment(Treatment):
 
 class DdpBucketView(DdpTreatment):
     id = "ddp-bucket-view"
-    summary = "lets gradients live in the buckets that DDP exchanges: one copy and its memory less"
-    when = "With DDP, unless something keeps or detaches `parameter.grad` by hand."
+    summary = "stores gradients in the buckets that DDP exchanges, which saves one copy and its memory"
+    when = "With DDP, unless code keeps or detaches `parameter.grad` itself."
     argument = "gradient_as_bucket_view"
 
 
 class DdpFindUnusedOff(DdpTreatment):
     id = "ddp-find-unused-off"
-    summary = "stops DDP from walking the graph after every forward pass to find parameters that were not used"
-    when = "Where every parameter takes part in every loss. Where one does not, DDP stops with an error."
+    summary = "stops DDP from searching the graph for unused parameters after every forward pass"
+    when = "Where every loss uses every parameter. Otherwise DDP stops with an error."
     argument = "find_unused_parameters"
     setting = False
 
 
 class DdpStaticGraph(DdpTreatment):
     id = "ddp-static-graph"
-    summary = "tells DDP that every step uses the same parameters, so that it need not look for unused ones"
-    when = "Where the graph of the loss is the same at every step. Where it is not, DDP stops with an error."
+    summary = "declares that every step uses the same parameters, so that DDP does not search for unused ones"
+    when = "Where the graph of the loss is the same in every step. Otherwise DDP stops with an error."
     argument = "static_graph"
 
 

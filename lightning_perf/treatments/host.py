@@ -14,8 +14,8 @@ from .treatment import Treatment, whole_cores_per_rank
 
 class AnomalyOff(Treatment):
     id = "anomaly-off"
-    summary = "switches autograd's anomaly detection off, which records a stack for every operation"
-    when = "Always, once the bug is found that it was switched on for."
+    summary = "switches off autograd's anomaly detection, which records a stack for every operation"
+    when = "Always, once you have found the bug that you switched it on for."
     is_live = True
     trainer_flag = "detect_anomaly"
     setting = False
@@ -32,8 +32,8 @@ class AnomalyOff(Treatment):
 
 class LogEveryN(Treatment):
     id = "log-every-n"
-    summary = "hands metrics to the loggers every N steps"
-    when = "Where logging shows in the step. What is logged is the same, at fewer steps."
+    summary = "passes metrics to the loggers every N steps"
+    when = "Helps where logging takes a visible part of the step. The same metrics are logged, at fewer steps."
     is_live = True
     value_form = "N, steps between two logs, at least 1"
     least = 1
@@ -51,8 +51,8 @@ class LogEveryN(Treatment):
 class ProgBarOff(Treatment):
     id = "prog-bar-off"
     effort = "minutes"
-    summary = "keeps metrics off the progress bar, each of which is read from the device at every step"
-    when = "Where `self.log(..., prog_bar=True)` waits for the device. `=bar` takes the whole progress bar away."
+    summary = "keeps metrics off the progress bar, which reads each of them from the device in every step"
+    when = "Helps where `self.log(..., prog_bar=True)` waits for the device. `=bar` removes the whole progress bar."
     is_live = True
     value_form = "metrics or bar"
     value_pattern = "metrics|bar"
@@ -119,10 +119,10 @@ class _LogWithoutBar:
 
 class ProgressRefresh(Treatment):
     id = "progress-refresh"
-    summary = "draws the progress bar every N steps"
+    summary = "refreshes the progress bar every N steps"
     when = (
-        "Where the bar shows in short steps: it is drawn after each one by default. A RichProgressBar of Lightning 2.6 "
-        "refreshes by time and needs nothing."
+        "Helps where steps are so short that the bar takes a visible part of them: by default it refreshes after each "
+        "one. Not needed for the RichProgressBar of Lightning 2.6, which refreshes by time."
     )
     is_live = True
     value_form = "N, steps between two refreshes, at least 1"
@@ -154,10 +154,10 @@ class ProgressRefresh(Treatment):
 class Threads(Treatment):
     id = "threads"
     safety = "numerics"
-    summary = "sets the number of threads that torch computes with on the CPU"
+    summary = "sets the number of CPU threads that torch computes with"
     when = (
-        "Where it uses fewer threads than there are cores, or where ranks and workers fight over them. Sums are split "
-        "among threads, so rounding changes with their number."
+        "Helps where torch uses fewer threads than there are cores, or where ranks and workers compete for cores. "
+        "Sums are split among threads, so rounding changes with their number."
     )
     is_live = True
     value_form = "N, threads a process, at least 1"

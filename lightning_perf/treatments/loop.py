@@ -13,8 +13,11 @@ from .treatment import Treatment
 
 class AsyncCheckpoint(Treatment):
     id = "async-checkpoint"
-    summary = "writes checkpoints in a thread while the training goes on"
-    when = "Where writing checkpoints shows. The state is copied first, which takes its size in memory."
+    summary = "writes checkpoints in a thread while the training continues"
+    when = (
+        "Helps where writing checkpoints takes a visible part of the time. The state is copied first, which takes as "
+        "much memory again."
+    )
     acts_on = "loop"
 
     def trainer_code(self, value: Any) -> dict[str, str]:
@@ -37,8 +40,8 @@ class ValLessOften(Treatment):
     safety = "semantics"
     summary = "validates less often"
     when = (
-        "Where validation takes a good part of the time. Early stopping, schedulers and checkpoints that watch a "
-        "validation metric then see it less often."
+        "Helps where validation takes a large part of the time. Early stopping, schedulers and checkpoints that "
+        "monitor a validation metric then see it less often."
     )
     acts_on = "loop"
     value_form = "N epochs between two validations, a fraction of an epoch up to 1.0, or Nb for N batches"

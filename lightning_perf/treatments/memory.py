@@ -17,10 +17,10 @@ from .treatment import Treatment
 class ActivationCheckpointing(Treatment):
     id = "activation-checkpointing"
     effort = "minutes"
-    summary = "keeps only the inputs of the model's repeated blocks and computes the rest again in the backward pass"
+    summary = "keeps only the inputs of the model's repeated blocks and recomputes the rest in the backward pass"
     when = (
-        "Where activations fill the memory. A step takes 20 to 30 % longer; it pays where a larger batch, or any "
-        "batch, then fits. Dropout draws the same numbers again, so results stay the same."
+        "Helps where activations fill the memory. A step takes 20 to 30 % longer, so it pays only if a larger batch, "
+        "or any batch, then fits. Dropout draws the same numbers again, so results do not change."
     )
 
     def statements(self, value: Any) -> str:
@@ -45,8 +45,8 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 class ExpandableSegments(Treatment):
     id = "expandable-segments"
-    summary = "lets the allocator extend its segments instead of asking for new ones, so that less lies idle"
-    when = "Where batches differ in shape and reserved memory is well above what is allocated."
+    summary = "lets the allocator grow its segments instead of allocating new ones, which reduces fragmentation"
+    when = "Helps where batches differ in shape and reserved memory is far above allocated memory."
     value_form = "cuda or rocm"
     value_pattern = "cuda|rocm"
 

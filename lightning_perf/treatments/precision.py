@@ -35,10 +35,10 @@ class MixedPrecision(Treatment):
 
 class PrecisionBf16(MixedPrecision):
     id = "precision-bf16"
-    summary = "computes matrix products and convolutions in bfloat16, weights stay in float32"
+    summary = "computes matrix products and convolutions in bfloat16; weights stay in float32"
     when = (
-        "Where the hardware has fast bf16: NVIDIA Ampere and newer, AMD CDNA, some CPUs. Elsewhere it is slower; on a "
-        "CPU only a measurement tells. It needs no loss scaling."
+        "Helps on hardware with fast bf16: NVIDIA Ampere and newer, AMD CDNA, some CPUs. Elsewhere it is slower; on a "
+        "CPU, measure it. It needs no loss scaling."
     )
     conflicts = frozenset({"precision-fp16"})
     setting = "bf16-mixed"
@@ -50,10 +50,10 @@ class PrecisionBf16(MixedPrecision):
 
 class PrecisionFp16(MixedPrecision):
     id = "precision-fp16"
-    summary = "computes matrix products and convolutions in float16 with loss scaling, weights stay in float32"
+    summary = "computes matrix products and convolutions in float16 with loss scaling; weights stay in float32"
     when = (
-        "Where the device has fast fp16 but no fast bf16 (NVIDIA Volta and Turing). With a fused optimizer it cannot "
-        "clip gradients: Lightning refuses the three together."
+        "For devices with fast fp16 but no fast bf16 (NVIDIA Volta and Turing). With a fused optimizer it cannot clip "
+        "gradients: Lightning refuses the combination."
     )
     conflicts = frozenset({"precision-bf16"})
     setting = "16-mixed"
@@ -70,8 +70,8 @@ class PrecisionFp16(MixedPrecision):
 class MatmulPrecisionHigh(Treatment):
     id = "matmul-precision-high"
     safety = "numerics"
-    summary = "lets matrix products of float32 tensors use TF32"
-    when = "On NVIDIA Ampere and newer, where float32 is kept. `=medium` allows bfloat16 inside the products."
+    summary = "allows TF32 for matrix products of float32 tensors"
+    when = "On NVIDIA Ampere and newer, if you keep float32. `=medium` also allows bfloat16 inside the products."
     is_live = True
     value_form = "high or medium"
     value_pattern = "high|medium"
